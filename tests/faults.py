@@ -314,13 +314,16 @@ def torch_with_gradient(x, pos, spec, backward):
 
 def jax_with_gradient(x, pos, spec, backward):
     """Rotate with the gradient backward(gradient, pos)."""
+    jax = import_module("jax")
 
-    @import_module("jax").custom_vjp
-    def rotated(x):
+    @jax.custom_vjp
+    def rotated(x, pos):
         return ra.apply(x, pos, **spec)
 
-    rotated.defvjp(lambda x: (rotated(x), None), lambda _, gradient: (backward(gradient, pos),))
-    return rotated(x)
+    rotated.defvjp(
+        lambda x, pos: (rotated(x, pos), pos), lambda pos, gradient: (backward(gradient, pos), None)
+    )
+    return rotated(x, pos if isinstance(pos, jax.Array) else jax.numpy.asarray(pos))
 
 
 def is_traced(x):

@@ -200,7 +200,7 @@ JUDGE = {
 LATE_LIBRARIES = {
     f"testing.{name}" for name in ("_compilers", "_modes", "_own", "_shrink", "_triton_interpreter")
 } | {f"testing._libraries.{name}" for name in ("_base", "_jax", "_numpy", "_others", "_torch")}
-LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
+LATE_PACKAGE = {"testing._own", "testing._which_rotation"}
 OF_PYTEST = {"testing.plugin"}
 
 

@@ -11,15 +11,9 @@ from numpy.typing import NDArray
 
 from ._contract import FORMATS, largest
 from ._factors import (
-    AXES,
-    BROADCAST_AXES,
     FAR,
     NEAR,
-    OF_EVEN_PAIRS,
-    ORDERS,
     SIZES,
-    TUPLES,
-    TWO_DTYPES,
     WIDTH,
     Call,
     fields_of,
@@ -31,6 +25,7 @@ from ._factors import (
 )
 from ._judge import Input, Judge
 from ._libraries import Library
+from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, TWO_DTYPES
 from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]
@@ -245,7 +240,8 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
     if call.numbers == "unit":
         return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
     least = 2.0 ** (FORMATS[call.dtype][1] + 4)
-    return (1 + np.abs(values) % 1) * (largest(call.dtype) / 4 if call.numbers == "huge" else least)
+    scale = largest(call.dtype) / 4 if call.numbers == "huge" else least
+    return np.asarray((1 + np.abs(values) % 1) * scale)
 
 
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:

@@ -1,4 +1,4 @@
-"""Contexts: calls under a setting of the library, in shards, with special gradients, and after other calls.
+"""Contexts: calls under a setting of the library, in shards, and after other calls.
 
 A context makes a call and judges it; it returns False if the target refuses the call.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ._call import Made, make, plain_call
+from ._call import make, plain_call
 from ._factors import Call
-from ._gradients import check_adjoint, check_gradient, check_second_gradient
+from ._gradients import check_adjoint, check_gradient
 from ._judge import Input, Judge
 from ._libraries import Jax
 from ._modes import fake, settings_of
@@ -40,15 +40,11 @@ def anew(j: Judge, call: Call) -> Call:
     if j.claims("base") and not (call.base or call.inv_freq or j.fields({}).get("inv_freq")):
         changed["base"] = 20000.0 + j.fresh
     plain = plain_call(j)
-    if j.claims("widths") and call.width == plain.width and not call.axes:  # some need an even number of pairs
+    if j.claims("widths") and call.width == plain.width and not call.axes:  # axes may need an even num_pairs
         changed["width"] = j.target.width_of(_NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)])
     if call.rows == plain.rows:
         changed["rows"] = (*call.rows[:-1], 3 + j.fresh % 7)
     return call.replace(**changed)
-
-
-def _call_of(j: Judge, made: Made) -> Callable[[Any], Any]:
-    return lambda array: j.call(array, made.pos, **made.spec)
 
 
 # ---- under a setting ----
@@ -134,25 +130,22 @@ def _judge_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
     return True
 
 
+def _judge_gradient_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+    """Judge the gradient under autocast, in x's dtype, rounded to bfloat16."""
+    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
+    (x,) = made.xs
+    with setting():
+        pulled = j.lib.gradient(lambda array: j.call(array, made.pos, **made.spec), x.array, g.array)
+    check_adjoint(j, pulled, x, g, made.numbers, like="bfloat16", **made.spec)
+    return True
+
+
 no_grad = under("no_grad", _watch_twice)
 inference_mode = under("inference_mode", _watch_twice)
 autocast = under("autocast", _judge_coarsely)
+gradient_under_autocast = may_refuse(under("autocast", _judge_gradient_coarsely))
 default_device = under("default_device", _watch)
 deterministic = under("deterministic", _watch)
-
-
-@may_refuse
-def gradient_under_autocast(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge the gradient under torch.autocast, in x's dtype, rounded to bfloat16."""
-    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
-    (x,) = made.xs
-    settings = {n: s for n, s in settings_of(j.lib, "autocast").items() if _is_taken(call.dtype, n)}
-    for name, setting in settings.items():
-        with setting():
-            pulled = j.lib.gradient(_call_of(j, made), x.array, g.array)
-        with named(f"under {name}"):
-            check_adjoint(j, pulled, x, g, made.numbers, like="bfloat16", **made.spec)
-    return bool(settings)
 
 
 def default_dtype(j: Judge, call: Call, seed: int = 0) -> bool:
@@ -232,77 +225,6 @@ def training_after_inference(j: Judge, call: Call, seed: int = 0) -> bool:
         return False
     inference = under("inference_mode", _watch)
     return after("a call under torch.inference_mode()", inference, gradient_if_taken)(j, call, seed)
-
-
-# ---- special gradients ----
-
-
-@may_refuse
-def two_gradients(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge the gradients of two calls at other positions, asked for together."""
-    reaches = [min(reach, j.target.reach) for reach in (20, 4001)]
-    made = [make(j, call.replace(reach=reach), seed + i) for i, reach in enumerate(reaches)]
-    gs = [make(j, call, seed + i).xs[0] for i in (2, 3)]
-    x, g = (j.array(np.stack([one.values for one in some]), call.dtype)
-            for some in ([each.xs[0] for each in made], gs))  # fmt: skip
-
-    def both(array: Any) -> Any:
-        return j.lib.stack([_call_of(j, each)(array[i]) for i, each in enumerate(made)])
-
-    pulled = j.lib.gradient(both, x.array, g.array)
-    for i, each in enumerate(made):
-        check_adjoint(j, pulled[i], each.xs[0], gs[i], each.numbers, **each.spec)
-    return True
-
-
-@may_refuse
-def gradient_twice(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge a gradient that is asked for twice, as far as the target keeps what it saved."""
-    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
-    y, pull = j.lib.pullback(_call_of(j, made), made.x.array)
-    pulled: tuple[Any, ...]
-    try:
-        pulled = j.lib.pulled_twice(pull, g.array)
-    except Exception:  # compiled code may free what it saved
-        pulled = (pull(g.array),)
-    for one in pulled:
-        check_adjoint(j, one, made.x, g, made.numbers, **made.spec)
-    judge_results(j, made, y)
-    return True
-
-
-@may_refuse
-def gradient_of_one_of_a_tuple(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge the gradient of each array of a tuple, if the others need none."""
-    made, (g, *_) = make(j, call, seed), make(j, call, seed + 1).xs
-    for i, x in enumerate(made.xs):
-
-        def rotated(array: Any, i: int = i) -> Any:
-            arrays = [array if k == i else each.array for k, each in enumerate(made.xs)]
-            return j.call(tuple(arrays), made.pos, **made.spec)[i]
-
-        with named(f"a tuple of which array {i} alone needs a gradient"):
-            pulled = j.lib.gradient(rotated, x.array, g.array)
-            check_adjoint(j, pulled, x, g, made.numbers, **made.spec)
-    return True
-
-
-def gradient_of_a_gradient(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge the gradient of a gradient, which the target may refuse."""
-    made = make(j, call, seed)
-    g, h = (make(j, call, seed + i).xs[0] for i in (1, 2))
-    return check_second_gradient(j, made.x, g, h, made.numbers, **made.spec)
-
-
-def gradient_of_a_parameter(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge the gradient of a torch.nn.Parameter."""
-    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
-    parameter = j.lib.native.nn.Parameter(made.x.array)
-    y = j.call(parameter, made.pos, **made.spec)
-    assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
-    (pulled,) = j.lib.native.autograd.grad(y, [parameter], g.array)
-    check_adjoint(j, pulled, made.x, g, made.numbers, **made.spec)
-    return True
 
 
 # ---- arrays without values, and on several devices ----

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._call import is_valid, plain_call, spec_of, views_of
-from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, WIDTH, Call
+from ._factors import FACTORS, FEW_FIELDS, WIDTH, Call
 from ._judge import Judge
+from ._named_values import BROADCAST_AXES
 
 T = TypeVar("T")
 Ints = NDArray[np.intp]
@@ -210,7 +211,7 @@ class _Missing:
     def valid_with(self, group: list[int], values: Any, call_of: Callable[[Ints], Any]) -> Ints | None:
         """Return a valid call with a combination: other factors have their first value, or random ones."""
         for tried in range(_TRIES):
-            indices = (self.draw.random(len(self.counts)) * self.counts * (tried > 0)).astype(np.intp)
+            indices: Ints = (self.draw.random(len(self.counts)) * self.counts * (tried > 0)).astype(np.intp)
             indices[group] = values
             if call_of(indices) is not None:
                 return indices

@@ -10,9 +10,20 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ._named_values import (
+    AXES,
+    COTANGENTS,
+    FREQUENCIES,
+    NUMBERS,
+    ORDERS,
+    POSITION_LAYOUTS,
+    RULES,
+    SHAPES,
+    TUPLES,
+    TWO_DTYPES,
+    WAYS_TO_ASK,
+    rule_of,
+)
 from ._parts import ALL_WIDTHS, EMPTY, PARTS
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -47,121 +58,6 @@ class Factor(NamedTuple):
     needs: Callable[[Any], Iterable[str]] = lambda value: ()
     is_field: bool = False
     simpler: Callable[[Any], Iterable[Any]] = lambda value: ()
-
-
-# ---- named values ----
-
-# Scaling rules by their kind. 16 bits round the factors. A text such as "yarn:factor=40:truncate=False"
-# replaces some of the parameters.
-_TRAINED = {"original_max_position_embeddings": 64}
-RULES: dict[str, dict[str, Any]] = {
-    "yarn": {"factor": 3.3, **_TRAINED},
-    "ntk": {"factor": 3.3},
-    "linear": {"factor": 3.3},
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_TRAINED},
-    "dynamic": {"factor": 2.0, "max_position_embeddings": 64, "length": 200},
-    "longrope": {"factor": 32.0, "short_factor": "rising", "long_factor": "steep", "length": 65, **_TRAINED},
-    "proportional": {"partial_rotary_factor": 0.5, "factor": 2.0},
-    "periods": {},
-}
-# The lists of LongRoPE, for a number of pairs.
-LISTS: dict[str, Callable[[int], list[float]]] = {
-    "rising": lambda pairs: [1.0 + i / 8 for i in range(pairs)],
-    "steep": lambda pairs: [2.0 + i for i in range(pairs)],
-    "ones": lambda pairs: [1.0] * pairs,
-    "last": lambda pairs: [1.0] * (pairs - 1) + [3.0],
-}
-# Frequencies of the caller's: in no order, one of them negative; then some that differ in one item.
-FREQUENCIES: dict[Any, Callable[[int], tuple[float, ...]]] = {
-    True: lambda pairs: tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(pairs)),
-    "mixed": lambda pairs: tuple((0.1, 0.2, 0.0, -0.4)[i % 4] for i in range(pairs)),
-    "halving": lambda pairs: tuple(0.5**i for i in range(pairs)),
-    "other_last": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), pairs - 1, 0.75),
-    "other_first": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), 0, 0.75),
-    "other_middle": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), (pairs - 1) // 2, 0.75),
-}
-
-
-def _with_item(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
-def _sections(pairs: int) -> tuple[int, ...]:
-    """Return the coordinate of each pair, in three runs, the first the longest or the last."""
-    first = pairs // 2
-    sizes = (first, (pairs - first + 1) // 2, (pairs - first) // 2)
-    return tuple(a for a, size in enumerate(sizes) for _ in range(size))
-
-
-def _in_threes(pairs: int) -> tuple[int, ...]:
-    """Return coordinates that alternate, until the second and third coordinate have all of their pairs."""
-    counts = np.bincount(_sections(pairs), minlength=3)
-    return tuple(i % 3 if i < 3 * counts[i % 3] else 0 for i in range(pairs))
-
-
-def _halves(pairs: int) -> tuple[int, ...]:
-    return (0,) * (pairs // 2) + (1,) * (pairs - pairs // 2)
-
-
-# Axes for a number of pairs. The models are named in docs/axes.md.
-AXES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "blocks": lambda n: {"coordinates": _halves(n), "widths": (n, n), "blocks": 2},
-    "alternating": lambda n: {"coordinates": ((0, 1) * n)[:n], "count": 2},
-    "chunks": lambda n: {"coordinates": _sections(n), "count": 3},
-    "interleaved": lambda n: {"coordinates": _in_threes(n), "count": 3},
-    "in_turn": lambda n: {"coordinates": ((0, 1, 2) * n)[:n], "count": 3},
-    "slow_last": lambda n: {"coordinates": (1, 2) * (n // 4) + (0,) * (n - 2 * (n // 4)), "count": 3},
-    "series": lambda n: {"coordinates": _halves(n), "widths": (n, n), "count": 2},
-    "three_series": lambda n: {"coordinates": (0, 0, 2, 2) + (1,) * (n - 4), "widths": (4, 2 * n - 8, 4)},
-    "series_in_turn": lambda n: {"coordinates": (1, 0) * (n // 2), "widths": (n, n)},
-    "indices": lambda n: {"coordinates": _halves(n), "indices": (*range(0, n, 2), *range(1, n, 2))},
-    "gaps": lambda n: {"coordinates": ((0, None, 1, None) * n)[:n]},
-    "gaps_of_four": lambda n: {"coordinates": ((0, None, 1, None) * n)[:n], "count": 4},
-    "other_last": lambda n: {"coordinates": (*((0, 1) * n)[: n - 1], n % 2), "count": 2},
-    "other_first": lambda n: {"coordinates": (1, *((0, 1) * n)[1:n]), "count": 2},
-}
-# Axes that need an even number of pairs, and more than four.
-OF_EVEN_PAIRS = {"blocks", "series", "series_in_turn", "indices"}
-
-# Orders of the positions in a row of n: packed sequences, a prompt that is padded on the left, and others.
-ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
-    "ascending": np.arange,
-    "descending": lambda n: np.arange(n)[::-1],
-    "packed": lambda n: np.arange(n) % (n // 2 + 1),
-    "padded": lambda n: np.where(np.arange(n) < n // 2, 1, np.arange(n) - n // 2),
-    "same_ends": lambda n: np.arange(n) * (np.arange(n) < n - 1),
-    "same": lambda n: np.zeros(n, int),
-}
-# Axes of positions, as sizes of (B, H, S) or 1.
-SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
-COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second", "sum")
-# Memory of positions: a view, or memory of an odd alignment.
-POSITION_LAYOUTS = (
-    "column", "reversed", "third", "transposed", "part", "expanded", "shifted", "unaligned",
-    "the_other_byte_order",
-)  # fmt: skip
-# Layouts of an x that is broadcast, with the axes along which it repeats.
-BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1)}
-# The value of `in_tuple` for a tuple of arrays of two dtypes.
-TWO_DTYPES = "two_dtypes"
-TUPLES = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
-# Numbers of x: near the ends of the dtype's range, some that are not finite, or (1, 0, 0, ...).
-NUMBERS = ("huge", "tiny", "nan", "infinity", "unit")
-
-
-def rule_of(text: str, pairs: int) -> dict[str, Any]:
-    """Return the scaling rule of a text: a kind with changed parameters, or JSON."""
-    if text.startswith("{"):
-        return dict(json.loads(text))
-    kind, *changes = text.split(":")
-    changed = dict(change.split("=") for change in changes)
-    rule = {"rope_type": kind, **RULES[kind], **{name: _number(value) for name, value in changed.items()}}
-    return {name: LISTS[value](pairs) if value in LISTS else value for name, value in rule.items()
-            if value is not None}  # fmt: skip
-
-
-def _number(text: str) -> Any:
-    return text if text in LISTS else json.loads(text.lower())
 
 
 # ---- texts ----
@@ -354,13 +250,7 @@ FACTORS: dict[str, Factor] = {
     "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
     "attention_factor": _field("attention_factor", 1.1, 0.7, read=float, simpler=lambda value: (2.0,)),
     "scaling": _field(
-        "scaling",
-        "yarn",
-        "ntk",
-        "linear",
-        read=_as_rule,
-        needs=_needs_of_rule,
-        simpler=_simpler_rules,
+        "scaling", "yarn", "ntk", "linear", read=_as_rule, needs=_needs_of_rule, simpler=_simpler_rules
     ),
     "axes": _field(
         "axes", "blocks", "alternating", read=_one_of(*AXES), needs=lambda value: ("axes", "any_positions")
@@ -376,8 +266,8 @@ FACTORS: dict[str, Factor] = {
     "gradient": Factor(
         None,
         COTANGENTS,
-        _one_of(*COTANGENTS),
-        lambda value: ("gradient",),
+        _one_of(*COTANGENTS, *WAYS_TO_ASK),
+        lambda value: ("gradient", "no_grad") if value == "parameter" else ("gradient",),
         simpler=lambda value: ("contiguous",),
     ),
 }

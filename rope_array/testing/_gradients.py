@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
 
-from ._call import make, with_layout
+from ._call import Made, make, with_layout
 from ._contract import ADDED, Accuracy
 from ._definition import pairs_of
 from ._factors import Call
@@ -20,29 +20,63 @@ from ._refused import refuses_gradient
 def check_gradient(j: Judge, call: Call, seed: int = 0) -> bool:
     """Judge the value of a call while a gradient is recorded, and the gradient; return False if refused."""
     made = make(j, call, seed)
-    plain = make(j, call.replace(layout=None), seed + 1)
-    gs = [_cotangent(j, g, call.gradient) for g in plain.xs]
+    gs = [_cotangent(j, g, call.gradient) for g in make(j, call.replace(layout=None), seed + 1).xs]
     if not j.target.declared and j.try_call(made.x, made.pos, **made.spec) is None:
         return False
+    if call.gradient == "second":
+        return _check_second_gradient(j, made, gs[0], make(j, call, seed + 2).xs[0])
+    if call.gradient == "parameter":
+        parameters = [j.lib.native.nn.Parameter(x.array) for x in made.xs]
+        made = made._replace(xs=[x._replace(array=one) for x, one in zip(made.xs, parameters, strict=True)])
+    if call.gradient != "alone":
+        return _check_pulled(j, call, made, gs, lambda x: j.call(x, made.pos, **made.spec))
+    return all(_check_pulled(j, call, *_with_others(j, made, gs, i)) for i in range(len(gs)))
+
+
+def _with_others(
+    j: Judge, made: Made, gs: list[Input], i: int
+) -> tuple[Made, list[Input], Callable[[Any], Any]]:
+    """Return the arguments and the function of one array of a tuple; the others need no gradient."""
+
+    def rotate(array: Any) -> Any:
+        arrays = [array if k == i else each.array for k, each in enumerate(made.xs)]
+        return j.call(tuple(arrays), made.pos, **made.spec)[i]
+
+    return made._replace(xs=[made.xs[i]], in_tuple=False), [gs[i]], rotate
+
+
+def _check_pulled(j: Judge, call: Call, made: Made, gs: list[Input], rotate: Callable[[Any], Any]) -> bool:
+    """Judge the value and the gradient of a function of x, a tuple of arrays or one."""
     xs, cotangents = [x.array for x in made.xs], [g.array for g in gs]
+    x, g = (tuple(xs), tuple(cotangents)) if made.in_tuple else (xs[0], cotangents[0])
     with _unwritten(j, x=xs, pos=[made.pos], **{"the cotangent": cotangents}):
         try:
-            ys, pull = j.lib.pullback(
-                lambda array: j.call(array, made.pos, **made.spec), tuple(xs) if made.in_tuple else xs[0]
-            )
+            y, pull = j.lib.pullback(rotate, x)
+            if call.gradient == "later":
+                other = make(j, call.replace(reach=min(4001, j.target.reach)))
+                j.lib.pullback(lambda array: j.call(array, other.pos, **other.spec), other.xs[0].array)
         except Exception as error:
             if not refuses_gradient(j, error):
                 raise
             return False
+        pulled = _pulled(j, pull, g, twice=call.gradient == "twice")
         with j.part("the value while a gradient is recorded"):
-            for y, x in zip(ys if made.in_tuple else [ys], made.xs, strict=True):
-                j.check_kind(y, x)
-                j.check_values_at(j.numbers(y), x, made.numbers, **made.spec)
-        pulled = pull(tuple(cotangents) if made.in_tuple else cotangents[0])
-        with j.part("the gradient"):
-            for one, x, g in zip(pulled if made.in_tuple else [pulled], made.xs, gs, strict=True):
-                check_adjoint(j, one, x, g, made.numbers, **made.spec)
+            for one, each in zip(y if made.in_tuple else [y], made.xs, strict=True):
+                j.check_kind(one, each)
+                j.check_values_at(j.numbers(one), each, made.numbers, **made.spec)
+        for gradient in pulled:
+            with j.part("the gradient"):
+                for i, one in enumerate(gradient if made.in_tuple else [gradient]):
+                    check_adjoint(j, one, made.xs[i], gs[i], made.numbers, **made.spec)
     return True
+
+
+def _pulled(j: Judge, pull: Callable[[Any], Any], cotangent: Any, twice: bool) -> Sequence[Any]:
+    """Return the gradient that is asked for once; or twice, as far as the target keeps what it saved."""
+    if twice:
+        with suppress(Exception):  # compiled code may free what it saved
+            return list(j.lib.pulled_twice(pull, cotangent))
+    return [pull(cotangent)]
 
 
 def _cotangent(j: Judge, g: Input, layout: str) -> Input:
@@ -78,18 +112,16 @@ def check_adjoint(
     j.check_values(j.numbers(pulled), g._replace(dtype=like or g.dtype), numbers, accuracy, **adjoint)
 
 
-def check_second_gradient(j: Judge, x: Input, g: Input, h: Input, numbers: Any, **spec: Any) -> bool:
+def _check_second_gradient(j: Judge, made: Made, g: Input, h: Input) -> bool:
     """Judge the gradient of a gradient by its cotangent g; return False if it is refused with an error."""
-    pos = j.pos(numbers)
-    if not j.target.declared and j.try_call(x, pos, **spec) is None:
-        return False
+    x, pos = made.xs[0].array, made.pos
     try:
-        pulled = j.lib.second_gradient(lambda array: j.call(array, pos, **spec), x.array, g.array, h.array)
+        pulled = j.lib.second_gradient(lambda one: j.call(one, pos, **made.spec), x, g.array, h.array)
     except Exception:  # code that saves no second gradient may say so
         return False
     assert pulled is not None, "its part through the call is left out, without an error"
     j.check_kind(pulled, h)
-    j.check_values(j.numbers(pulled), h, numbers, _of_gradients(j, "own"), **spec)
+    j.check_values(j.numbers(pulled), h, made.numbers, _of_gradients(j, "own"), **made.spec)
     return True
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from ._claims import CAPABILITIES
 from ._factors import FIELDS
+from ._judge import Check
 from ._names import resolve
 from ._parts import PART_NAMES
-from ._run import Extent
+from ._run import checks_for
 from ._target import Target, check_name
 
 
@@ -37,8 +38,8 @@ class Options(NamedTuple):
             claims["requires"] = tuple(dict.fromkeys(given))
         return resolve(self.target, self.backend, **claims)
 
-    def extent(self) -> Extent:
-        """Return which checks to run; raise ValueError for options that contradict each other."""
+    def checks_for(self, target: Target) -> tuple[Check, ...]:
+        """Return the checks to run on a target; raise ValueError for options that contradict each other."""
         if self.seed is not None and not self.examples:
             raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
         if self.examples and self.cases:
@@ -47,7 +48,7 @@ class Options(NamedTuple):
             raise ValueError("--case runs the given calls alone; leave --only out")
         if self.only and self.require:
             raise ValueError("--require judges by every check; leave --only out")
-        return Extent(self.thorough, self.examples, self.seed or 0, self.cases, _names(self.only))
+        return checks_for(target, self.examples, self.seed or 0, self.cases, _names(self.only))
 
     def repeated(self) -> list[str]:
         """Return the arguments of ``python -m rope_array`` that judge the same."""

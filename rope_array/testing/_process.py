@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
@@ -24,7 +25,7 @@ from ._causes import Findings
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED, Result, as_expected
-from ._report import Tally, plain_findings, plain_report
+from ._report import plain_findings, plain_report
 from ._server import PIPE_CLOSED, Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
@@ -231,7 +232,8 @@ class Judgement:
         self._tried: dict[str, Any] = {}  # what trial calls of an earlier process found
         self._trials_ended: dict[str, str] = {}
         self._checks_ended, self._gone = 0, ""  # and why no check can be run any more
-        self._tally, self._started = Tally(), time.perf_counter()
+        self._counted: dict[str, Any] = {"served": Counter(), "declined": Counter(), "worst": {}}
+        self._started = time.perf_counter()
         self.results: list[Result] = []
         header = self._start()
         self._target, self._tried = header["target"], header["tried"]
@@ -293,7 +295,10 @@ class Judgement:
             more = {"outcome": outcome, "detail": detail, "ended": "ended" in answer}
             answer["result"] = {**self.checks[name], **more, "seconds": time.perf_counter() - started}
         else:
-            self._tally.add(answer["served"], answer["declined"], answer["worst"])
+            for name in ("served", "declined"):
+                self._counted[name].update(answer[name])
+            worst = self._counted["worst"]
+            worst.update({name: max(error, worst.get(name, 0.0)) for name, error in answer["worst"].items()})
         result = Result(**{**answer["result"], "needs": tuple(answer["result"]["needs"])})
         self.results.append(result)
         return result
@@ -328,4 +333,4 @@ class Judgement:
     def report(self) -> dict[str, Any]:
         """Return the plain values of the report of the results so far, and look for causes of failures."""
         findings, seconds = self.findings(), time.perf_counter() - self._started
-        return plain_report(self._target, self.results, findings, self._tally, seconds)
+        return plain_report(self._target, self.results, findings, seconds, self._counted)

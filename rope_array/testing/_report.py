@@ -125,24 +125,8 @@ class Report:
         >>> run_checks("numpy", cases=["base=500.0"]).as_dict()["class"]
         {'angles': 'exact', 'arithmetic': 'float32'}
         """
-        tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
         findings = plain_findings(self._findings)
-        return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
-
-
-@dataclass
-class Tally:
-    """What checks count: the calls that backends served and declined, and the worst errors by range."""
-
-    served: Counter[str] = field(default_factory=Counter)
-    declined: Counter[str] = field(default_factory=Counter)
-    worst: dict[str, float] = field(default_factory=dict)
-
-    def add(self, served: Mapping[str, int], declined: Mapping[str, int], worst: Mapping[str, float]) -> None:
-        """Add the counts of one check; keep the larger errors."""
-        self.served.update(served)
-        self.declined.update(declined)
-        self.worst.update({name: max(error, self.worst.get(name, 0.0)) for name, error in worst.items()})
+        return plain_report(plain_target(self.target), self.results, findings, self.seconds, vars(self))
 
 
 def plain_target(target: Target) -> dict[str, Any]:
@@ -196,10 +180,13 @@ def plain_findings(findings: Findings) -> dict[str, Any]:
 
 
 def plain_report(
-    target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any], tally: Tally,
-    seconds: float,
+    target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any],
+    seconds: float, counted: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the plain values of a report, given the plain values of its target and of its findings."""
+    """Return the plain values of a report, given the plain values of its target and of its findings.
+
+    `counted` has the calls that backends "served" and "declined", and the "worst" errors by range.
+    """
     counts = Counter(result.outcome for result in results)
     refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
     lacking = {need for result in refused for need in specific_needs(result.needs)}
@@ -217,9 +204,8 @@ def plain_report(
         **findings,
         "counts": {o: counts[o] for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
         # JSON has no infinity: null where a result is NaN or infinite.
-        "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in tally.worst.items()},
-        "served": dict(tally.served.most_common()),
-        "declined": dict(tally.declined.most_common()),
+        "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in counted["worst"].items()},
+        **{name: dict(Counter(counted[name]).most_common()) for name in ("served", "declined")},
         "results": [{**vars(result), "seconds": round(result.seconds, 4)} for result in results],
     }
 

@@ -254,8 +254,9 @@ COVER_ROWS = [
     Row(
         "one_field_at_every_width",
         "The plain call and every field alone are right at the head_dims of models, in every dtype.",
-        [Cover(
-            {**_SMALL, "pairing": 1, "dtype": True, "width": [112, 64, 192, 80, *MODEL_WIDTHS]},
+        ["rows=1,2,2 pairing=other width=112|64|192",
+         Cover(
+            {**_SMALL, "pairing": 1, "dtype": True, "width": MODEL_WIDTHS},
             [("width", "pairing", "dtype")], alone=True,
          ),
          Cover(

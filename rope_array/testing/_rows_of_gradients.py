@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 
 from ._cover import Cover, pairs_among, pairs_of
-from ._factors import AXES, FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
+from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
+from ._named_values import AXES
 from ._row import Row
 from ._rows_of_scaling import RULES_AND_PARAMETERS, YARN
 
@@ -77,7 +78,7 @@ GRADIENT_ROWS = [
         [Cover(
             _RECORDED_FULL := {
                 **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"],
-                "dtype": True, "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)],
+                "dtype": True, "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (1, 1, 530)],
                 "width": _WIDE, "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17],
                 "order": True, "layout": True,
             },

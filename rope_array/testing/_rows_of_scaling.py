@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._cover import Cover
-from ._factors import AXES
+from ._named_values import AXES
 from ._row import Row
 
 _SMALL = {"rows": [(1, 2, 2)]}

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._checks import checks
 from ._examples import extra_checks
@@ -113,9 +113,17 @@ def run_checks(
     >>> report.ok, [result.outcome for result in report.results]
     (False, ['passed', 'failed'])
     """
-    expected = claims.pop("expected_failures", None)
-    extent = _extent(thorough, examples, seed, cases, only)
-    return _run(resolve(target, **claims), expected, extent)
+    expected = claims.pop("expected_failures", None) or {}
+    resolved = resolve(target, **claims)
+    every = checks_for(resolved, examples, seed, cases, only)
+    expected = {**resolved.expected_failures, **expected}
+    check_expected(expected, every)
+    started = time.perf_counter()
+    judge = Judge(resolved, thorough)
+    results = tuple(result_of(check, judge, expected) for check in every)
+    seconds, calls = time.perf_counter() - started, calls_of(resolved)
+    served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
+    return Report(resolved, results, dict(judge.worst), seconds, served, declined, judge.faults)
 
 
 def check_backend(
@@ -162,12 +170,14 @@ def check_backend(
     >>> check_backend("numpy", only=["definition", "kind"]).ok
     True
     """
-    resolved = resolve(target, **claims)
-    report = _run(resolved, expected_failures, _extent(thorough, examples, seed, cases, only))
+    report = run_checks(
+        target, thorough=thorough, examples=examples, seed=seed, cases=cases, only=only,
+        expected_failures=expected_failures, **claims,
+    )  # fmt: skip
     if not report.ok:
         cause = [f"  {report.cause}"] if report.cause else []
         failures = map(_line, report.of(FAILED, UNEXPECTED))
-        raise ConformanceError("\n".join([f"{resolved.name}:", *cause, *failures]))
+        raise ConformanceError("\n".join([f"{report.target.name}:", *cause, *failures]))
     return report
 
 
@@ -175,33 +185,19 @@ def _line(result: Result) -> str:
     return f"  {result.name}: {result.outcome}: {result.detail}"
 
 
-class Extent(NamedTuple):
-    """Which checks to run: the thorough ones too, random calls too, calls given as text, or named checks."""
-
-    thorough: bool = False
-    examples: int = 0
-    seed: int = 0
-    cases: Sequence[str] = ()
-    only: Sequence[str] = ()
-
-    def checks_for(self, target: Target) -> tuple[Check, ...]:
-        """Return the checks to run on a target, in order."""
-        extra = extra_checks(self.examples, self.seed, self.cases, target)
-        if self.cases:
-            return extra
-        if self.only:
-            return (*_named(self.only), *extra)
-        return (*checks(), *extra, *required_checks(target))
-
-
-def _extent(thorough: bool, examples: int, seed: int, cases: Iterable[str], only: Iterable[str]) -> Extent:
-    """Return the extent that keywords ask for."""
+def checks_for(
+    target: Target, examples: int, seed: int, cases: Iterable[str], only: Iterable[str]
+) -> tuple[Check, ...]:
+    """Return the checks to run on a target, in order: all, the named ones, or the given calls alone."""
     if isinstance(only, str):
         raise ValueError(f"only is {only!r}; give a collection of names")
-    cases, only = tuple(cases), tuple(only)
+    cases, only = cases if isinstance(cases, str) else tuple(cases), tuple(only)
     if cases and only:
         raise ValueError("cases are judged alone; leave only out")
-    return Extent(thorough, examples, seed, cases, only)
+    extra = extra_checks(examples, seed, cases, target)
+    if cases:
+        return extra
+    return (*_named(only), *extra) if only else (*checks(), *extra, *required_checks(target))
 
 
 def _named(names: Sequence[str]) -> tuple[Check, ...]:
@@ -210,18 +206,6 @@ def _named(names: Sequence[str]) -> tuple[Check, ...]:
     for name in names:
         _check_known("only", name, [*bases.values(), *bases])
     return tuple(check for check in checks() if not {check.name, bases[check.name]}.isdisjoint(names))
-
-
-def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> Report:
-    expected = {**target.expected_failures, **(expected or {})}
-    every = extent.checks_for(target)
-    check_expected(expected, every)
-    started = time.perf_counter()
-    judge = Judge(target, extent.thorough)
-    results = tuple(result_of(check, judge, expected) for check in every)
-    seconds, calls = time.perf_counter() - started, calls_of(target)
-    served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
-    return Report(target, results, dict(judge.worst), seconds, served, declined, judge.faults)
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:

@@ -74,8 +74,8 @@ class Server:
         _watch.trials_over = trials_over
         given = Options(**options)
         try:
-            extent, target = given.extent(), given.resolve()
-            every = extent.checks_for(target)
+            target = given.resolve()
+            every = given.checks_for(target)
             self.expected = expected_of(target, given.expected)
             check_expected(self.expected, every)
             _preset(target, tried)

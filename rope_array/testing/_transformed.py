@@ -110,7 +110,13 @@ def _compiled_as_one(j: Judge, programs: dict[Call, Program]) -> dict[Call, Call
                 results.append(None)
         return results
 
-    results = j.lib.traced(run)([program.arguments for program in programs.values()])
+    try:
+        results = j.lib.traced(run)([program.arguments for program in programs.values()])
+    except Exception:  # compiled by itself, the program at fault raises it
+        return {
+            call: partial(j.lib.traced(program.function), *program.arguments)
+            for call, program in programs.items()
+        }
     by_call = dict(zip(programs, results, strict=True))
 
     def result_of(call: Call) -> Any:
@@ -134,15 +140,15 @@ def _call_of(j: Judge, made: Made) -> Callable[..., Any]:
 # ---- compiled ----
 
 
-def _traced_call(j: Judge, made: Made) -> Callable[..., Any]:
-    """Return the compiled function of a call; not yet compiled if it becomes a part of one program."""
+def _traced_call(j: Judge, made: Made, by_itself: bool = False) -> Callable[..., Any]:
+    """Return the compiled function of a call; not compiled by itself if it becomes a part of one program."""
     # Not `j.call`: a compiler may refuse what it does besides.
     spec = j.fit(made.spec)
 
     def call(x: Any, pos: Any) -> Any:
         return j.target.call(x, pos, **spec)
 
-    return call if is_one_program(j) else j.lib.traced(call)
+    return call if is_one_program(j) and not by_itself else j.lib.traced(call)
 
 
 def _compiled(j: Judge, call: Call, seed: int) -> Program:
@@ -152,7 +158,8 @@ def _compiled(j: Judge, call: Call, seed: int) -> Program:
 
 def _compiled_gradient(j: Judge, call: Call, seed: int) -> Program:
     made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
-    traced = _traced_call(j, made)
+    # Without fields it is the gradient of a compiled call; with fields JAX compiles the gradient.
+    traced = _traced_call(j, made, by_itself=not made.spec)
 
     def value_and_gradient(x: Any, pos: Any, cotangent: Any) -> tuple[Any, Any]:
         y, pull = j.lib.pullback(lambda array: traced(array, pos), x)

@@ -24,9 +24,10 @@ from ._claims import (
     takes_any,
     undeclared_fields,
 )
-from ._factors import FIELDS, SIZES, TUPLES, WIDTH, Call, fields_of, read_call, shape_of_positions
+from ._factors import FIELDS, SIZES, WIDTH, Call, fields_of, read_call, shape_of_positions
 from ._libraries import SETTINGS, Torch, rounded
 from ._modes import jvp, one_device, settings_of, vmap
+from ._named_values import TUPLES
 from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 
 Target = Any  # of `_target`, which imports this module

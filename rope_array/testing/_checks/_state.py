@@ -311,7 +311,7 @@ def _run_at_once(j: Judge, works: Sequence[Callable[[], None]]) -> None:
 
     def run(work: Callable[[], None]) -> None:
         try:
-            with j.lib.thread():
+            with j.lib.running():
                 start.wait()
                 work()
         except BaseException as error:

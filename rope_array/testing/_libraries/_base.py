@@ -262,11 +262,7 @@ class Library:
         return False
 
     def running(self) -> Context:
-        """Return the context manager for using the library."""
-        return nullcontext()
-
-    def thread(self) -> Context:
-        """Return the context manager that each thread needs in addition to `running`."""
+        """Return the context manager for using the library, in each thread."""
         return nullcontext()
 
     def unusual(self) -> Context | None:

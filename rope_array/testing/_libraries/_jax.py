@@ -68,9 +68,6 @@ class Jax(Library):
         context: Context = self.native.enable_x64(self.x64)
         return context
 
-    def thread(self) -> Context:
-        return self.running()
-
     @contextmanager
     def unusual(self) -> Iterator[None]:
         config = self.native.config

@@ -105,8 +105,9 @@ class Torch(Library):
         return {**super().state(), "PyTorch's random state": random_state}
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
-        # A leaf of the same memory and strides as x.
-        leaves = [one.detach().requires_grad_(True) for one in (x if isinstance(x, tuple) else (x,))]
+        # A leaf of the same memory and strides as x; a parameter is one.
+        xs, parameter = x if isinstance(x, tuple) else (x,), self.native.nn.Parameter
+        leaves = [one if isinstance(one, parameter) else one.detach().requires_grad_(True) for one in xs]
         y = f(tuple(leaves) if isinstance(x, tuple) else leaves[0])
 
         def pull(cotangent: Any, retain_graph: bool = False) -> Any:
