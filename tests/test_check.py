@@ -160,7 +160,7 @@ def test_a_report_that_cannot_be_written_is_printed():
 def test_json_has_requirements_needs_and_times(check):
     status, out, _ = check("mylib:rotate", *HALF, "--case", "base=50.0", "--json")
     (result,) = json.loads(out)["results"]
-    assert result.keys() == {"name", "outcome", "detail", "requirement", "needs", "seconds", "ended"}
+    assert result.keys() == {"name", "outcome", "detail", "requirement", "needs", "seconds", "ended", "call"}
     assert (status, result["name"], result["outcome"], result["needs"]) == (0, "case", "passed", ["values"])
     assert result["seconds"] > 0
     assert json.loads(out).keys() == run_checks("numpy", cases=["base=50.0"]).as_dict().keys()
