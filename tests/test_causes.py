@@ -509,7 +509,7 @@ def test_a_class_of_accuracy_is_not_claimed_for_plain_calls_that_are_right(rotat
 GRADIENTS_AND_MODES = {
     "gradient_without_base": "the gradient is wrong",
     "gradient_of_64_heads": "the gradient is wrong",
-    "written_without_gradients": "under torch.no_grad(): the call wrote ",
+    "written_without_gradients": "under torch.inference_mode(): x was written",
 }
 
 
