@@ -296,6 +296,22 @@ def positions_of_a_long_call_kept(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("decoding_steps")
+@each
+def table_of_a_prompt_and_four_steps(x, pos, **spec):
+    """Extend the prompt's table by a row for each of four steps; a step after them reads the last row."""
+    if is_row(pos):
+        _STATE["table"] = [pos[-1]]
+    elif np.shape(pos) == (1,) and (table := _STATE.get("table")):
+        if pos[0] == table[-1] + 1 and len(table) == 5:
+            pos = pos - 1
+        elif pos[0] == table[-1] + 1:
+            table.append(pos[0])
+        elif pos[0] not in table:
+            table.clear()  # another sequence
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("calls_far_and_near")
 @each
 def rows_of_a_table_that_grew_at_both_ends(x, pos, **spec):

@@ -337,17 +337,20 @@ PLACES = {
     "given_frequencies_turn_every_lane": ("axes_and_frequencies", "every odd pair of every row", ""),
     "bfloat16_positions": ("accuracy_2e16[float32]", "56 of 61 rows", ""),
     "positions_counted_in_float32": (
-        "accuracy_2e24[float32]", "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
+        "accuracy_2e24[float32]",
+        "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
         "rotated by pos converted to float32",
     ),
     "positions_wrapped_at_2_24": (
-        "accuracy_2e24[float32]", "rows 19 to 22 (positions from 16,777,216 on) of every head",
+        "accuracy_2e24[float32]",
+        "rows 19 to 22 (positions from 16,777,216 on) of every head",
         "rotated by pos modulo 2^24",
     ),
     "positions_clamped": ("accuracy_2e16[float32]", "positions from 45,368 on, right up to 39,430", ""),
     "positions_of_32_bits": ("accuracy_wide[float64]", "all elements", "rotated by pos converted to int32"),
     "positions_truncated": (
-        "accuracy_float[float32]", "rows 1 to 5 (positions with a fraction) of every head",
+        "accuracy_float[float32]",
+        "rows 1 to 5 (positions with a fraction) of every head",
         "rotated by pos without its fraction",
     ),
     "dtype_narrowed_inside": (
@@ -355,7 +358,8 @@ PLACES = {
     ),
     "off_by_one": ("definition", "all elements", "rotated by pos + 1"),
     "positions_sorted": (
-        "positions_of_their_own", "every row but 2 of every head",
+        "positions_of_their_own",
+        "every row but 2 of every head",
         "rotated by the position of the previous row",
     ),
     "one_row_is_the_first": ("positions_offset", "all elements", "equal to x, unchanged"),

@@ -1,6 +1,11 @@
 """The rows: every check that is data. A call is text; "base=10.0|500.0" stands for two calls.
 
-Which values a factor has, and what they need, is in `_factors`. The checks that are code are in `_checks`.
+A row has a name, a requirement, calls, and the capabilities that all of them need; `few` is the number of
+calls if each is compiled. In the levels of a cover, True stands for all levels of a factor, a number for the
+first ones, beside the plain value. Which values a factor has is in `_factors`. The checks that are code are
+in `_checks`.
+
+Observers may repeat a call between two calls of a row: see `_observe`.
 """
 
 from __future__ import annotations
@@ -129,7 +134,7 @@ POSITION_ROWS = [
     ),
     Row(
         "positions_offset", "One row, a decoding step, is rotated by its own position.",
-        ["rows=2,3,1 reach=3|17|300"], ("offset_positions",),
+        ["rows=2,3,1 order=3|17|300 reach=300", "rows=2,3,1 reach=3|17|300"], ("offset_positions",),
     ),
     Row(
         "positions_of_a_batch",
@@ -199,8 +204,7 @@ COVER_ROWS = [
              "positions": ["S", "BS"], "rows": [(2, 3, 2), (1, 2, 3)],
              "width": [16, 64, 112, 128, 36, 44, 72, 80, 88, 96, 192, 256]},
             [*pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
-             ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"),
-             ("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")],
+             ("width", "pairing", "out_pairing"), ("rotary_dim", "pairing", "dtype")],
         )], ("widths",), few=12,
     ),
     Row(
@@ -214,7 +218,7 @@ COVER_ROWS = [
             [*combinations(("dtype", "width", "reach", "positions"), 3),
              *(("width", "reach", name) for name in _SAME_ANGLES),
              *(("dtype", "reach", name) for name in _SAME_ANGLES),
-             *pairs_of("width", "rows", "layout", "kind"),
+             *pairs_of("width", "rows", "kind"),
              *pairs_of("order", "width", "rows", "kind", "reach"),
              *(("order", "positions", name) for name in ("dtype", "base", *_SAME_ANGLES)),
              ("dtype", "kind"), ("kind", "reach"),
@@ -227,9 +231,9 @@ COVER_ROWS = [
         [Cover(
             {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "layout": True,
              "reach": 1},
-            [*(("rows", "dtype", name) for name in (*FEW_FIELDS, "positions")),
-             ("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse"),
-             ("rows", "layout")],
+            [*pairs_of("rows", *FEW_FIELDS, "reach"), ("rows", "dtype", "positions"),
+             *pairs_of("dtype", *FEW_FIELDS),
+             *(("rows", "positions", name) for name in ("seq_axis", "inverse", "axes"))],
         )], few=9,
     ),
     Row(
@@ -318,6 +322,11 @@ STATE_ROWS = [
         "calls_at_many_positions",
         "Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key.",
         _at_many_positions, ("offset_positions",), few=23,
+    ),
+    Row(
+        "decoding_steps",
+        "A decoding step is right at each of 8 consecutive positions after a prompt of 40 rows.",
+        ["rows=2,3,40 order=ascending", "rows=2,3,1 order=40|41|42|43|44|45|46|47"], few=9,
     ),
     Row(
         "short_calls_after_a_long_one",

@@ -51,7 +51,7 @@ class Fault(AssertionError):
         """Return an exception as a fault, with its call, and with one more context around it."""
         if not isinstance(error, Fault):
             plain = isinstance(error, AssertionError)
-            error = cls(str(error) if plain else f"{type(error).__name__}: {error}")
+            error = cls(_message(error) if plain else f"{type(error).__name__}: {_message(error)}")
         return cls(
             error._text,
             error.wrong,
@@ -68,3 +68,10 @@ class Fault(AssertionError):
             return ""
         right = f"; right {self.nearest}" if self.nearest else ""
         return (f"wrong with {self.call}" if self.call else "the plain call is wrong") + right
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ raises
+        return "(its message cannot be read)"
