@@ -173,7 +173,9 @@ class _Search:
         # float32 is the usual dtype of calls: it says nothing.
         where = f" in {min(dtypes)}" if several and len(dtypes) == 1 and "float32" not in dtypes else ""
         claims = one.shown_claims(self.given) or self._lacking([*explained, *gone])
-        return Cause(words or f"{one.text}{where}", claims, facts=one.facts)
+        of_gradients = explained and all("the gradient" in self.left[name].contexts for name in explained)
+        what = "the gradient is wrong: " if of_gradients else ""
+        return Cause(words or f"{what}{one.text}{where}", claims, facts=one.facts)
 
     def _take_away(self, one: Hypothesis, again: Sequence[str]) -> None:
         """Leave out what a hypothesis explains in the results of the checks that are not run again."""
@@ -195,10 +197,11 @@ class _Search:
         try:
             judge = Judge(target, thorough=True)  # only checks that failed are run
         except Exception:  # the target's own, in a trial call
-            return {name: self.left[name] for name in names}
+            return {name: self.left.get(name, Fault("")) for name in names}
         judge.excuses, judge.explains = [*excuses], not judge.is_slow
-        # Only observers that failed watch the calls.
-        judge.observed = {each.check: Fault("") for each in OBSERVERS if each.check not in names}
+        known = [self.left.get(name, Fault("")) for name in names]
+        if all(fault.wrong is not None for fault in known):  # no observer has to watch
+            judge.observed = {each.check: Fault("") for each in OBSERVERS}
         failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
         return {name: judge.faults[name] for name in failed}
 
@@ -272,7 +275,7 @@ class _Search:
             return ""
         requirements = {name: self.checks[name].requirement for name in some}
         text = next(shared_findings(some, requirements)).text
-        return text if text.startswith("wrong with") else ""
+        return text if text.startswith(("wrong with", "the gradient")) else ""
 
     def _words_needing(self, capabilities: Sequence[str]) -> str:
         """Return the words of the simplest failing call of the checks that need capabilities, or ""."""
