@@ -207,7 +207,6 @@ def test_a_random_call_that_fails_is_printed_as_a_command(check):
     assert (status, out[: len("FAILED: 1 of 1.")]) == (1, "FAILED: 1 of 1.")
 
 
-@pytest.mark.nightly  # it judges two functions by every check, and one twice
 def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch):
     page = PAGE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)

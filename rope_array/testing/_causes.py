@@ -17,7 +17,7 @@ from ._cause import Cause, Findings
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
 from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
-from ._hypotheses import of_accuracy, of_kept_results
+from ._hypotheses import of_accuracy, of_kept_results, with_end
 from ._hypothesis import Hypothesis, merged
 from ._judge import DELETES_X, Judge
 from ._observe import OBSERVERS
@@ -27,7 +27,7 @@ from ._parts import whole_of
 from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
 from ._verdict import Fault
-from ._which_rotation import find_rotation
+from ._which_rotation import find_rotation, of_other_positions
 from ._wrong import Mask, Wrong
 
 _MOST_CAUSES, _MOST_REJECTED = 8, 8
@@ -58,6 +58,8 @@ def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
         search.accept(Hypothesis(DONATES_X, {"written": "x"}, claims=_WRITES))
     elif "definition" in faults:
         found = find_rotation(target)
+        if isinstance(found, Hypothesis) and not found.text and faults["definition"].wrong is None:
+            found = of_other_positions(target, ["offset"])  # it raises for positions that are not consecutive
         if isinstance(found, str):
             return search.only(found)
         if found is not None and found.text:
@@ -136,6 +138,7 @@ class _Search:
 
     def accept(self, one: Hypothesis) -> bool:
         """Judge what remains if a hypothesis holds; return whether the search goes on."""
+        one = with_end(one, self.left)
         explained = [name for name, fault in self.left.items() if one.covers(fault)]
         try:
             target = self._mended(one)

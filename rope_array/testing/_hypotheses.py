@@ -128,6 +128,30 @@ def _last_right(fault: Fault) -> int:
     return int(np.abs(wrong.row_positions[wrong.mask.any(axis=-1)]).min()) - 1
 
 
+def with_end(one: Hypothesis, faults: Mapping[str, Fault]) -> Hypothesis:
+    """Return rotation by other positions with the claim to end before, if smaller positions are right."""
+    if "positions" not in one.facts:
+        return one
+    covered = [fault for fault in faults.values() if one.covers(fault)]
+    last = min(map(_last_right, covered), default=0)
+    right = [_right_positions(one, fault.wrong) for fault in covered if fault.wrong is not None]
+    if (
+        last < _LEAST_END
+        or not any(some.size for some in right)
+        or any((some > last).any() for some in right)
+    ):
+        return one
+    return one._replace(text=f"{one.text} beyond position {last:,}", claims={"furthest": last})
+
+
+def _right_positions(one: Hypothesis, wrong: Wrong) -> Any:
+    """Return the positions of right rows that other positions would rotate otherwise."""
+    if one.elements is None or wrong.row_positions is None:
+        return np.zeros(0)
+    rows = ~wrong.mask.any(axis=-1) & ~one.elements(wrong).all(axis=-1)
+    return np.abs(wrong.row_positions[rows])
+
+
 def _class(target: Any, claims: Mapping[str, Any]) -> Hypothesis:
     def elements(wrong: Wrong) -> Mask:
         given = wrong.accuracy or Accuracy()

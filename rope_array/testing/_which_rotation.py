@@ -80,11 +80,11 @@ def find_rotation(target: Target) -> Hypothesis | str | None:
         if found is not None and own:
             mistake = found.mistake
     if isinstance(first, Exception):
-        return _of_other_positions(target) or _fault_of(first)
+        return of_other_positions(target) or _fault_of(first)
     return f"in the plain call, {mistake}" if mistake else None
 
 
-def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
+def of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
     """Return the hypothesis that the target takes positions of another shape only, or none."""
     for kind in kinds if target.positions == "any" else ():
         try:
@@ -102,7 +102,7 @@ def _of_a_batch(target: Target) -> Hypothesis | None:
 
     Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
     """
-    found = _of_other_positions(target, ["batch"])
+    found = of_other_positions(target, ["batch"])
     return None if found is None or "layout" in found.claims else found
 
 
