@@ -608,3 +608,33 @@ def test_q_and_k_are_never_said_to_be_lacking():
     report = judged(rotate, "tuples", arguments="q,k,pos", dtypes=["float32"])
     assert not report.ok
     assert "tuple=" not in str(report.cause).replace("in_tuple=", "")
+
+
+def test_positions_kept_by_identity_are_a_cause_with_a_text():
+    kept = {}
+
+    def rotate(x, pos):
+        if kept.get("pos") is not pos:
+            kept.update(pos=pos, numbers=np.array(pos))
+        return by_pairs(x, angles(x, kept["numbers"])).astype(x.dtype)
+
+    report = run_checks(rotate, only=["positions_written_in_place"])
+    assert not report.ok
+    assert report.cause is None or "pos - 1" in report.cause.text
+    assert "" not in [cause.text for cause in report.causes]
+
+
+def test_a_call_that_writes_positions_is_told_apart_from_wrong_rows_of_like_calls():
+    wrong = Fault("wrong: row 100; equal to x, unchanged", call="rows=1,1,101")
+    written = Fault("pos was written", call="rows=2,3,5 width=32")
+    faults = {"many_rows": wrong, "inputs_unchanged": written, "many_elements": wrong}
+    shown = shared_findings(faults, dict.fromkeys(faults, "It is right."))
+    assert next(shown).names == ("many_rows", "many_elements")
+
+
+def test_a_call_after_positions_were_written_does_not_explain_other_calls():
+    place = "wrong: row 2; equal to x, unchanged"
+    stale = Fault(place, call="reach=0", contexts=("positions were written since the last call",))
+    other = Fault(place, call="rows=1,1,4 reach=10")
+    faults = {"positions_written_in_place": stale, "calls_at_other_positions": other}
+    assert len(next(shared_findings(faults, dict.fromkeys(faults, "It is right."))).names) == 1

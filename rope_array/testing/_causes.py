@@ -204,7 +204,7 @@ class _Search:
         judge.excuses, judge.explains = [*excuses], not judge.is_slow
         known = [self.left.get(name, Fault("")) for name in names]
         if all(fault.wrong is not None for fault in known):  # no observer has to watch
-            judge.observed = {each.check: Fault("") for each in OBSERVERS}
+            judge.observed = {each.check: Fault("") for each in OBSERVERS if each.check not in names}
         failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
         return {name: judge.faults[name] for name in failed}
 

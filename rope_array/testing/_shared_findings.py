@@ -40,6 +40,10 @@ class Finding(NamedTuple):
         The factors of the simplest failing call, such as "width=72".
     is_statement
         Whether the finding is about no elements: "the call wrote to x".
+    observed
+        The fault if it is of no elements and no exception, such as "x was written".
+    context
+        Where the call was made, such as "positions were written since the last call".
     """
 
     name: str
@@ -47,6 +51,8 @@ class Finding(NamedTuple):
     text: str
     factors: tuple[str, ...] = ()
     is_statement: bool = False
+    observed: str = ""
+    context: str = ""
 
     @property
     def names(self) -> set[str]:
@@ -72,13 +78,19 @@ def shared_findings(faults: Mapping[str, Fault], requirements: Mapping[str, str]
     is_first = True
     while findings:
         chosen = _chosen(findings)
-        alike = [one for one in findings if one.text == chosen.text or (one.names and chosen.names
-                 and chosen.names <= one.names)]  # fmt: skip
+        alike = [one for one in findings if one.text == chosen.text or _has_factors_of(one, chosen)]
         if not is_first and len({one.check for one in alike}) < 2:
             return
         yield Shared(shorten(chosen.text, _MOST_CHARACTERS), tuple(o.name for o in alike), chosen.factors)
         findings = [one for one in findings if one not in alike]
         is_first = False
+
+
+def _has_factors_of(one: Finding, chosen: Finding) -> bool:
+    """Return whether a finding's call has the factors of another's, and fails in the same way."""
+    if not chosen.names or not chosen.names <= one.names:
+        return False
+    return one.observed == chosen.observed and chosen.context in ("", one.context)
 
 
 def _chosen(findings: list[Finding]) -> Finding:
@@ -105,10 +117,11 @@ def _chosen(findings: list[Finding]) -> Finding:
 def _finding(name: str, fault: Fault, requirement: str) -> Finding:
     check, _, dtype = name.partition("[")
     where, is_wrong = f" in {dtype[:-1]}" if dtype else "", PLACE in fault.text
-    factors = factors_of(fault)
+    factors, context = factors_of(fault), ": ".join(fault.contexts)
     if factors or (fault.call is not None and is_wrong):
-        return Finding(name, check, _text_of_call(fault), factors)
-    context = ": ".join(fault.contexts)
+        observed = "" if is_wrong or _ERROR.search(fault.text) else fault.text
+        text = _text_of_call(fault)
+        return Finding(name, check, text, factors, observed=observed, context=context)
     if not is_wrong:
         text = _statement(": ".join(filter(None, (context, fault.text))))
         return Finding(
