@@ -157,7 +157,7 @@ MODE_ROWS = [
     Row(
         "positions_of_a_shard",
         "Under jax.shard_map over the sequence, each part is rotated by its positions in the whole sequence.",
-        ["rows=2,3,16 order=ascending reach=15|12345"], ("shards",), context=contexts.in_shards,
+        ["rows=2,3,16 reach=15|12345"], ("shards",), context=contexts.in_shards,
     ),
     Row(
         "jit",
