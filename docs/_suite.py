@@ -57,21 +57,6 @@ def option_rows() -> Rows:
 
 # ---- the factors of a call ----
 
-# Of the factors that are no fields of `apply`, whose names tell all.
-_MEANINGS = {
-    "dtype": "the dtype of x",
-    "rows": "sizes of x without the features, the sequence last: `2,3,5` is (B, H, S); `none` for a vector",
-    "width": "head_dim: any number from 2 on",
-    "positions": "the axes of positions, `1` for an axis of size 1",
-    "kind": "the dtype of positions; `python` for a list, `float` for float32, or float64 as x",
-    "reach": "the largest position, or the smallest if it is negative",
-    "order": "the order of the positions in a row, or each of them: `5,0,9,2`; by default few at random",
-    "layout": "the memory of x: a view of a larger array, strides, alignment, broadcast axes",
-    "pos_layout": "the memory of positions",
-    "numbers": "the elements of x: near the ends of the dtype's range, not finite, or (1, 0, 0, ...)",
-    "in_tuple": "x is one of several arrays in a tuple",
-    "gradient": "the gradient is judged too, for a cotangent of this memory; `sum` is one number broadcast",
-}
 # Values that a factor reads, apart from its levels.
 _NAMED = {"scaling": RULES, "axes": AXES, "inv_freq": FREQUENCIES, "in_tuple": TUPLES}
 
@@ -82,7 +67,7 @@ def factor_rows() -> Rows:
         levels = dict.fromkeys((*factor.levels, *_NAMED.get(name, ()), *_levels_of_numpy(name)))
         yield (
             f"`{name}`",
-            _MEANINGS.get(name, f"the field `{name}`" if factor.is_field else ""),
+            factor.meaning or (f"the field `{name}`" if factor.is_field else ""),
             "" if factor.plain is None else f"`{text_of(factor.plain)}`",
             ", ".join(f"`{text_of(level)}`" for level in levels if level != factor.plain),
         )

@@ -229,11 +229,7 @@ def name_of(rotate):
 INT16 = {"positions": "pos converted to int16"}
 # Code with faults, and the facts of each cause that the report has to name.
 FAULTS = {
-    int16_positions_and_more: [
-        INT16,
-        {"pairs": (31,), "num_pairs": 32},
-        {"axis": "head", "first": 32},
-    ],
+    int16_positions_and_more: [INT16, {"pairs": (31,), "num_pairs": 32}, {"axis": "head", "first": 32}],
     scaling_ignored_and_the_last_row: [{"field": "scaling"}, {"axis": "row", "first": 512}],
     half_pairing_and_a_wrong_inverse: [{"pairing": "half"}, {"lacks": ["inverse"]}],
     short_positions: [INT16],
@@ -377,7 +373,7 @@ def test_code_that_needs_contiguous_arrays_passes():
             raise ValueError("x has to be contiguous")
         return by_pairs(x, angles(x, pos)).astype(x.dtype)
 
-    assert check_backend(rotate, only=sample(*TELLING, "memory", "storage_offsets")).ok
+    assert check_backend(rotate, only=sample(*TELLING, "memory")).ok
 
 
 @pytest.mark.library("torch")
@@ -394,8 +390,7 @@ def test_a_module_of_another_library_is_told_all_its_claims():
         return (x * cos + torch.cat([-b, a], dim=-1) * sin).to(x.dtype)
 
     cause = judged(rotate).cause
-    assert cause.text == "it takes arrays of torch, half pairing, float32 angles"
-    assert cause.options == f"--library torch --claim pairing=half {FLOAT32}"
+    assert cause.claims == {"library": "torch", "fixed": {"pairing": "half"}, **FLOAT32}
     assert check_backend(rotate, only=sample(*TELLING, "gradient"), **cause.claims).ok
 
 
@@ -512,9 +507,9 @@ def test_a_class_of_accuracy_is_not_claimed_for_plain_calls_that_are_right(rotat
 
 
 GRADIENTS_AND_MODES = {
-    "gradient_without_base": "the gradient is wrong with base=500.0, right without base: ",
-    "gradient_of_64_heads": "the gradient is wrong with ",
-    "written_without_gradients": "under torch.no_grad(): the call wrote ",
+    "gradient_without_base": "the gradient is wrong",
+    "gradient_of_64_heads": "the gradient is wrong",
+    "written_without_gradients": "under torch.inference_mode(): x was written",
 }
 
 

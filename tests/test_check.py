@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from rope_array.__main__ import main
-from rope_array.testing import run_checks
+from rope_array.testing import Result, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
 from rope_array.testing._names import names
@@ -160,7 +160,7 @@ def test_a_report_that_cannot_be_written_is_printed():
 def test_json_has_requirements_needs_and_times(check):
     status, out, _ = check("mylib:rotate", *HALF, "--case", "base=50.0", "--json")
     (result,) = json.loads(out)["results"]
-    assert result.keys() == {"name", "outcome", "detail", "requirement", "needs", "seconds", "ended"}
+    assert result.keys() == {*Result.__dataclass_fields__}
     assert (status, result["name"], result["outcome"], result["needs"]) == (0, "case", "passed", ["values"])
     assert result["seconds"] > 0
     assert json.loads(out).keys() == run_checks("numpy", cases=["base=50.0"]).as_dict().keys()
@@ -207,7 +207,6 @@ def test_a_random_call_that_fails_is_printed_as_a_command(check):
     assert (status, out[: len("FAILED: 1 of 1.")]) == (1, "FAILED: 1 of 1.")
 
 
-@pytest.mark.nightly  # it judges two functions by every check, and one twice
 def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch):
     page = PAGE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)

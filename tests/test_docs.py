@@ -123,7 +123,7 @@ def test_the_reference_has_every_factor_with_its_meaning_and_its_levels(referenc
     rows = {row[0]: row[1:] for row in rows_of(reference, 4)}
     for name, factor in FACTORS.items():
         meaning, *values = rows[f"`{name}`"]
-        assert meaning, f"docs/_suite.py has no meaning for {name}"
+        assert meaning, f"{name} has no meaning in _factors.py"
         assert {text_of(level) for level in factor.levels} <= set(re.findall(r"`(.+?)`", " ".join(values)))
 
 

@@ -191,10 +191,14 @@ JUDGE = {
     "testing._rules": set(),
     "testing._angles": {"testing._rules"},
     "testing._definition": {"testing._rules", "testing._angles"},
-    "testing._where": set(),
+    "testing._index_words": set(),
+    "testing._where": {"testing._index_words"},
     "testing._wrong": {"testing._definition", "testing._where"},
+    "testing._values": {"testing._where", "testing._wrong"},
     "testing._verdict": set(),
-    "testing._contract": {"testing._definition", "testing._verdict", "testing._where", "testing._wrong"},
+    "testing._contract": {
+        f"testing.{name}" for name in ("_definition", "_values", "_verdict", "_where", "_wrong")
+    },
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {

@@ -46,7 +46,7 @@ def test_numpy_conforms(level):
 @pytest.mark.parametrize("level", levels())
 def test_torch_conforms(level):
     """The kernel is NumPy's, which runs every check at this level in each run."""
-    names = ("kind", "combinations", "sizes_and_fields", "strides", "many_elements", "gradient_combinations")
+    names = ("kind", "combinations", "sizes_and_fields", "memory", "many_elements", "gradient_combinations")
     only = [option for name in sample(*names) for option in ("--only", name)]
     assert check("torch", level, *only).startswith("PASSED: ")
 

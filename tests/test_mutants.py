@@ -45,11 +45,11 @@ def test_a_mutant_fails_its_named_checks(name):
     "library",
     [
         pytest.param(library, id=library, marks=pytest.mark.library(session_of(library)))
-        for library in ("numpy", "array_api_strict:device1", "dask", "jax", "jax:x64", "torch")
+        for library in ("array_api_strict:device1", "jax:x64")
     ],
 )
 def test_without_the_fault_the_same_checks_pass(library):
-    """A check that always fails would fail for every mutant too."""
+    """A check that always fails would fail for every mutant too; `test_conforms` has the other libraries."""
     named = {check for mutant in MUTANTS if mutant.library == library for check in mutant.failed_checks}
     judge = Judge(faults.target(ra.apply, library), thorough=True)
     results = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
@@ -160,7 +160,10 @@ STYLES = [
 
 @pytest.mark.parametrize("rotate", STYLES)
 def test_correct_code_in_another_style_passes(rotate):
-    report = check_backend(rotate)
+    # The checks whose bounds depend on how code computes; two styles are judged by all.
+    names = ("definition", "accuracy_small", "accuracy_int32", "accuracy_wide", "combinations", "memory",
+             "positions_of_a_batch", "magnitudes", "nonfinite", "zero_size", "norm")  # fmt: skip
+    report = check_backend(rotate, only=() if rotate in (by_ours, by_rotate_half) else sample(*names))
     assert {"definition", "accuracy_int32[float32]", "positions_of_a_batch"} <= {
         result.name for result in report.of(PASSED)
     }

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._definition import apply_definition
+from rope_array.testing._index_words import indices_text
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
-from rope_array.testing._where import _indices_text, axis_names, describe, element_text, place_of
-from rope_array.testing._wrong import Wrong, alike
+from rope_array.testing._values import alike
+from rope_array.testing._where import axis_names, describe, element_text, place_of
+from rope_array.testing._wrong import Wrong
 
 SHAPE = (3, 4, 6, 16)
 
@@ -165,7 +167,7 @@ def indices_of(text, size):
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.booleans(), min_size=2, max_size=40).filter(lambda each: any(each) and not all(each)))
 def test_a_phrase_names_the_indices(chosen):
-    part = _indices_text("row", np.array(chosen))
+    part = indices_text("row", np.array(chosen))
     if part.simple:
         assert indices_of(part.text, len(chosen)) == [*np.flatnonzero(chosen)]
     else:
@@ -178,7 +180,7 @@ def test_the_phrase_of_a_product_is_of_all_its_sets(case):
     mask, _ = case
     names = axis_names(mask.ndim)
     parts = [
-        _indices_text(name, mask.any(tuple(j for j in range(mask.ndim) if j != i))).text
+        indices_text(name, mask.any(tuple(j for j in range(mask.ndim) if j != i))).text
         for i, name in enumerate(names)
     ]
     text = re.sub(r" \(the last( 2)?\)", "", describe(mask))
@@ -311,43 +313,44 @@ def test_features_outside_the_slice_are_named():
 PLACES = {
     "wrong_direction": ("definition", "all elements", "rotated by the inverse"),
     "base_ignored": ("base", "features from 2 on of every row", "rotated as without base"),
-    "cache_keyed_without_offset": ("calls_at_other_positions", "all elements", "rotated by the row's index"),
+    "cache_keyed_without_offset": ("calls_at_other_positions", "all elements", ""),
     "exponent_i_over_d": ("definition", "features from 2 on of every row", ""),
-    "frequencies_from_head_dim": ("odd_width", "features 2 to 5 of every row", ""),
+    "frequencies_from_head_dim": ("odd_width", "features 2, 3 of every row", "rotated as without rotary_dim"),
     "pairing_mixed": ("definition", "features 1 to 14 of every row", ""),
     "other_pairing": ("definition", "all elements", "rotated with half pairing"),
-    "halves_of_the_head": ("partial_pairing", "features 0 to 11 of every row", ""),
-    "rotary_start_ignored": (
-        "rotary_start", "features 0 to 11 of every row", "rotated as without rotary_start"
+    "halves_of_the_head": ("pairing", "features 0, 1, 8 of every row", ""),
+    "rotary_start_ignored": ("rotary_start", "all elements", "rotated as without rotary_start"),
+    "tail_zeroed": ("rotary_dim", "features from 2 on of every row", "zeros"),
+    "block_of_256_features": (
+        "wide_heads", "features 256, 257 (the last 2) of every row", "equal to x, unchanged"
     ),
-    "tail_zeroed": ("rotary_dim", "features from 4 on of every row", "zeros"),
-    "block_of_256_features": ("wide_heads", "features from 256 on of every row", "equal to x, unchanged"),
-    "only_128_features": ("widths", "features from 128 on of every row", "equal to x, unchanged"),
-    "frequencies_sorted": ("inv_freq", "pairs 0 and 2 to 6 (features 0, 1 and 4 to 13) of every row", ""),
-    "amplitude_squared": ("attention_factor", "all elements", "1.25 times the right values"),
-    "amplitude_on_all": (
-        "attention_factor_of_a_part", "features from 8 on of every row", "1.5 times the right values"
-    ),
+    "only_128_features": ("widths", "features 128, 129 (the last 2) of every row", "equal to x, unchanged"),
+    "frequencies_sorted": ("inv_freq", "features from 4 on of every row", ""),
+    "amplitude_squared": ("attention_factor", "all elements", "2 times the right values"),
+    "amplitude_on_all": ("attention_factor", "features from 2 on of every row", "2 times the right values"),
     "inverse_ignored": ("inverse", "all elements", "rotated forward, not by the inverse"),
     "vectors_and_videos": ("ranks", "all elements", "equal to x, unchanged"),
     "scaling_ignored": ("scaling_linear", "all elements", "rotated as without scaling"),
     "yarn_always_truncated": ("scaling_yarn", "features 2 to 5 of every row", ""),
-    "llama3_without_the_ramp": ("scaling_llama3", "features 4, 5 of every row", ""),
-    "first_coordinate_only": ("axes_chunked", "features from 8 on of every row", ""),
-    "given_frequencies_turn_every_lane": ("axes_without_a_coordinate", "every odd pair of every row", ""),
+    "llama3_without_the_ramp": ("scaling_llama3", "features 2 to 5 of every row", ""),
+    "first_coordinate_only": ("axes", "features from 8 on of rows 0 to 3", ""),
+    "given_frequencies_turn_every_lane": ("axes_and_frequencies", "every odd pair of every row", ""),
     "bfloat16_positions": ("accuracy_2e16[float32]", "56 of 61 rows", ""),
     "positions_counted_in_float32": (
-        "accuracy_2e24[float32]", "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
+        "accuracy_2e24[float32]",
+        "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
         "rotated by pos converted to float32",
     ),
     "positions_wrapped_at_2_24": (
-        "accuracy_2e24[float32]", "rows 19 to 22 (positions from 16,777,216 on) of every head",
+        "accuracy_2e24[float32]",
+        "rows 19 to 22 (positions from 16,777,216 on) of every head",
         "rotated by pos modulo 2^24",
     ),
     "positions_clamped": ("accuracy_2e16[float32]", "positions from 45,368 on, right up to 39,430", ""),
     "positions_of_32_bits": ("accuracy_wide[float64]", "all elements", "rotated by pos converted to int32"),
     "positions_truncated": (
-        "accuracy_float[float32]", "rows 1 to 5 (positions with a fraction) of every head",
+        "accuracy_float[float32]",
+        "rows 1 to 5 (positions with a fraction) of every head",
         "rotated by pos without its fraction",
     ),
     "dtype_narrowed_inside": (
@@ -355,7 +358,9 @@ PLACES = {
     ),
     "off_by_one": ("definition", "all elements", "rotated by pos + 1"),
     "positions_sorted": (
-        "positions_of_their_own", "rows after the first of every head", "rotated by sorted positions"
+        "positions_of_their_own",
+        "every row but 2 of every head",
+        "rotated by the position of the previous row",
     ),
     "one_row_is_the_first": ("positions_offset", "all elements", "equal to x, unchanged"),
     "batch_of_positions_ignored": ("positions_of_a_batch", "batch 1", "rotated by the positions of batch 0"),
@@ -366,20 +371,18 @@ PLACES = {
         "positions_of_heads", "heads after the first", "rotated by the positions of head 0"
     ),
     "second_of_a_tuple_shifted": ("tuples", "all elements", "rotated by pos + 1"),
-    "only_1024_rows": ("many_rows[float32]", "rows from 1,024 on of every head", "equal to x, unchanged"),
-    "only_32_heads": ("many_heads", "heads from 32 on", "equal to x, unchanged"),
+    "only_1024_rows": ("many_rows[float32]", "row 1,024", "equal to x, unchanged"),
+    "only_32_heads": ("many_heads", "head 32", "equal to x, unchanged"),
     "scaled": ("definition", "all elements", "1.01 times the right values"),
     "only_the_first_head": ("definition", "heads after the first", "equal to x, unchanged"),
-    "bits_by_length": ("same_bits_in_a_slice[float32]", "row 2 (position 588) of every head", ""),
-    "only_65536_rows": ("more_rows_than_2e16", "rows from 65,536 on", "equal to x, unchanged"),
-    "step_of_the_first_batch": (
-        "positions_of_a_batch_decoding", "batches after the first", "rotated by the positions of batch 0"
-    ),
+    "bits_by_length": ("same_bits", "row 64 of every head", ""),
+    "only_65536_rows": ("more_rows_than_2e16", "row 65,536", "equal to x, unchanged"),
+    "step_of_the_first_batch": ("positions_of_a_batch", "batch 1", "rotated by the positions of batch 0"),
     "cache_keyed_by_the_ends": (
         "calls_at_like_positions", "rows 1, 2 (positions 5, 7) of every head", "rotated by sorted positions"
     ),
-    "broadcast_misread": ("strides_of_zero", "all elements", "zeros"),
-    "bits_by_number_of_elements": ("same_bits_among_many", "feature 3 of every row", ""),
+    "broadcast_misread": ("memory", "all elements", "zeros"),
+    "bits_by_number_of_elements": ("same_bits", "feature 3 of every row", ""),
 }  # fmt: skip
 
 

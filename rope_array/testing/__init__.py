@@ -1,6 +1,6 @@
 """The definition of rotary position embedding, and a suite that checks any implementation against it."""
 
-from ._causes import Cause
+from ._cause import Cause
 from ._definition import apply_definition, cos_sin, frequencies, rotation_matrix
 from ._libraries import MissingLibrary
 from ._outcome import Result

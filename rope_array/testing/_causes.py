@@ -7,19 +7,18 @@ wrong elements that it explains; then the next hypothesis is looked for. So each
 from __future__ import annotations
 
 import inspect
-import json
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
+from ._cause import Cause, Findings
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
 from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
-from ._hypotheses import Hypothesis, merged, of_accuracy, of_kept_results
+from ._hypotheses import of_accuracy, of_kept_results, with_end
+from ._hypothesis import Hypothesis, merged
 from ._judge import DELETES_X, Judge
 from ._observe import OBSERVERS
 from ._outcome import FAILED, outcome_of
@@ -28,7 +27,7 @@ from ._parts import whole_of
 from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
 from ._verdict import Fault
-from ._which_rotation import find_rotation
+from ._which_rotation import find_rotation, of_other_positions
 from ._wrong import Mask, Wrong
 
 _MOST_CAUSES, _MOST_REJECTED = 8, 8
@@ -38,112 +37,6 @@ WRITES_X = "it writes into x; return a new array"
 DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x, or claim keeps_x=REASON"
 # Code that lacks it is called with copies of x.
 _WRITES = {"lacks": {"keeps_x": "it writes into x"}}
-
-
-@dataclass(frozen=True)
-class Cause:
-    """The likely cause of failures.
-
-    Attributes
-    ----------
-    text
-        The cause, in a few words.
-    claims
-        Fields of `Target` with which the failures go away; empty if the code has to change.
-    explained, failed
-        The number of failures that go away, of all.
-    checks
-        The names of the checks that it explains.
-    facts
-        The cause as data: ``{"positions": "pos converted to int16"}``, ``{"pairs": (31,), "num_pairs": 32}``,
-        ``{"axis": "head", "first": 32}``, ``{"field": "base"}`` that is ignored, ``{"inverse": True}``,
-        ``{"lacks": ["inverse"]}``, a claim, or the factors of a call.
-
-    Examples
-    --------
-    >>> import rope_array as ra
-    >>> from rope_array.testing import run_checks
-    >>> def rotate(x, pos):
-    ...     return ra.apply(x, pos, pairing="half")
-    >>> run_checks(rotate, dtypes=["float32"], layout="sd").cause.options
-    '--claim pairing=half'
-    """
-
-    text: str
-    claims: Mapping[str, Any] = field(default_factory=dict)
-    explained: int = 0
-    failed: int = 0
-    checks: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def options(self) -> str:
-        """The claims as options of the command ``python -m rope_array check``."""
-        return _joined(self.claims)
-
-    @property
-    def withdrawn(self) -> Mapping[str, Any]:
-        """The claims by which the code lacks what the failed checks need: true only if nobody calls it so."""
-        return {name: value for name, value in self.claims.items() if name in _WITHDRAWN}
-
-    @property
-    def stated(self) -> Mapping[str, Any]:
-        """The other claims, which describe a convention or an accuracy."""
-        return {name: value for name, value in self.claims.items() if name not in _WITHDRAWN}
-
-    def __str__(self) -> str:
-        advice = f"; try {_joined(self.stated)}" if self.stated else ""
-        if self.withdrawn:
-            advice += f"; only if nobody calls it so, claim that it lacks this: {_joined(self.withdrawn)}"
-        return f"Likely cause{self.share}: {self.text}{advice}"
-
-    @property
-    def share(self) -> str:
-        """The share of the failures that go away, if not all do: " of 3 of 17"."""
-        return f" of {self.explained} of {self.failed}" if 0 < self.explained < self.failed else ""
-
-
-# Claims that only leave out checks.
-_WITHDRAWN = ("lacks", "fields", "dtypes")
-
-
-def _joined(claims: Mapping[str, Any]) -> str:
-    return " ".join(shlex.join(option) for option in options_of(claims))
-
-
-def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the command-line options of claims, as (option, value)."""
-    for name, value in claims.items():
-        if name == "library":
-            yield "--library", value
-        elif name in ("fixed", "lacks"):
-            yield from (("--claim", f"{key}={_text_of(one)}") for key, one in value.items())
-        else:
-            yield "--claim", f"{name}={_text_of(value)}"
-
-
-def _text_of(value: Any) -> str:
-    """Return a claim's value as the command reads it, with double quotes, which a shell's quotes can hold."""
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
-
-class Findings(NamedTuple):
-    """The cause of all failures together, each cause by itself, and the checks that no cause explains.
-
-    Attributes
-    ----------
-    cause
-        The likely cause; None if none is known.
-    causes
-        The causes, each with the checks that it explains, in the order in which they have to be mended.
-    unexplained
-        The other failed checks, by the place of their wrong elements, or by their fault.
-    """
-
-    cause: Cause | None = None
-    causes: tuple[Cause, ...] = ()
-    unexplained: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
@@ -165,6 +58,8 @@ def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
         search.accept(Hypothesis(DONATES_X, {"written": "x"}, claims=_WRITES))
     elif "definition" in faults:
         found = find_rotation(target)
+        if isinstance(found, Hypothesis) and not found.text and faults["definition"].wrong is None:
+            found = of_other_positions(target, ["offset"])  # it raises for positions that are not consecutive
         if isinstance(found, str):
             return search.only(found)
         if found is not None and found.text:
@@ -227,46 +122,69 @@ class _Search:
             score = len({name.partition("[")[0] for name in explained}) / (2 if one in last else 1)
             # A place in one result of many may be a part of another fault.
             least = 2 if "axis" in one.facts and len(self.left) > 1 else 0
-            if score > most and score >= least and ("definition" not in self.left or "definition" in explained):
+            if (
+                score > most
+                and score >= least
+                and ("definition" not in self.left or "definition" in explained)
+            ):
                 best, most = one, score
         return best
 
     def explained(self, one: Hypothesis) -> list[str]:
-        """Return the names of the checks whose kept results a hypothesis explains."""
+        """Return the checks whose results a hypothesis explains; none if a result contradicts it."""
+        if any(one.covers(fault) and one.is_contradicted(fault) for fault in self.left.values()):
+            return []
         return [name for name, fault in self.left.items() if one.explains(fault)]
 
     def accept(self, one: Hypothesis) -> bool:
-        """Judge what remains if a hypothesis holds; return whether that is less."""
-        explained = self.explained(one)
+        """Judge what remains if a hypothesis holds; return whether the search goes on."""
+        one = with_end(one, self.left)
+        explained = [name for name, fault in self.left.items() if one.covers(fault)]
         try:
-            claims = {name: {**getattr(self.target, name), **value} if name in ("fixed", "lacks") else value
-                      for name, value in one.claims.items()}  # fmt: skip
-            target = replace(self.target, **claims) if claims else self.target
+            target = self._mended(one)
         except ValueError:  # the claims contradict each other
             return self._reject(one)
-        if one.around is not None:
-            target = replace(target, rotate=one.around(target.rotate))
-        words = self._words_of(explained) if one.facts.keys() & {"field", "inverse"} else ""
-        excuses = [*self.excuses, *([one.elements] if one.elements and not one.is_claimed else [])]
-        again = [*self.left] if claims or one.around else explained
-        dtypes = {self.left[name].wrong.dtype for name in explained}
-        # float32 is the usual dtype of calls: it says nothing.
-        where = f" in {min(dtypes)}" if len(dtypes) == 1 < len(self.given.claimed & {*DTYPES}) else ""
-        where = "" if "float32" in dtypes else where
+        is_excused = one.elements is not None and not one.is_claimed
+        excuses = [*self.excuses, *([one.elements] if one.elements and is_excused else [])]
+        again = explained if target is self.target else [*self.left]
         faults = self.faults_now(again, target, excuses)
         gone = [name for name in again if name not in faults]
-        if not gone and not (explained and one.elements and not claims):
+        if not gone and not (explained and is_excused and not one.claims):
             return self._reject(one)
+        cause = self._cause_of(one, explained, gone)
+        if is_excused:
+            self._take_away(one, again)
         self.target, self.excuses = target, excuses
-        if one.elements and not one.is_claimed:
-            for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
-                if wrong is not None:
-                    wrong.take_away(one.elements(wrong))
         self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
-        names = [*explained, *gone]
-        claims = one.shown_claims(self.given) or self._lacking(names)
-        self._add(Cause(words or f"{one.text}{where}", claims, facts=one.facts), names)
+        self._add(cause, [*explained, *gone])
         return True
+
+    def _mended(self, one: Hypothesis) -> Target:
+        """Return the target with the claims of a hypothesis, and called as if it were mended."""
+        changed: dict[str, Any] = {}
+        for name, value in one.claims.items():
+            changed[name] = {**getattr(self.target, name), **value} if name in ("fixed", "lacks") else value
+        if one.around is not None:
+            changed["rotate"] = one.around(self.target.rotate)
+        return replace(self.target, **changed) if changed else self.target
+
+    def _cause_of(self, one: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
+        """Return an accepted hypothesis in words: of the simplest call, if it tells when a field is wrong."""
+        words = self._words_of(explained) if one.facts.keys() & {"field", "inverse"} else ""
+        dtypes = {self.left[name].wrong.dtype for name in explained}
+        several = len(self.given.claimed & {*DTYPES}) > 1
+        # float32 is the usual dtype of calls: it says nothing.
+        where = f" in {min(dtypes)}" if several and len(dtypes) == 1 and "float32" not in dtypes else ""
+        claims = one.shown_claims(self.given) or self._lacking([*explained, *gone])
+        of_gradients = explained and all("the gradient" in self.left[name].contexts for name in explained)
+        what = "the gradient is wrong: " if of_gradients else ""
+        return Cause(words or f"{what}{one.text}{where}", claims, facts=one.facts)
+
+    def _take_away(self, one: Hypothesis, again: Sequence[str]) -> None:
+        """Leave out what a hypothesis explains in the results of the checks that are not run again."""
+        for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
+            if wrong is not None and one.elements is not None:
+                wrong.take_away(one.elements(wrong))
 
     def _reject(self, one: Hypothesis) -> bool:
         self.rejected.add(one.text)
@@ -282,10 +200,11 @@ class _Search:
         try:
             judge = Judge(target, thorough=True)  # only checks that failed are run
         except Exception:  # the target's own, in a trial call
-            return {name: self.left[name] for name in names}
+            return {name: self.left.get(name, Fault("")) for name in names}
         judge.excuses, judge.explains = [*excuses], not judge.is_slow
-        # Only observers that failed watch the calls.
-        judge.observed = {each.check: Fault("") for each in OBSERVERS if each.check not in names}
+        known = [self.left.get(name, Fault("")) for name in names]
+        if all(fault.wrong is not None for fault in known):  # no observer has to watch
+            judge.observed = {each.check: Fault("") for each in OBSERVERS}
         failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
         return {name: judge.faults[name] for name in failed}
 
@@ -336,7 +255,9 @@ class _Search:
         plain, needs = Call(), Counter[str]()
         for name in names:
             call = read_call(self.faults[name].call or "", plain)
-            needs.update({*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH})
+            needs.update(
+                {*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH}
+            )
         needing = self._checks_needing()
         for name, count in needs.most_common():
             some = needing.get(name, ())
@@ -351,19 +272,18 @@ class _Search:
         return {"fields": tuple(each for each in FIELDS if each in self.target.claimed and each != name)}
 
     def _words_of(self, names: Sequence[str]) -> str:
-        """Return the words of the simplest failing call, if each of these checks shows one; else ""."""
-        some = {name: self.left[name] for name in names}
-        if not some or not all(map(factors_of, some.values())):
+        """Return the words of the simplest failing call, if most of these checks show one; else ""."""
+        some = {name: self.left[name] for name in names if factors_of(self.left[name])}
+        if not some or 2 * len(some) < len(names):
             return ""
         requirements = {name: self.checks[name].requirement for name in some}
         text = next(shared_findings(some, requirements)).text
-        return text if text.startswith("wrong with") else ""
+        return text if text.startswith(("wrong with", "the gradient")) else ""
 
     def _words_needing(self, capabilities: Sequence[str]) -> str:
         """Return the words of the simplest failing call of the checks that need capabilities, or ""."""
         names = [name for name in self.left if {*capabilities} & {*self.checks[name].needs}]
-        shown = [name for name in names if factors_of(self.left[name])]
-        return self._words_of(shown) if 2 * len(shown) >= len(names) and not self.causes else ""
+        return "" if self.causes else self._words_of(names)
 
     def _checks_needing(self) -> dict[str, list[str]]:
         """Return the names of the checks that apply to the target, by the capabilities that they need."""
@@ -399,7 +319,9 @@ class _Search:
         explained = tuple(name for name in self.faults if name not in self.left)
         facts = {name: value for cause in causes for name, value in cause.facts.items()}
         text = ", ".join(cause.text for cause in causes)
-        return Findings(Cause(text, claims, len(explained), count, explained, facts), tuple(causes), unexplained)
+        return Findings(
+            Cause(text, claims, len(explained), count, explained, facts), tuple(causes), unexplained
+        )
 
 
 def _fault_of(capability: str) -> str:

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._definition import Plan, apply_definition, pairs_of
+from ._values import alike
 from ._verdict import Fault
 from ._where import PLACE, describe, element_text, rows_of_positions
-from ._wrong import Wrong, alike
+from ._wrong import Wrong
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -346,8 +347,9 @@ def _fault_text(wrong: Wrong) -> str:
     got, exact, bound = (float(each[worst]) for each in (wrong.y, wrong.exact, wrong.bound))
     count = f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements"
     at = f"{element_text(worst)}{_position_text(wrong, worst)}"
+    place = f"{PLACE}{place}; {values}; " if values else f"{PLACE}{place}; "
     return (
-        f"{PLACE}{place}; {f'{values}; ' if values else ''}{count}, {wrong.dtype}; worst at {at}: got {got!r}, "
+        f"{place}{count}, {wrong.dtype}; worst at {at}: got {got!r}, "
         f"exact {exact!r}, off by {abs(got - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
     )
 

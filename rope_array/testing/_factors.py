@@ -1,7 +1,7 @@
 """The factors of a call: everything in which two calls can differ, each described in one place.
 
-A factor is known here only: its plain value, the values to try, how ``--case`` reads them, what a target must
-claim for them, and which values are simpler. `_call` makes a call of a value for each factor.
+A factor's values are known here only: the plain one, those to try, how ``--case`` reads them, what a target
+must claim for them, and which are simpler. `_call` makes the arrays of a call: it says what each value does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Factor(NamedTuple):
     plain
         The value of a plain call; None leaves a field out.
     levels
-        The other values that covers try, in the order in which few of them are taken.
+        The other values that covers try; a cover that takes two levels takes the first two.
     read
         Makes the value of a text; raises ValueError.
     needs
@@ -50,6 +50,8 @@ class Factor(NamedTuple):
         Whether it is a field of the call.
     simpler
         Values to try in place of one that fails, the simplest first.
+    meaning
+        A phrase for the documentation; fields need none.
     """
 
     plain: Any = None
@@ -58,6 +60,7 @@ class Factor(NamedTuple):
     needs: Callable[[Any], Iterable[str]] = lambda value: ()
     is_field: bool = False
     simpler: Callable[[Any], Iterable[Any]] = lambda value: ()
+    meaning: str = ""
 
 
 # ---- texts ----
@@ -205,11 +208,12 @@ def _as_dim(text: str) -> Any:
     return text if text in ("most", "all", "half_of_it") else int(text)
 
 
-# Values such as "other" and "most" depend on the other factors: see `_cover.resolved`.
+# `_cover.resolved` replaces "other" (the pairing that is not the usual one), "most", "all" and "half_of_it".
 _PAIRING = _one_of("interleaved", "half", "other")
+_KINDS = (*PARTS["narrow_positions"], "python", "float", "python_float", "float64")
 
 FACTORS: dict[str, Factor] = {
-    "dtype": Factor("float32", DTYPES, _one_of(*DTYPES), lambda value: (value,)),
+    "dtype": Factor("float32", DTYPES, _one_of(*DTYPES), lambda value: (value,), meaning="the dtype of x"),
     # (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1; and other ranks.
     "rows": Factor(
         SIZES,
@@ -217,29 +221,55 @@ FACTORS: dict[str, Factor] = {
         _as_rows,
         _needs_of_rows,
         simpler=_simpler_rows,
+        meaning="sizes of x but head_dim, the sequence last: `2,3,5` is (B, H, S); `none` for a vector",
     ),
-    "width": Factor(WIDTH, (), int, needs_of_width, simpler=_halvings(WIDTH, 2)),
-    "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
+    "width": Factor(
+        WIDTH, (), int, needs_of_width, simpler=_halvings(WIDTH, 2), meaning="head_dim: any number from 2 on"
+    ),
+    "positions": Factor(
+        "S", SHAPES[1:], _as_shape, needs_of_shape, meaning="the axes of positions, `1` for an axis of size 1"
+    ),
     "kind": Factor(
         "int64",
-        _KINDS := (*PARTS["narrow_positions"], "python", "float", "python_float", "float64"),
+        _KINDS,
         _one_of(*_KINDS, "float32", *(f"python_{name}" for name in PARTS["python_positions"])),
         _needs_of_kind,
+        meaning="the dtype of positions; `python` for a list, `float` for float32, or float64 as x",
     ),
+    # Positions are a few numbers drawn from 0 to this one, or from half of it if it is beyond NEAR.
     "reach": Factor(
         NEAR,
         (FAR, -NEAR),
         int,
         lambda value: ("any_positions", "negative_positions") if value < 0 else (),
         simpler=_simpler_reach,
+        meaning="the largest position, or the smallest if it is negative",
     ),
-    "order": Factor(None, tuple(ORDERS), _as_order, lambda value: ("any_positions",)),
-    "layout": Factor(needs=lambda value: ("strides",)),
+    "order": Factor(
+        None,
+        tuple(ORDERS),
+        _as_order,
+        lambda value: ("any_positions",),
+        meaning="the order of the positions in a row, or each of them: `5,0,9,2`; by default few at random",
+    ),
+    # Each library has its own levels: see `_cover.levels_of`.
+    "layout": Factor(
+        needs=lambda value: ("strides",),
+        meaning="the memory of x: a view of a larger array, strides, alignment, broadcast axes",
+    ),
     "pos_layout": Factor(
-        None, POSITION_LAYOUTS, _one_of(*POSITION_LAYOUTS), lambda value: ("strides", "any_positions")
+        None,
+        POSITION_LAYOUTS,
+        _one_of(*POSITION_LAYOUTS),
+        lambda value: ("strides", "any_positions"),
+        meaning="the memory of positions",
     ),
     "numbers": Factor(
-        None, NUMBERS, _one_of(*NUMBERS), lambda value: ("nonfinite",) if value in ("nan", "infinity") else ()
+        None,
+        NUMBERS,
+        _one_of(*NUMBERS),
+        lambda value: ("nonfinite",) if value in ("nan", "infinity") else (),
+        meaning="the elements of x: near the ends of the dtype's range, not finite, or (1, 0, 0, ...)",
     ),
     "seq_axis": _field("seq_axis", -3, 1, -2, -4, 0, read=int, simpler=lambda value: (-3,)),
     "base": _field("base", 500.0, 1_000_003.5, 10.0, read=float, simpler=lambda value: (500.0,)),
@@ -262,6 +292,7 @@ FACTORS: dict[str, Factor] = {
         _true_or(*(name for name in TUPLES if name is not True)),
         _needs_of_tuple,
         simpler=lambda value: (True,),
+        meaning="x is one of several arrays in a tuple",
     ),
     "gradient": Factor(
         None,
@@ -269,6 +300,7 @@ FACTORS: dict[str, Factor] = {
         _one_of(*COTANGENTS, *WAYS_TO_ASK),
         lambda value: ("gradient", "no_grad") if value == "parameter" else ("gradient",),
         simpler=lambda value: ("contiguous",),
+        meaning="the gradient is judged too, for a cotangent of this memory; `sum` is one number broadcast",
     ),
 }
 FIELDS = tuple(name for name, factor in FACTORS.items() if factor.is_field)
@@ -276,7 +308,7 @@ FIELDS = tuple(name for name, factor in FACTORS.items() if factor.is_field)
 SIMPLE_FIELDS = (
     "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
 )  # fmt: skip
-# Numbers of values: a few of every field, and a tuple.
+# How many levels of each field, and of tuples, covers take.
 FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "scaling": 3, "axes": 2}
 
 

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import spec_of, with_layout
+from ._call import plain_call, spec_of, with_layout
 from ._contract import allowed
-from ._factors import Call
+from ._factors import FIELDS, Call
 from ._judge import Input, Judge
 from ._own import Declined
 
+_OF_LARGE_CALLS = {"dtype", "rows", "width", "positions", "layout", *FIELDS} - {"axes"}
 # Batches, heads and rows repeat with these periods, no powers of two: few rows are computed exactly.
 _PERIODS = (5, 7, 61)
 
@@ -119,7 +120,12 @@ def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) ->
 
 
 def check_large_call(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Make and judge a call of many rows, heads or batches; return False if the target refuses it."""
+    """Make and judge a call of many rows, heads or batches; return False if the target refuses it.
+
+    Raise ValueError for a call with a factor that has no meaning for large arrays, whose parts repeat.
+    """
+    if ignored := {*call.differing(plain_call(j))} - _OF_LARGE_CALLS:
+        raise ValueError(f"a large call ignores {', '.join(sorted(ignored))}")
     shape, per_batch = (*call.rows, call.width), call.positions == "BS"
     return check_large(
         j, shape, dtype=call.dtype, per_batch=per_batch, layout=call.layout, **spec_of(j, call)

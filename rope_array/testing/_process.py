@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
-from ._causes import Findings
+from ._cause import Findings
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED, Result, as_expected

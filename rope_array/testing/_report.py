@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ._causes import Cause, Findings, find_causes
+from ._cause import Cause, Findings
+from ._causes import find_causes
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
 from ._own import BackendTarget
 from ._requires import specific_needs

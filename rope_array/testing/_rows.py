@@ -1,6 +1,11 @@
 """The rows: every check that is data. A call is text; "base=10.0|500.0" stands for two calls.
 
-Which values a factor has, and what they need, is in `_factors`. The checks that are code are in `_checks`.
+A row has a name, a requirement, calls, and the capabilities that all of them need; `few` is the number of
+calls if each is compiled. In the levels of a cover, True stands for all levels of a factor, a number for the
+first ones, beside the plain value. Which values a factor has is in `_factors`. The checks that are code are
+in `_checks`.
+
+Observers may repeat a call between two calls of a row: see `_observe`.
 """
 
 from __future__ import annotations
@@ -129,7 +134,7 @@ POSITION_ROWS = [
     ),
     Row(
         "positions_offset", "One row, a decoding step, is rotated by its own position.",
-        ["rows=2,3,1 reach=3|17|300"], ("offset_positions",),
+        ["rows=2,3,1 order=3|17|300 reach=300", "rows=2,3,1 reach=3|17|300"], ("offset_positions",),
     ),
     Row(
         "positions_of_a_batch",

@@ -104,7 +104,7 @@ MODE_ROWS = [
     Row(
         "training_after_inference",
         "After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept.",
-        _each_field(4, "order=ascending pairing=half|interleaved", "dtype=float64|float16|bfloat16"),
+        _each_field(100, "order=ascending pairing=half|interleaved", "dtype=float64|float16|bfloat16"),
         ("inference_mode", "gradient"), context=contexts.training_after_inference,
     ),
     Row(

@@ -111,7 +111,9 @@ def _finding(name: str, fault: Fault, requirement: str) -> Finding:
     context = ": ".join(fault.contexts)
     if not is_wrong:
         text = _statement(": ".join(filter(None, (context, fault.text))))
-        return Finding(name, check, f"{check} raises {text}" if _ERROR.match(text) else text, is_statement=True)
+        return Finding(
+            name, check, f"{check} raises {text}" if _ERROR.match(text) else text, is_statement=True
+        )
     before = fault.text.rpartition(PLACE)[0].removesuffix(": ").strip()
     before = ": ".join(filter(None, (context, before)))
     if before.startswith("the gradient"):
@@ -152,7 +154,9 @@ def _subject(fault: Fault, cotangent: str) -> str:
     return f"{context}: {wrong}" if context else wrong
 
 
-def by_place(faults: Mapping[str, Fault], failed: Collection[str], claimed: Collection[str]) -> dict[str, Any]:
+def by_place(
+    faults: Mapping[str, Fault], failed: Collection[str], claimed: Collection[str]
+) -> dict[str, Any]:
     """Return the names of checks by the place in their detail, or by the detail.
 
     `failed` has the names of all failed checks, `claimed` the claimed dtypes.
@@ -169,7 +173,11 @@ def only_in(names: Collection[str], failed: Collection[str], claimed: Collection
     dtypes = {name.partition("[")[2][:-1] for name in names}
     others = {dtype for dtype in DTYPES if dtype in claimed} - dtypes
     checks = {name.partition("[")[0] for name in names}
-    if "" in dtypes or not others or any(f"{check}[{other}]" in failed for check in checks for other in others):
+    if (
+        "" in dtypes
+        or not others
+        or any(f"{check}[{other}]" in failed for check in checks for other in others)
+    ):
         return ""
     return f", in {' and '.join(sorted(dtypes))} only"
 

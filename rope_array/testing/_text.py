@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._causes import options_of
+from ._cause import options_of
 from ._checks import subjects
 from ._claims import shorten
 from ._contract import ANGLES, ARITHMETIC

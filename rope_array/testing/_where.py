@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._index_words import LISTED, Part, indices_text
 
 Mask = NDArray[np.bool_]
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 # Precedes the place in the messages of checks; a semicolon ends it.
 PLACE = "wrong: "
-# Indices are listed up to this number.
-_LISTED = 4
-
-
-class Part(NamedTuple):
-    """The phrase of a set of indices, and whether it names every index."""
-
-    text: str
-    simple: bool = True
 
 
 def axis_names(ndim: int) -> tuple[str, ...]:
@@ -99,7 +92,7 @@ def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: 
 
 def _hull(chosen: Mask) -> Mask:
     """Return all indices from the first to the last, if the set would take many words."""
-    text = _indices_text("", chosen)
+    text = indices_text("", chosen)
     if text.simple and " and " not in text.text:
         return chosen
     return _between(chosen)
@@ -189,11 +182,11 @@ def _rows_text(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[str], M
     names = axis_names(rows.ndim + 1)[:-1]
     sets = [_along(rows, axis) for axis in range(rows.ndim)]
     box = _box(rows)
-    lead = [_indices_text(name, one).text for name, one in zip(names[:-1], sets[:-1], strict=True)]
+    lead = [indices_text(name, one).text for name, one in zip(names[:-1], sets[:-1], strict=True)]
     exact = np.array_equal(box, rows)
     within = np.ix_(*sets[:-1], np.ones(len(sets[-1]), bool))
     at = None if positions is None else _positions_text(positions[within], rows[within])
-    own = _indices_text("row", sets[-1])
+    own = indices_text("row", sets[-1])
     if not exact and at is not None:
         return [at, *filter(None, reversed(lead))], rows
     if exact and own.text and at is not None:
@@ -229,7 +222,7 @@ def _ends_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
         seen = "" if near else f", right from {_number(good.min())} on"
         return f"positions up to {_number(bad.max())}{seen}"
     between = (good > bad.min()) & (good < bad.max())
-    if bad.size > _LISTED and not between.any():
+    if bad.size > LISTED and not between.any():
         return f"positions {_number(bad.min())} to {_number(bad.max())}"
     if np.abs(bad).min() > np.abs(good).max():
         return f"positions {_number(np.abs(bad).min())} or more from 0"
@@ -245,7 +238,7 @@ def _kinds_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
         for parity, word in ((1, "odd"), (0, "even")):
             if (bad % 2 == parity).all() and (good % 2 != parity).all():
                 return f"{word} positions"
-    if bad.size <= _LISTED:
+    if bad.size <= LISTED:
         return f"positions {', '.join(map(_number, bad))}"
     return None
 
@@ -254,72 +247,12 @@ def _number(value: Any) -> str:
     return f"{int(value):,}" if value == round(float(value)) else f"{float(value):g}"
 
 
-# ---- indices ----
-
-
-def _plural(name: str) -> str:
-    return f"{name}es" if name.endswith("ch") else f"{name}s"
-
-
-def _indices_text(name: str, chosen: Mask) -> Part:
-    """Return the phrase of a set of indices; an empty one for all indices."""
-    found, size = np.flatnonzero(chosen), len(chosen)
-    if len(found) == size:
-        return Part("")
-    one, many = (name, _plural(name)) if not name.startswith("axis") else ("index", "indices")
-    end = f" of {name}" if name.startswith("axis") else ""
-    text = _set_text(one, many, found, size)
-    if text is not None:
-        return Part(f"{text}{end}")
-    return Part(f"{len(found):,} of {size:,} {many}{end}", simple=False)
-
-
-def _set_text(one: str, many: str, found: NDArray[np.intp], size: int) -> str | None:
-    """Describe indices exactly in a few words; None if they have no simple form."""
-    first, last, count = int(found[0]), int(found[-1]), len(found)
-    if count == 1:
-        return f"{one} {first:,}"
-    if count == last - first + 1:
-        return _range_text(many, first, last, size)
-    missing = np.setdiff1d(np.arange(size), found)
-    if len(missing) == 1 and size > 3:
-        return f"every {one} but {int(missing[0]):,}"
-    steps = np.unique(np.diff(found))
-    if count > 2 and len(steps) == 1 and (step := int(steps[0])) > 1:
-        if first < step and last + step >= size:
-            return f"every {('even', 'odd')[first]} {one}" if step == 2 else _every(one, step, first)
-        if count > _LISTED:
-            return f"{_every(one, step, first)} to {last:,}"
-    if count <= _LISTED:
-        return f"{many} {', '.join(f'{i:,}' for i in found.tolist())}"
-    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
-    if len(runs) <= 3:
-        return f"{many} {' and '.join(_run_text(run) for run in runs)}"
-    return None
-
-
-def _every(one: str, step: int, first: int) -> str:
-    return f"every {step}{ {2: 'nd', 3: 'rd'}.get(step, 'th') } {one} from {first:,}"
-
-
-def _run_text(run: NDArray[np.intp]) -> str:
-    first, last = int(run[0]), int(run[-1])
-    return f"{first:,} to {last:,}" if len(run) > 2 else ", ".join(f"{i:,}" for i in run.tolist())
-
-
-def _range_text(many: str, first: int, last: int, size: int) -> str:
-    if last == size - 1 and first == 1:
-        return f"{many} after the first"
-    if last - first < 2:
-        return f"{many} {first:,}, {last:,}"
-    if last == size - 1:
-        return f"{many} from {first:,} on"
-    return f"{many} {first:,} to {last:,}"
+# ---- features ----
 
 
 def _features_text(chosen: Mask, pairs: Pairs | None) -> str:
     """Describe features, by their pairs if that is simpler."""
-    own = _indices_text("feature", chosen)
+    own = indices_text("feature", chosen)
     count = int(chosen.sum())
     if count <= 2 < len(chosen) and chosen[-count:].all():
         return f"{own.text} (the last{f' {count}' if count > 1 else ''})"
@@ -339,10 +272,10 @@ def _pairs_text(chosen: Mask, pairs: Pairs) -> str | None:
         outside = chosen[rest].all() and not first.any() and not second.any()
         return "all features outside the rotated slice" if outside else None
     if np.array_equal(first, second):
-        part = _indices_text("pair", first)
+        part = indices_text("pair", first)
         return part.text or "all pairs" if part.simple else None
     for members, other, word in ((first, second, "first"), (second, first, "second")):
-        if not other.any() and (part := _indices_text("pair", members)).simple:
+        if not other.any() and (part := indices_text("pair", members)).simple:
             return f"the {word} member{' of ' + part.text if part.text else 's of all pairs'}"
     return None
 

@@ -1,6 +1,6 @@
 """Find which rotation plain calls are: in another library or layout, of other fields, backwards.
 
-The search is `rope_array.diagnose`'s. The code is called again for each library, layout and kind of positions.
+The search is `rope_array.diagnose`'s. The code is called for each library, layout and kind of positions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from ._claims import one_line
 from ._contract import Accuracy, assert_contract
 from ._factors import SIZES, WIDTH
-from ._hypotheses import Hypothesis, casting, of_likeness, together
+from ._hypothesis import Hypothesis, casting, of_likeness, together
 from ._judge import Floats, Input, Judge
 from ._own import RULES, OwnApply
 from ._target import Target
-from ._wrong import OTHER_DIRECTION, by_positions
+from ._values import OTHER_DIRECTION, by_positions
 
 _LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
 _PLAIN = {"pairing": "interleaved", "base": 10000.0, "rotary_start": 0}
@@ -80,11 +80,11 @@ def find_rotation(target: Target) -> Hypothesis | str | None:
         if found is not None and own:
             mistake = found.mistake
     if isinstance(first, Exception):
-        return _of_other_positions(target) or _fault_of(first)
+        return of_other_positions(target) or _fault_of(first)
     return f"in the plain call, {mistake}" if mistake else None
 
 
-def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
+def of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
     """Return the hypothesis that the target takes positions of another shape only, or none."""
     for kind in kinds if target.positions == "any" else ():
         try:
@@ -102,7 +102,7 @@ def _of_a_batch(target: Target) -> Hypothesis | None:
 
     Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
     """
-    found = _of_other_positions(target, ["batch"])
+    found = of_other_positions(target, ["batch"])
     return None if found is None or "layout" in found.claims else found
 
 

@@ -1,0 +1,117 @@
+"""A likely cause of failures, and its claims as options of the command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The likely cause of failures.
+
+    Attributes
+    ----------
+    text
+        The cause, in a few words.
+    claims
+        Fields of `Target` with which the failures go away; empty if the code has to change.
+    explained, failed
+        The number of failures that go away, of all.
+    checks
+        The names of the checks that it explains.
+    facts
+        The cause as data: ``{"positions": "pos converted to int16"}``, ``{"pairs": (31,), "num_pairs": 32}``,
+        ``{"axis": "head", "first": 32}``, ``{"field": "base"}`` that is ignored, ``{"inverse": True}``,
+        ``{"lacks": ["inverse"]}``, a claim, or the factors of a call.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from rope_array.testing import run_checks
+    >>> def rotate(x, pos):
+    ...     return ra.apply(x, pos, pairing="half")
+    >>> run_checks(rotate, dtypes=["float32"], layout="sd").cause.options
+    '--claim pairing=half'
+    """
+
+    text: str
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    explained: int = 0
+    failed: int = 0
+    checks: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> str:
+        """The claims as options of the command ``python -m rope_array check``."""
+        return _joined(self.claims)
+
+    @property
+    def withdrawn(self) -> Mapping[str, Any]:
+        """The claims by which the code lacks what the failed checks need: true only if nobody calls it so."""
+        return {name: value for name, value in self.claims.items() if name in _WITHDRAWN}
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """The other claims, which describe a convention or an accuracy."""
+        return {name: value for name, value in self.claims.items() if name not in _WITHDRAWN}
+
+    def __str__(self) -> str:
+        advice = f"; try {_joined(self.stated)}" if self.stated else ""
+        if self.withdrawn:
+            advice += f"; only if nobody calls it so, claim that it lacks this: {_joined(self.withdrawn)}"
+        return f"Likely cause{self.share}: {self.text}{advice}"
+
+    @property
+    def share(self) -> str:
+        """The share of the failures that go away, if not all do: " of 3 of 17"."""
+        return f" of {self.explained} of {self.failed}" if 0 < self.explained < self.failed else ""
+
+
+# Claims that only leave out checks.
+_WITHDRAWN = ("lacks", "fields", "dtypes")
+
+
+def _joined(claims: Mapping[str, Any]) -> str:
+    return " ".join(shlex.join(option) for option in options_of(claims))
+
+
+def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the command-line options of claims, as (option, value)."""
+    for name, value in claims.items():
+        if name == "library":
+            yield "--library", value
+        elif name in ("fixed", "lacks"):
+            yield from (("--claim", f"{key}={_text_of(one)}") for key, one in value.items())
+        else:
+            yield "--claim", f"{name}={_text_of(value)}"
+
+
+def _text_of(value: Any) -> str:
+    """Return a claim's value as the command reads it, with double quotes, which a shell's quotes can hold."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+class Findings(NamedTuple):
+    """The cause of all failures together, each cause by itself, and the checks that no cause explains.
+
+    Attributes
+    ----------
+    cause
+        The likely cause; None if none is known.
+    causes
+        The causes, each with the checks that it explains, in the order in which they have to be mended.
+    unexplained
+        The other failed checks, by the place of their wrong elements, or by their fault.
+    """
+
+    cause: Cause | None = None
+    causes: tuple[Cause, ...] = ()
+    unexplained: Mapping[str, tuple[str, ...]] = MappingProxyType({})
