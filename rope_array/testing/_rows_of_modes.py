@@ -84,7 +84,10 @@ def _compiled_gradients(j: Judge) -> Iterator[Call]:
 
 
 def _compiled_fields(j: Judge) -> Iterator[Call]:
-    """Yield a call of each field; with JAX, of a wide head in each dtype too."""
+    """Yield a call of each field, unless all rows compile it; with JAX, of a wide head in each dtype too."""
+    if j.target.compiled:
+        yield from read_calls(j, "", "pairing=other", reach=4001)
+        return
     yield from _each_field(4001)(j)
     if transformed.is_one_program(j):
         for width in _wide(j):
