@@ -1,6 +1,7 @@
 """The conformance suite over the kernel at every level of instructions the processor has, and without it."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -59,5 +60,5 @@ def test_each_backend_conforms_by_name(backend):
         pytest.skip(_native.unavailable_reason())
     printed = check("numpy", LEVELS[0], "--backend", backend)
     assert printed.startswith("PASSED: ")
-    declined = "declined 3: its numbers are of the other byte order (3)"
-    assert (declined in " ".join(printed.split())) == (backend != "array-api")
+    declined = r"declined (\d+): its numbers are of the other byte order \(\1\)"
+    assert bool(re.search(declined, " ".join(printed.split()))) == (backend != "array-api")
