@@ -391,6 +391,8 @@ def test_the_message_of_a_mutant_names_the_place(name):
     check_name, place, values = PLACES[name]
     (mutant,) = (each for each in faults.load_mutants() if each.name == name)
     (check,) = (each for each in checks() if each.name == check_name)
-    outcome, detail = outcome_of(check, Judge(mutant.target()))
-    assert (outcome, place_of(detail)) == (FAILED, place)
-    assert not values or f"; {values}; " in detail
+    judge = Judge(mutant.target())
+    outcome, _ = outcome_of(check, judge)
+    text = judge.faults[check_name].text
+    assert (outcome, place_of(text)) == (FAILED, place)
+    assert not values or f"; {values}; " in text

@@ -241,8 +241,8 @@ def lazy_call(j: Judge, call: Call, seed: int = 0) -> bool:
 
 @may_refuse
 def in_shards(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Judge a call under jax.shard_map over the sequence."""
-    made = make(j, call, seed)
+    """Judge a call at consecutive positions under jax.shard_map over the sequence."""
+    made = make(j, call.replace(order="ascending" if j.claims("any_positions") else None), seed)
     x, rows = made.x, call.rows[-1]
     if rows % 8:
         return False

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     requirement: str
     calls: Sequence[str | Cover] | Callable[[Judge], Iterable[Call]]
     needs: tuple[str, ...] = ()
-    few: int = 6
+    few: int = 5
     each_dtype: bool = False
     values: bool = True
     context: Context = check_call

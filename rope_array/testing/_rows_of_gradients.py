@@ -48,7 +48,7 @@ GRADIENT_ROWS = [
              "dtype": True, "width": _WIDE, "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
             [*(("dtype", name) for name in FIELDS), *(("pairing", "width", name) for name in FIELDS),
              *pairs_of("rows", *FIELDS)], alone=True,
-        )], ("gradient",), few=10,
+        )], ("gradient",), few=5,
     ),
     Row(
         "gradient_of_scaling", "The gradient has the frequencies and the amplitude of each scaling rule.",
@@ -89,6 +89,6 @@ GRADIENT_ROWS = [
             {**dict.fromkeys((*SIMPLE_FIELDS, "seq_axis"), 1), "dtype": True, "rows": [(2, 3, 3)],
              "gradient": ["contiguous"]},
             [("dtype", *some) for some in combinations((*SIMPLE_FIELDS, "seq_axis"), 3)],
-        )], ("gradient",), few=8,
+        )], ("gradient",), few=4,
     ),
 ]  # fmt: skip

@@ -61,7 +61,9 @@ class Fault(AssertionError):
         )
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, (*self.contexts, self._of_call(), self.text)))
+        call = self._of_call()
+        text = self.text.removeprefix("wrong: ") if call else self.text  # the call says that it is wrong
+        return ": ".join(filter(None, (*self.contexts, call, text)))
 
     def _of_call(self) -> str:
         if self.call is None:
