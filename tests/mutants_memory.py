@@ -66,6 +66,8 @@ fault("negative_strides_misread", "pos_is_row and pos.strides[0] < 0", pos="pos[
 fault("positions_from_the_start_of_memory",
       "pos_is_row and pos.flags.c_contiguous and pos.base is not None and pos.base.dtype == pos.dtype",
       pos="pos.base.ravel()[: pos.size]", kills="strides_of_positions")
+fault("x_broadcast_along_rows_misread", "ndim == 4 and rows > 1 and x.strides[2] == 0", leave=":, :, 1:",
+      kills="memory")
 fault("strides_of_zero_misread", "pos_is_array and any(np.equal(pos.strides, 0) & np.greater(pos.shape, 1))",
       pos="np.zeros_like(pos)", kills="strides_of_positions")
 fault("positions_in_the_other_byte_order_misread",

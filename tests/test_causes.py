@@ -638,3 +638,34 @@ def test_a_call_after_positions_were_written_does_not_explain_other_calls():
     other = Fault(place, call="rows=1,1,4 reach=10")
     faults = {"positions_written_in_place": stale, "calls_at_other_positions": other}
     assert len(next(shared_findings(faults, dict.fromkeys(faults, "It is right."))).names) == 1
+
+
+def test_two_conventions_are_found_by_the_definition_alone():
+    def rotate(x, pos):
+        return by_halves(x, angles(x, pos, dtype=np.float32)).astype(x.dtype)
+
+    report = run_checks(rotate, only=["definition"], dtypes=["float32"])
+    assert report.cause.claims == {"fixed": {"pairing": "half"}, "angles": "float32"}
+
+
+def test_the_call_of_an_observer_is_the_simplest():
+    def rotate(x, pos):
+        y = by_pairs(x, angles(x, pos)).astype(x.dtype)
+        y.setflags(write=False)
+        return y
+
+    report = run_checks(rotate, only=["magnitudes", "results_are_writable"], dtypes=["float16", "float32"])
+    assert [one.call for one in report.of("failed")] == [""]
+
+
+@pytest.mark.library("torch")
+def test_a_gradient_that_is_lost_in_one_dtype_is_not_claimed_away():
+    torch = pytest.importorskip("torch")
+
+    def rotate(x, pos):
+        y = ra.apply(x, pos)
+        return y.detach().requires_grad_() if x.dtype == torch.bfloat16 and x.requires_grad else y
+
+    report = run_checks(rotate, only=["gradient", "gradient_of_shapes"], library="torch")
+    assert [one.name for one in report.of("failed")] == ["gradient[bfloat16]"]
+    assert not report.causes or not report.cause.claims

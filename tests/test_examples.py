@@ -186,7 +186,9 @@ def test_random_calls_that_are_all_refused_do_not_apply():
     [
         ("width", "cannot read 'width'; give factors as NAME=VALUE"),
         ("size=3", "cannot read 'size=3'; give factors as NAME=VALUE, of dtype, rows"),
-        ("width=wide", "cannot read 'width=wide'"),
+        ("width=wide", "cannot read 'width=wide': give a whole number"),
+        ("base=ten", "cannot read 'base=ten': give a number"),
+        ("width=8 rows=2,5 width=16", "width is given twice"),
         ("rows=-1,1", "give sizes of 0 or more"),
         ("inverse=no", "give one of True"),
         ("pairing=both", "give one of interleaved, half"),
@@ -215,6 +217,11 @@ def test_no_value_is_simpler_than_a_simpler_one():
 def test_a_case_that_contradicts_itself_fails():
     (case,) = extra_checks(cases=["rotary_dim=64"])
     assert "its values contradict each other" in detail(case, judge(ra.apply))
+
+
+def test_a_case_that_would_fill_the_memory_is_not_made():
+    (case,) = extra_checks(cases=["rows=99999,99999,99999"])
+    assert "elements; give 268,435,456 at most" in detail(case, judge(ra.apply))
 
 
 def test_negative_numbers_of_examples_are_an_error():

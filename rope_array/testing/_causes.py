@@ -18,7 +18,7 @@ from ._checks import checks
 from ._claims import CAPABILITIES, REACH
 from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
 from ._hypotheses import of_accuracy, of_kept_results, with_end
-from ._hypothesis import Hypothesis, merged
+from ._hypothesis import Hypothesis, merged, together
 from ._judge import DELETES_X, Judge
 from ._observe import OBSERVERS
 from ._outcome import FAILED, outcome_of
@@ -63,7 +63,7 @@ def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
         if isinstance(found, str):
             return search.only(found)
         if found is not None and found.text:
-            search.accept(found)
+            search.accept(found, is_known=True)
     elif "inputs_unchanged" in faults and "x was written" in faults["inputs_unchanged"].text:
         search.accept(Hypothesis(WRITES_X, {"written": "x"}, claims=_WRITES))
     while len(search.causes) < _MOST_CAUSES and search.left and (best := search.best()):
@@ -104,6 +104,7 @@ class _Search:
         self.excuses: list[Callable[[Wrong], Mask]] = []
         self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
         self.rejected: set[str] = set()
+        self.known: list[Hypothesis] = []  # true ones, with which no check passes yet
 
     # ---- hypotheses ----
 
@@ -136,8 +137,11 @@ class _Search:
             return []
         return [name for name, fault in self.left.items() if one.explains(fault)]
 
-    def accept(self, one: Hypothesis) -> bool:
-        """Judge what remains if a hypothesis holds; return whether the search goes on."""
+    def accept(self, one: Hypothesis, is_known: bool = False) -> bool:
+        """Judge what remains if a hypothesis holds; return whether the search goes on.
+
+        A known one, with which no check passes, becomes a part of the next cause.
+        """
         one = with_end(one, self.left)
         explained = [name for name, fault in self.left.items() if one.covers(fault)]
         try:
@@ -150,7 +154,11 @@ class _Search:
         faults = self.faults_now(again, target, excuses)
         gone = [name for name in again if name not in faults]
         if not gone and not (explained and is_excused and not one.claims):
-            return self._reject(one)
+            if not is_known:
+                return self._reject(one)
+            self.known, self.target, self.left = [one], target, {**self.left, **faults}
+            return True
+        one, self.known = together([*self.known, one]) if self.known else one, []
         cause = self._cause_of(one, explained, gone)
         if is_excused:
             self._take_away(one, again)

@@ -19,6 +19,8 @@ from ._verdict import Fault
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
+# Of a call that is given: larger ones would fill the memory.
+_MOST_GIVEN = 2**28
 _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 # Draws for one valid call.
 _TRIES = 200
@@ -69,6 +71,8 @@ def _check_given(j: Judge, texts: Sequence[str]) -> None:
         case = resolved(j, read_call(text, plain_call(j)))
         claimed = fits(j, case) and case.layout in layouts
         assert claimed, f"case {text!r}: its values contradict each other, or the target's claims"
+        count = math.prod(case.rows) * case.width
+        assert count <= _MOST_GIVEN, f"case {text!r}: x has {count:,} elements; give {_MOST_GIVEN:,} at most"
         cases.append(case)
     j.watched_every = 1
     check_calls(j, cases, None, _check_observed_call)

@@ -80,8 +80,22 @@ def _true_or(*names: str) -> Callable[[str], Any]:
     return lambda text: True if text == "True" else read_name(text)
 
 
+def _as_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("give a whole number") from None
+
+
+def _as_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("give a number") from None
+
+
 def _as_rows(text: str) -> tuple[int, ...]:
-    rows = () if text == "none" else tuple(int(size) for size in text.split(","))
+    rows = () if text == "none" else tuple(_as_int(size) for size in text.split(","))
     if rows and min(rows) < 0:
         raise ValueError("give sizes of 0 or more")
     return rows
@@ -205,7 +219,7 @@ def _simpler_reach(reach: int) -> Iterator[int]:
 
 
 def _as_dim(text: str) -> Any:
-    return text if text in ("most", "all", "half_of_it") else int(text)
+    return text if text in ("most", "all", "half_of_it") else _as_int(text)
 
 
 # `_cover.resolved` replaces "other" (the pairing that is not the usual one), "most", "all" and "half_of_it".
@@ -224,7 +238,12 @@ FACTORS: dict[str, Factor] = {
         meaning="sizes of x but head_dim, the sequence last: `2,3,5` is (B, H, S); `none` for a vector",
     ),
     "width": Factor(
-        WIDTH, (), int, needs_of_width, simpler=_halvings(WIDTH, 2), meaning="head_dim: any number from 2 on"
+        WIDTH,
+        (),
+        _as_int,
+        needs_of_width,
+        simpler=_halvings(WIDTH, 2),
+        meaning="head_dim: any number from 2 on",
     ),
     "positions": Factor(
         "S", SHAPES[1:], _as_shape, needs_of_shape, meaning="the axes of positions, `1` for an axis of size 1"
@@ -240,7 +259,7 @@ FACTORS: dict[str, Factor] = {
     "reach": Factor(
         NEAR,
         (FAR, -NEAR),
-        int,
+        _as_int,
         lambda value: ("any_positions", "negative_positions") if value < 0 else (),
         simpler=_simpler_reach,
         meaning="the largest position, or the smallest if it is negative",
@@ -271,14 +290,14 @@ FACTORS: dict[str, Factor] = {
         lambda value: ("nonfinite",) if value in ("nan", "infinity") else (),
         meaning="the elements of x: near the ends of the dtype's range, not finite, or (1, 0, 0, ...)",
     ),
-    "seq_axis": _field("seq_axis", -3, 1, -2, -4, 0, read=int, simpler=lambda value: (-3,)),
-    "base": _field("base", 500.0, 1_000_003.5, 10.0, read=float, simpler=lambda value: (500.0,)),
+    "seq_axis": _field("seq_axis", -3, 1, -2, -4, 0, read=_as_int, simpler=lambda value: (-3,)),
+    "base": _field("base", 500.0, 1_000_003.5, 10.0, read=_as_float, simpler=lambda value: (500.0,)),
     "rotary_dim": _field("rotary_dim", 8, 4, "all", read=_as_dim, simpler=_halvings(2, 2)),
-    "rotary_start": _field("rotary_start", 4, 3, read=int, simpler=_simpler_start),
+    "rotary_start": _field("rotary_start", 4, 3, read=_as_int, simpler=_simpler_start),
     "pairing": _field("pairing", "other", "half", "interleaved", read=_PAIRING),
     "out_pairing": _field("out_pairing", "other", "half", "interleaved", read=_PAIRING),
     "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
-    "attention_factor": _field("attention_factor", 1.1, 0.7, read=float, simpler=lambda value: (2.0,)),
+    "attention_factor": _field("attention_factor", 1.1, 0.7, read=_as_float, simpler=lambda value: (2.0,)),
     "scaling": _field(
         "scaling", "yarn", "ntk", "linear", read=_as_rule, needs=_needs_of_rule, simpler=_simpler_rules
     ),
@@ -364,12 +383,14 @@ def read_call(text: str, plain: Call) -> Call:
     ValueError
         A factor is unknown, or its value cannot be read.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for part in text.split():
         name, equals, value = part.partition("=")
         if name not in FACTORS or not equals:
             known = ", ".join(FACTORS)
             raise ValueError(f"case: cannot read {part!r}; give factors as NAME=VALUE, of {known}")
+        if name in values:
+            raise ValueError(f"case: {name} is given twice; give each factor once")
         try:
             values[name] = FACTORS[name].read(value)
         except ValueError as error:

@@ -102,7 +102,9 @@ POSITION_LAYOUTS = (
     "the_other_byte_order",
 )  # fmt: skip
 # Layouts of an x that is broadcast, with the axes along which it repeats.
-BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1)}
+BROADCAST_AXES = {
+    "broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1), "broadcast_rows": (2,),
+}  # fmt: skip
 # The value of `in_tuple` for a tuple of arrays of two dtypes.
 TWO_DTYPES = "two_dtypes"
 TUPLES: dict[Any, int] = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}

@@ -229,9 +229,9 @@ COVER_ROWS = [
         "sizes_and_fields",
         "Every claimed field is correct for many rows, heads or batches, in every claimed dtype.",
         [Cover(
-            {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "layout": True,
-             "reach": 1},
-            [*pairs_of("rows", *FEW_FIELDS, "reach"), ("rows", "dtype", "positions"),
+            {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "reach": 1,
+             "layout": [None, "transposed", "a_slice", "every_second", "a_fused_projection", "reversed"]},
+            [*pairs_of("rows", *FEW_FIELDS, "reach", "layout"), ("rows", "dtype", "positions"),
              *pairs_of("dtype", *FEW_FIELDS),
              *(("rows", "positions", name) for name in ("seq_axis", "inverse", "axes"))],
         )], few=7,

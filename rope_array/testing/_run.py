@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from difflib import get_close_matches
 from typing import Any
 
+from . import _watch
 from ._checks import checks
 from ._examples import extra_checks
 from ._judge import Check, Judge
@@ -120,6 +121,7 @@ def run_checks(
     check_expected(expected, every)
     started = time.perf_counter()
     judge = Judge(resolved, thorough)
+    every = with_refusals(every, judge) if only else every
     results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(resolved)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
@@ -206,6 +208,16 @@ def _named(names: Sequence[str]) -> tuple[Check, ...]:
     for name in names:
         _check_known("only", name, [*bases.values(), *bases])
     return tuple(check for check in checks() if not {check.name, bases[check.name]}.isdisjoint(names))
+
+
+def with_refusals(every: tuple[Check, ...], judge: Judge) -> tuple[Check, ...]:
+    """Add the check that refusals raise, if a trial call of the judge's target ended the process.
+
+    Other checks leave out the calls that ended it, and pass.
+    """
+    if not _watch.ended and not judge.target.exits:
+        return every
+    return tuple(dict.fromkeys((*every, *(check for check in checks() if check.name == "refusals_raise"))))
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:

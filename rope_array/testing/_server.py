@@ -24,7 +24,7 @@ from ._options import Options, expected_of
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._own import calls_of
 from ._report import plain_findings, plain_target
-from ._run import check_expected
+from ._run import check_expected, with_refusals
 from ._target import Target
 from ._verdict import Fault
 
@@ -80,6 +80,7 @@ class Server:
             check_expected(self.expected, every)
             _preset(target, tried)
             self.judge = Judge(target, given.thorough)
+            every = with_refusals(every, self.judge) if given.only else every
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
         self.checks = {check.name: check for check in every}

@@ -211,9 +211,9 @@ def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collecti
         The names of all checks that apply and need the capability.
     """
     some = [name for name in needing if name in faults]
-    if capability in _NEVER_WITHDRAWN:
-        raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in some)
-        return capability == "gradient" and all(raised)
+    raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in some)
+    if capability in _NEVER_WITHDRAWN and not (capability == "gradient" and all(raised)):
+        return False
     if capability in DTYPES:
         return f"accuracy_small[{capability}]" in faults
     failed, all_needing = ({name.partition("[")[0] for name in names} for names in (some, needing))

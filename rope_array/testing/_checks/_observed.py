@@ -1,11 +1,15 @@
 """The checks of the observers, which watch every call of every row: each has calls of its own, too."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
+from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
-from rope_array.testing._factors import FEW_FIELDS
+from rope_array.testing._factors import FEW_FIELDS, Call, read_call
 from rope_array.testing._judge import Check, Judge
 from rope_array.testing._observe import OBSERVERS, check_call
+from rope_array.testing._shrink import simplest
+from rope_array.testing._verdict import Fault
 
 # Code chooses by dtype, field, memory and size: each alone, then some together.
 _LEVELS = {
@@ -40,7 +44,27 @@ def _check(j: Judge, name: str) -> None:
         _observe(j)
     if name in j.observed:
         j.told.add(name)
-        raise j.observed[name]
+        fault = j.observed[name]
+        call = read_call(fault.call or "", plain_call(j))
+        raise simplest(j, call, fault, _watched_for(name))
+
+
+def _watched_for(name: str) -> Callable[[Judge, Call, int], bool]:
+    """Return a context that makes a call for one observer, and raises the fault that it sees."""
+
+    def watched(j: Judge, call: Call, seed: int = 0) -> bool:
+        known, usual = j.observed, j.watched_every
+        j.observed, j.watched_every = {each.check: Fault("") for each in OBSERVERS if each.check != name}, 1
+        try:
+            with suppress(Exception):  # wrong values fail other checks
+                check_call(j, call, seed)
+            if name in j.observed:
+                raise j.observed[name]
+        finally:
+            j.observed, j.watched_every = known, usual
+        return True
+
+    return watched
 
 
 def _observe(j: Judge) -> None:
