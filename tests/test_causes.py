@@ -669,3 +669,14 @@ def test_a_gradient_that_is_lost_in_one_dtype_is_not_claimed_away():
     report = run_checks(rotate, only=["gradient", "gradient_of_shapes"], library="torch")
     assert [one.name for one in report.of("failed")] == ["gradient[bfloat16]"]
     assert not report.causes or not report.cause.claims
+
+
+def test_the_next_finding_is_of_code_with_the_causes_before_mended():
+    def rotate(x, pos):
+        return by_halves(x, angles(x, pos, dtype=np.float32)).astype(x.dtype)
+
+    report = run_checks(rotate, only=["direction", "definition"], dtypes=["float32"])
+    first, second = report.causes
+    assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
+    assert "; within the error of float32 angles; " in second.found
+    assert "half pairing" not in second.found

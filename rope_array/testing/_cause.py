@@ -28,6 +28,8 @@ class Cause:
         The cause as data: ``{"positions": "pos converted to int16"}``, ``{"pairs": (31,), "num_pairs": 32}``,
         ``{"axis": "head", "first": 32}``, ``{"field": "base"}`` that is ignored, ``{"inverse": True}``,
         ``{"lacks": ["inverse"]}``, a claim, or the factors of a call.
+    found
+        The finding of the first of the checks once the causes before are mended; "" for the first cause.
 
     Examples
     --------
@@ -45,6 +47,7 @@ class Cause:
     failed: int = 0
     checks: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    found: str = field(default="", repr=False)
 
     @property
     def options(self) -> str:

@@ -104,6 +104,7 @@ class _Search:
         self.excuses: list[Callable[[Wrong], Mask]] = []
         self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
         self.rejected: set[str] = set()
+        self.faults_then: dict[str, Fault] = {}  # of each check, when that cause was accepted
         self.known: list[Hypothesis] = []  # true ones, with which no check passes yet
 
     # ---- hypotheses ----
@@ -162,9 +163,9 @@ class _Search:
         cause = self._cause_of(one, explained, gone)
         if is_excused:
             self._take_away(one, again)
+        self._add(cause, [*explained, *gone])
         self.target, self.excuses = target, excuses
         self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
-        self._add(cause, [*explained, *gone])
         return True
 
     def _mended(self, one: Hypothesis) -> Target:
@@ -200,7 +201,8 @@ class _Search:
 
     def _add(self, cause: Cause, names: Sequence[str]) -> None:
         for name in names:
-            self.owner.setdefault(name, len(self.causes))
+            if self.owner.setdefault(name, len(self.causes)) == len(self.causes):
+                self.faults_then[name] = self.left[name]
         self.causes.append(cause)
 
     def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Fault]:
@@ -317,7 +319,10 @@ class _Search:
                           if self.owner.get(name) == number and name not in self.left)  # fmt: skip
             if names:
                 text = f"{cause.text}{only_in(names, self.faults, self.given.claimed)}"
-                causes.append(replace(cause, text=text, explained=len(names), failed=count, checks=names))
+                found = str(self.faults_then[names[0]]) if causes else ""
+                causes.append(
+                    replace(cause, text=text, explained=len(names), failed=count, checks=names, found=found)
+                )
         unexplained = by_place(self.left, self.faults, self.given.claimed)
         if not causes:
             return Findings(unexplained=unexplained)

@@ -162,7 +162,8 @@ def plain_findings(findings: Findings) -> dict[str, Any]:
     """Return the plain values of the causes of failures."""
     cause, stated = findings.cause, findings.cause.stated if findings.cause else {}
     causes = [
-        {"text": one.text, "options": one.options, "checks": list(one.checks)} for one in findings.causes
+        {"text": one.text, "options": one.options, "checks": list(one.checks), "found": one.found}
+        for one in findings.causes
     ]
     advice = None
     if cause is not None and stated:

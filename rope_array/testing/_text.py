@@ -216,7 +216,7 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
     for cause in causes:
         options = f" ({cause['options']})" if cause["options"] else ""
         yield from _wrap(f"  Cause: {cause['text']}{options}", 4)
-        yield from _in_full([failed.pop(name) for name in cause["checks"]], verbose)
+        yield from _in_full([failed.pop(name) for name in cause["checks"]], verbose, cause["found"])
     groups = _alike(failed, plain["unexplained"])
     if groups and causes:
         yield "  No cause found for:"
@@ -238,14 +238,19 @@ def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) ->
     return sorted(groups.values(), key=lambda group: not group[0]["ended"])
 
 
-def _in_full(results: Sequence[_Plain], verbose: bool) -> Iterator[str]:
-    """Yield the requirement and the finding of the first of like failures, or of all."""
+def _in_full(results: Sequence[_Plain], verbose: bool, found: str = "") -> Iterator[str]:
+    """Yield the requirement and the finding of the first of like failures, or of all.
+
+    `found` is the first finding once other causes are mended, if it differs.
+    """
     groups = [*_by_name(results).items()]
     for name, some in groups if verbose else groups[:1]:
         yield from _wrap(f"  {_with_dtypes(name, some)}", 6)
         yield from _wrap(f"    required: {some[0]['requirement']}", 14)
         for result in some if verbose else some[:1]:
             yield from _wrap(f"    found:    {result['detail']}", 14)
+            if result is results[0] and found not in ("", result["detail"]):
+                yield from _wrap(f"    next:     with the causes above mended, {found}", 14)
     if len(groups) > 1 and not verbose:
         yield from _wrap(f"    so too:   {', '.join(_with_dtypes(*group) for group in groups[1:])}", 14)
 
