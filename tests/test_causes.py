@@ -680,3 +680,11 @@ def test_the_next_finding_is_of_code_with_the_causes_before_mended():
     assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
     assert "; within the error of float32 angles; " in second.found
     assert "half pairing" not in second.found
+
+
+def test_positions_without_their_sign_are_not_called_the_inverse():
+    report = run_checks(
+        lambda x, pos: ra.apply(x, np.abs(np.asarray(pos))),
+        only=["accuracy_negative", "accuracy_float", "calls_far_and_near"], dtypes=["float32"],
+    )  # fmt: skip
+    assert report.cause.facts == {"positions": "|pos|"}

@@ -375,7 +375,7 @@ PLACES = {
     "only_32_heads": ("many_heads", "head 32", "equal to x, unchanged"),
     "scaled": ("definition", "all elements", "1.01 times the right values"),
     "only_the_first_head": ("definition", "heads after the first", "equal to x, unchanged"),
-    "bits_by_length": ("same_bits", "row 64 of every head", ""),
+    "bits_by_length": ("same_bits", "row 2", ""),
     "only_65536_rows": ("more_rows_than_2e16", "row 65,536", "equal to x, unchanged"),
     "step_of_the_first_batch": ("positions_of_a_batch", "batch 1", "rotated by the positions of batch 0"),
     "cache_keyed_by_the_ends": (

@@ -62,8 +62,12 @@ class Hypothesis(NamedTuple):
         return self.covers(fault) and not self.is_contradicted(fault)
 
     def is_contradicted(self, fault: Fault) -> bool:
-        """Return whether results are right at the place, where wrong ones are too."""
-        if fault.wrong is None or self.elements is None or "axis" not in self.facts:
+        """Return whether results are right at the place where wrong ones are, or forward where some are not."""
+        if fault.wrong is None or self.elements is None:
+            return False
+        if "inverse" in self.facts:
+            return bool((~fault.wrong.mask & ~self.elements(fault.wrong)).any())
+        if "axis" not in self.facts:
             return False
         place, like = self.elements(fault.wrong), likeness_of(fault.wrong)
         alike = fault.wrong.mask | like.elements(fault.wrong) if like in SIMPLE else fault.wrong.mask

@@ -40,7 +40,11 @@ def likeness_of(wrong: Wrong) -> Likeness | None:
     """Return the values of the wrong elements, if they have a name."""
     if "likeness" not in wrong.known:
         names = (one for one in _likenesses(wrong) if wrong.is_all(one.elements(wrong)))
-        wrong.known["likeness"] = next(names, None)
+        first = next(names, None)
+        if first is not None and first.facts is not None and not first.elements(wrong).all():
+            # Another rotation may hold for the right elements, too: |pos|, not the inverse.
+            first = next((one for one in names if one.facts and one.elements(wrong).all()), first)
+        wrong.known["likeness"] = first
     found: Likeness | None = wrong.known["likeness"]
     return found
 
