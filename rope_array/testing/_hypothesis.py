@@ -62,7 +62,7 @@ class Hypothesis(NamedTuple):
         return self.covers(fault) and not self.is_contradicted(fault)
 
     def is_contradicted(self, fault: Fault) -> bool:
-        """Return whether results are right at the place where wrong ones are, or forward where some are not."""
+        """Return whether results are right at the place of wrong ones, or not all rotated backwards."""
         if fault.wrong is None or self.elements is None:
             return False
         if "inverse" in self.facts:
