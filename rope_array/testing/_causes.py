@@ -313,7 +313,8 @@ class _Search:
 
     def findings(self) -> Findings:
         """Return the causes with the checks that they explain."""
-        count, causes = len(self.faults), []
+        count = len(self.faults)
+        causes: list[Cause] = []
         for number, cause in enumerate(self.causes):
             names = tuple(name for name in self.faults
                           if self.owner.get(name) == number and name not in self.left)  # fmt: skip
