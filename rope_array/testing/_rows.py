@@ -232,6 +232,7 @@ COVER_ROWS = [
             {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "reach": 1,
              "layout": [None, "transposed", "a_slice", "every_second", "a_fused_projection", "reversed"]},
             [*pairs_of("rows", *FEW_FIELDS, "reach", "layout"), ("rows", "dtype", "positions"),
+             ("rows", "dtype", "inverse"),
              *pairs_of("dtype", *FEW_FIELDS),
              *(("rows", "positions", name) for name in ("seq_axis", "inverse", "axes"))],
         )], few=7,
