@@ -113,7 +113,11 @@ class Strict(Library):
         return self._moved(array, self.device) if self.device else array
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
-        return np.from_dlpack(self._moved(array, "CPU_DEVICE") if self.device else array)
+        array = self._moved(array, "CPU_DEVICE") if self.device else array
+        try:
+            return np.from_dlpack(array)
+        except BufferError:  # NumPy 2.0 exports no read-only array
+            return np.from_dlpack(self.xp.asarray(array, copy=True))
 
     def _moved(self, array: Array, device: str) -> Array:
         return self.xp.asarray(array, device=self.native.Device(device))
