@@ -102,6 +102,7 @@ class Strict(Library):
 
     name = module = namespace = "array_api_strict"
     floats = ("float32", "float64")
+    reasons = MappingProxyType(dict.fromkeys(("float16", "bfloat16"), "the standard has none"))
     device = ""  # of arrays; empty for the default
 
     @property
