@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array.testing import Target, _shrink
+from rope_array.testing import Target, _shrink, run_checks
 from rope_array.testing._call import fits, plain_call
 from rope_array.testing._checks import checks
 from rope_array.testing._cover import covering, resolved
@@ -59,6 +59,11 @@ def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
         call = resolved(one, plain.replace(**{name: level}))
         simpler = _shrink.simplified(call, plain, lambda c: getattr(c, name) != getattr(plain, name))
         assert simpler.differing(plain) == call.differing(plain)
+
+
+def test_random_calls_are_judged_after_the_calls_for_observers():
+    report = run_checks(wrong_beyond_148_features, only=["inputs_unchanged"], examples=1500)
+    assert [one.outcome for one in report.results] == [PASSED, FAILED]
 
 
 def test_fixed_checks_miss_the_planted_fault():

@@ -82,8 +82,10 @@ class Judge:
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
     plain
         The plain call, once it is made by `_call.plain_call`.
-    observes_all
+    is_observed
         Whether the calls for observers were made.
+    judges_values
+        Whether the values of results are judged; not while the calls for observers are made.
     watched_every
         Costly observers watch one call in this number.
     excuses
@@ -109,7 +111,8 @@ class Judge:
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
         self.told: set[str] = set()
-        self.observes_all = False
+        self.is_observed = False
+        self.judges_values = True
         self.watched_every = 48
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}

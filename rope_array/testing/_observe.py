@@ -66,9 +66,8 @@ class Observer(NamedTuple):
 
 
 def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
-    """Return whether a costly observer watches a call: of many calls, at most one in `least`."""
-    is_given = j.watched_every == 1 and not j.observes_all  # by --case
-    every = 1 if is_given else max(j.watched_every, least)
+    """Return whether a costly observer watches a call; of the calls for observers, at most one in `least`."""
+    every = j.watched_every if j.judges_values else max(j.watched_every, least)
     return watched.seed % every == turn % every
 
 
@@ -328,8 +327,7 @@ def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[],
     except Declined:
         return None
     results = results_of(j, made, y)
-    # The calls for observers are judged by other checks.
-    numbers = [j.numbers(each) for each in results] if j.claims("values") and not j.observes_all else []
+    numbers = [j.numbers(each) for each in results] if j.claims("values") and j.judges_values else []
 
     def again() -> tuple[Any, ...]:
         return results_of(j, made, j.call(made.x, made.pos, **made.spec))

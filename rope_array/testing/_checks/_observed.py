@@ -1,7 +1,7 @@
 """The checks of the observers, which watch every call of every row: each has calls of its own, too."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
@@ -40,7 +40,7 @@ def observed_checks() -> list[Check]:
 
 
 def _check(j: Judge, name: str) -> None:
-    if name not in j.observed and not j.observes_all:
+    if name not in j.observed and not j.is_observed:
         _observe(j)
     if name in j.observed:
         j.told.add(name)
@@ -53,30 +53,40 @@ def _watched_for(name: str) -> Callable[[Judge, Call, int], bool]:
     """Return a context that makes a call for one observer, and raises the fault that it sees."""
 
     def watched(j: Judge, call: Call, seed: int = 0) -> bool:
-        known, usual = j.observed, j.watched_every
-        j.observed, j.watched_every = {each.check: Fault("") for each in OBSERVERS if each.check != name}, 1
+        known, j.observed = j.observed, {each.check: Fault("") for each in OBSERVERS if each.check != name}
         try:
-            with suppress(Exception):  # wrong values fail other checks
+            with _observing(j), suppress(Exception):
+                j.watched_every = 1
                 check_call(j, call, seed)
             if name in j.observed:
                 raise j.observed[name]
         finally:
-            j.observed, j.watched_every = known, usual
+            j.observed = known
         return True
 
     return watched
 
 
+@contextmanager
+def _observing(j: Judge) -> Iterator[None]:
+    """Judge no values of the calls inside, which other checks judge."""
+    usual, j.judges_values = j.watched_every, False
+    try:
+        yield
+    finally:
+        j.watched_every, j.judges_values = usual, True
+
+
 def _observe(j: Judge) -> None:
-    """Make calls that all observers watch; wrong values are not judged here."""
-    j.observes_all, usual = True, j.watched_every
-    for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
-        if j.is_slow and seed >= _FEW:
-            break
-        if not j.is_slow:
-            j.watched_every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
-        with suppress(Exception):  # the checks of these calls report it
-            check_call(j, call, seed)
-    j.watched_every = usual
+    """Make calls that all observers watch."""
+    j.is_observed = True
+    with _observing(j):
+        for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
+            if j.is_slow and seed >= _FEW:
+                break
+            if not j.is_slow:
+                j.watched_every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
+            with suppress(Exception):  # the checks of these calls report it
+                check_call(j, call, seed)
     if not j.calls.served:
         j.raise_refused("refuses every call")
