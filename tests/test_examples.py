@@ -209,16 +209,6 @@ def test_a_case_that_cannot_be_read_is_an_error(text, message):
         extra_checks(cases=[text], target=resolve("numpy"))
 
 
-def test_no_value_is_simpler_than_a_simpler_one():
-    """The search for a simpler call ends: it takes any simpler value that fails."""
-    for name, factor in FACTORS.items():
-        values = [value for value in (factor.plain, *factor.levels) if not isinstance(value, str | None)]
-        values += [] if name != "scaling" else ["yarn", "ntk", "linear"]
-        for value in values:
-            for simpler in factor.simpler(value):
-                assert simpler == value or value not in factor.simpler(simpler), (name, value, simpler)
-
-
 def test_a_case_that_contradicts_itself_fails():
     (case,) = extra_checks(cases=["rotary_dim=64"])
     assert "its values contradict each other" in detail(case, judge(ra.apply))

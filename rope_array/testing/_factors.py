@@ -49,7 +49,7 @@ class Factor(NamedTuple):
     is_field
         Whether it is a field of the call.
     simpler
-        Values to try in place of one that fails, the simplest first.
+        Values to try in place of one that fails, the simplest first, up to the value itself.
     meaning
         A phrase for the documentation; fields need none.
     """
@@ -207,11 +207,6 @@ def _simpler_start(start: int) -> Iterator[int]:
     yield from _halvings(1)(start)
 
 
-def _simpler_rules(text: str) -> tuple[str, ...]:
-    kinds = ("linear", "ntk", "yarn")
-    return kinds[: kinds.index(text)] if text in kinds else kinds
-
-
 def _simpler_reach(reach: int) -> Iterator[int]:
     sign = -1 if reach < 0 else 1
     low = 1 if reach < 0 else NEAR + 1
@@ -299,7 +294,13 @@ FACTORS: dict[str, Factor] = {
     "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
     "attention_factor": _field("attention_factor", 1.1, 0.7, read=_as_float, simpler=lambda value: (2.0,)),
     "scaling": _field(
-        "scaling", "yarn", "ntk", "linear", read=_as_rule, needs=_needs_of_rule, simpler=_simpler_rules
+        "scaling",
+        "yarn",
+        "ntk",
+        "linear",
+        read=_as_rule,
+        needs=_needs_of_rule,
+        simpler=lambda value: ("linear", "ntk", "yarn"),
     ),
     "axes": _field(
         "axes", "blocks", "alternating", read=_one_of(*AXES), needs=lambda value: ("axes", "any_positions")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ._call import fits, plain_call
-from ._cover import Cover, resolved
+from ._cover import Cover, resolved, single_fields
 from ._factors import Call, needs_of, read_call
 from ._judge import Check, Judge, NoCalls
 from ._observe import check_call
@@ -116,3 +116,15 @@ def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[Call]:
     plain = plain_call(j).replace(**values)
     read = (resolved(j, read_call(text, plain)) for text in alternatives(texts))
     return (call for call in read if fits(j, call))
+
+
+def each_field(reach: int, *texts: str, cover: Cover | None = None) -> Callable[[Judge], Iterator[Call]]:
+    """Return a function that yields calls of each field alone at far positions, of texts, and of a cover."""
+
+    def calls(j: Judge) -> Iterator[Call]:
+        far = min(reach, j.target.reach)
+        yield from (call.replace(reach=far) for call in single_fields(j) if not call.in_tuple)
+        yield from read_calls(j, *texts, reach=far)
+        yield from cover.calls(j) if cover is not None else ()
+
+    return calls

@@ -7,7 +7,7 @@ from itertools import combinations
 from ._cover import Cover, pairs_among, pairs_of
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
 from ._named_values import AXES
-from ._row import Row
+from ._row import Row, each_field
 from ._rows_of_scaling import RULES_AND_PARAMETERS, YARN
 
 _RECORDED = "gradient=contiguous"
@@ -90,5 +90,36 @@ GRADIENT_ROWS = [
              "gradient": ["contiguous"]},
             [("dtype", *some) for some in combinations((*SIMPLE_FIELDS, "seq_axis"), 3)],
         )], ("gradient",), few=4,
+    ),
+    Row(
+        "gradient_after_other_calls",
+        "A gradient belongs to its own call, also if other calls are made before it is asked for.",
+        lambda j: (call.replace(gradient="later") for call in each_field(100, "positions=BS")(j)),
+        ("gradient", "offset_positions"), few=1,
+    ),
+    Row(
+        "gradient_of_a_sum",
+        "The gradient is right for a cotangent that is one number broadcast, as the gradient of a sum is.",
+        ["gradient=sum"],
+    ),
+    Row(
+        "gradient_of_a_tuple", "The gradient is right for each array of a tuple, if the others need none.",
+        ["in_tuple=True gradient=alone"],
+    ),
+    Row(
+        "gradient_twice", "A gradient asked for twice is the same, and so is the gradient of the next call.",
+        ["gradient=twice", "gradient=twice"],
+    ),
+    Row(
+        "gradient_of_a_gradient",
+        "The gradient of a gradient is the forward rotation, as the gradient is linear in the cotangent.",
+        ["gradient=second", "gradient=second pairing=other", "gradient=second out_pairing=other",
+         "gradient=second inverse=True", "gradient=second attention_factor=1.1",
+         "gradient=second rotary_dim=8", "gradient=second seq_axis=-3|1"], few=1,
+    ),
+    Row(
+        "gradient_of_a_parameter",
+        "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
+        ["gradient=parameter reach=12345"],
     ),
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from . import _contexts as contexts
 from . import _transformed as transformed
@@ -11,7 +11,7 @@ from ._cover import Cover, pairs_among, single_fields
 from ._factors import FEW_FIELDS, SIMPLE_FIELDS, Call
 from ._judge import Judge
 from ._parts import MODEL_WIDTHS
-from ._row import Row, read_calls
+from ._row import Row, each_field, read_calls
 
 # Far positions: floats of 16 bits round them, and products of them that are too narrow.
 _FAR = "reach=12345"
@@ -28,21 +28,9 @@ _CROSSED = Cover(
 )  # fmt: skip
 
 
-def _each_field(reach: int, *texts: str, cover: Cover | None = None) -> Callable[[Judge], Iterator[Call]]:
-    """Return a function that yields calls of each field alone at far positions, of texts, and of a cover."""
-
-    def calls(j: Judge) -> Iterator[Call]:
-        far = min(reach, j.target.reach)
-        yield from (call.replace(reach=far) for call in single_fields(j) if not call.in_tuple)
-        yield from read_calls(j, *texts, reach=far)
-        yield from cover.calls(j) if cover is not None else ()
-
-    return calls
-
-
-_UNDER_A_SETTING = _each_field(12345, cover=_CROSSED)
+_UNDER_A_SETTING = each_field(12345, cover=_CROSSED)
 # A large x too, as code may choose a kernel for inference by size.
-_FOR_INFERENCE = _each_field(12345, "rows=1,16,520", cover=_CROSSED)
+_FOR_INFERENCE = each_field(12345, "rows=1,16,520", cover=_CROSSED)
 
 
 def _wide(j: Judge) -> list[int]:
@@ -88,7 +76,7 @@ def _compiled_fields(j: Judge) -> Iterator[Call]:
     if j.target.compiled:
         yield from read_calls(j, "", "pairing=other", reach=4001)
         return
-    yield from _each_field(4001)(j)
+    yield from each_field(4001)(j)
     if transformed.is_one_program(j):
         for width in _wide(j):
             yield from read_calls(j, "dtype=float32|float64|float16|bfloat16", reach=4001, width=width)
@@ -107,7 +95,7 @@ MODE_ROWS = [
     Row(
         "training_after_inference",
         "After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept.",
-        _each_field(100, "order=ascending pairing=half|interleaved", "dtype=float64|float16|bfloat16"),
+        each_field(100, "order=ascending pairing=half|interleaved", "dtype=float64|float16|bfloat16"),
         ("inference_mode", "gradient"), context=contexts.training_after_inference,
     ),
     Row(
@@ -138,14 +126,14 @@ MODE_ROWS = [
     Row(
         "vmap",
         "Mapped over any axis of x, once or twice, each x of any rank is rotated as by a call of its own.",
-        _each_field(12345, "rows=none positions=scalar", "rows=5|3,5 pairing=half|interleaved",
+        each_field(12345, "rows=none positions=scalar", "rows=5|3,5 pairing=half|interleaved",
                     "positions=BS rows=2,4,5"),
         ("vmap",), few=1, context=transformed.MAPPED,
     ),
     Row(
         "vmap_of_positions",
         "Mapped over x and positions, or positions alone, each x is rotated by its own positions.",
-        _each_field(12345, "positions=BS"), ("vmap_positions", "offset_positions"), few=1,
+        each_field(12345, "positions=BS"), ("vmap_positions", "offset_positions"), few=1,
         context=transformed.MAPPED_WITH_POSITIONS,
     ),
     Row(
@@ -155,7 +143,7 @@ MODE_ROWS = [
     ),
     Row(
         "jvp", "The derivative along a tangent, in forward mode, is the tangent rotated.",
-        _each_field(12345), ("jvp", "gradient"), few=1, context=transformed.DERIVATIVE,
+        each_field(12345), ("jvp", "gradient"), few=1, context=transformed.DERIVATIVE,
     ),
     Row(
         "positions_of_a_shard",
@@ -207,40 +195,6 @@ MODE_ROWS = [
         _AFTER, ("no_grad",), thorough=True,
         # Not a second one: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
         context=contexts.after("a call with fake tensors", contexts.fake_call, contexts.check_alone),
-    ),
-]  # fmt: skip
-
-MORE_GRADIENT_ROWS = [
-    Row(
-        "gradient_after_other_calls",
-        "A gradient belongs to its own call, also if other calls are made before it is asked for.",
-        lambda j: (call.replace(gradient="later") for call in _each_field(100, "positions=BS")(j)),
-        ("gradient", "offset_positions"), few=1,
-    ),
-    Row(
-        "gradient_of_a_sum",
-        "The gradient is right for a cotangent that is one number broadcast, as the gradient of a sum is.",
-        ["gradient=sum"],
-    ),
-    Row(
-        "gradient_of_a_tuple", "The gradient is right for each array of a tuple, if the others need none.",
-        ["in_tuple=True gradient=alone"],
-    ),
-    Row(
-        "gradient_twice", "A gradient asked for twice is the same, and so is the gradient of the next call.",
-        ["gradient=twice", "gradient=twice"],
-    ),
-    Row(
-        "gradient_of_a_gradient",
-        "The gradient of a gradient is the forward rotation, as the gradient is linear in the cotangent.",
-        ["gradient=second", "gradient=second pairing=other", "gradient=second out_pairing=other",
-         "gradient=second inverse=True", "gradient=second attention_factor=1.1",
-         "gradient=second rotary_dim=8", "gradient=second seq_axis=-3|1"], few=1,
-    ),
-    Row(
-        "gradient_of_a_parameter",
-        "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
-        [f"gradient=parameter {_FAR}"],
     ),
     Row(
         "lazy", "A call computes nothing: the result is lazy, whatever the fields.",

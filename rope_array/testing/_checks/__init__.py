@@ -47,7 +47,7 @@ _BY_SUBJECT = {
     "refusals": _of(_refusals),
     "sizes": [*_rows_of(_rows.SIZE_ROWS), *_of(_sizes)],
     "invariants": _of(_invariants),
-    "gradients": _rows_of([*_rows_of_gradients.GRADIENT_ROWS, *_rows_of_modes.MORE_GRADIENT_ROWS]),
+    "gradients": _rows_of(_rows_of_gradients.GRADIENT_ROWS),
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
     "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
 }
