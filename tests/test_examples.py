@@ -108,7 +108,7 @@ def test_what_an_observer_sees_fails_the_case_or_the_random_calls(rotate, case, 
     for check in (given, *extra_checks(200)):
         assert detail(check, judge(rotate)).startswith(f"{observer}: ")
     one = judge(rotate)
-    one.told.add(observer)  # its own check told of it
+    one.reported.add(observer)
     assert not outcome_of(given, one)[1].startswith(observer)
 
 

@@ -126,8 +126,8 @@ def adapt_arguments(rotate: Rotate, order: str) -> Rotate:
         if ys is None:
             return None
         if not isinstance(ys, tuple | list) or len(ys) != 2:
-            kind = type(ys).__name__
-            raise TypeError(f"rotate({order}) returns a {kind}; return two arrays, q and k rotated")
+            type_name = type(ys).__name__
+            raise TypeError(f"rotate({order}) returns a {type_name}; return two arrays, q and k rotated")
         return tuple(ys) if isinstance(x, tuple) else ys[0]
 
     return call

@@ -39,7 +39,7 @@ _DISTINCT = 8
 
 
 class Made(NamedTuple):
-    """The arguments of a call, and what is needed to judge it.
+    """The arguments of a call, and the numbers that the definition needs to judge it.
 
     Attributes
     ----------
@@ -217,11 +217,11 @@ def _tuple_with(j: Judge, call: Call, values: NDArray[Any], x: Input) -> list[In
         return [x]
     if call.in_tuple == "twice":
         return [x, x]
-    other = np.random.default_rng(99).permuted(values, axis=-1)
+    permuted = np.random.default_rng(99).permuted(values, axis=-1)
     if call.in_tuple == "fewer_heads" and len(call.rows) == 3 and len(call.positions) < 3:
-        other = np.concatenate([other, other], axis=1)
-    first = j.array(other, first_dtype(j, call))
-    return [first, x, j.array(other[..., ::-1], call.dtype)][: TUPLES[call.in_tuple]]
+        permuted = np.concatenate([permuted, permuted], axis=1)
+    first = j.array(permuted, first_dtype(j, call))
+    return [first, x, j.array(permuted[..., ::-1], call.dtype)][: TUPLES[call.in_tuple]]
 
 
 def first_dtype(j: Judge, call: Call) -> str:
@@ -251,9 +251,9 @@ def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any
     """
     if layout in BROADCAST_AXES and x.values.ndim == 4:
         index = tuple(slice(0, 1) if axis in BROADCAST_AXES[layout] else slice(None) for axis in range(4))
-        one = j.array(x.values[index], x.dtype)
-        values = np.broadcast_to(one.values, x.values.shape)
-        return Input(j.lib.expanded(one.array, values.shape), values, x.dtype), []
+        first = j.array(x.values[index], x.dtype)
+        values = np.broadcast_to(first.values, x.values.shape)
+        return Input(j.lib.expanded(first.array, values.shape), values, x.dtype), []
     for name, array, whole in views_of(j, x) if layout not in (None, "contiguous") else ():
         if name == layout:
             return x._replace(array=array), whole
@@ -308,9 +308,9 @@ def num_coordinates(j: Judge, call: Call) -> int:
 
 def _float_of(j: Judge, call: Call) -> str:
     """Return the dtype of float positions: an angle that is a product is as exact as its position."""
-    wide = call.kind == "float64" or (call.dtype == "float64" and j.target.angles == "float64")
-    wide = wide and j.claims("float_positions[float64]")
-    return "float64" if wide or not j.claims("float_positions[float32]") else "float32"
+    asks_for_float64 = call.kind == "float64" or (call.dtype == "float64" and j.target.angles == "float64")
+    use_float64 = asks_for_float64 and j.claims("float_positions[float64]")
+    return "float64" if use_float64 or not j.claims("float_positions[float32]") else "float32"
 
 
 def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:

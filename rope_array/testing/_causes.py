@@ -69,7 +69,7 @@ def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
     while len(search.causes) < _MOST_CAUSES and search.left and (best := search.best()):
         if not search.accept(best):
             break
-    search.tell()
+    search.explain_rest()
     return search.findings()
 
 
@@ -190,7 +190,7 @@ class _Search:
         return Cause(words or f"{what}{one.text}{where}", claims, facts=one.facts)
 
     def _take_away(self, one: Hypothesis, again: Sequence[str]) -> None:
-        """Leave out what a hypothesis explains in the results of the checks that are not run again."""
+        """Leave out the explained elements in the results of the checks that are not run again."""
         for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
             if wrong is not None and one.elements is not None:
                 wrong.take_away(one.elements(wrong))
@@ -225,10 +225,10 @@ class _Search:
             self.left, lambda name: bool(self.faults_now([name], self.given, ())), compiled
         )
 
-    # ---- the last word ----
+    # ---- failures that no hypothesis explains ----
 
-    def tell(self) -> None:
-        """Name what is left: capabilities that the target lacks, then findings that checks share."""
+    def explain_rest(self) -> None:
+        """Add causes for the failures left: lacking capabilities, then findings that several checks share."""
         if "definition" not in self.left:
             for one in self._withdrawals():
                 self.accept(one)

@@ -79,12 +79,12 @@ def _check_given(j: Judge, texts: Sequence[str]) -> None:
 
 
 def _check_observed_call(j: Judge, call: Call, seed: int = 0) -> bool:
-    """Make, watch and judge a call; raise what an observer sees, unless a check of its own told of it."""
+    """Make, watch and judge a call; raise an observer's fault, unless its own check reported it."""
     # Observers that saw a fault do not look again.
-    j.observed = {check: fault for check, fault in j.observed.items() if check in j.told}
+    j.observed = {check: fault for check, fault in j.observed.items() if check in j.reported}
     served = check_call(j, call, seed)
     for check, fault in j.observed.items():
-        if check not in j.told:
+        if check not in j.reported:
             j.watched_every = 1  # a simpler call is watched, too
             raise Fault.of(fault, context=check)
     return served

@@ -1,7 +1,7 @@
 """The factors of a call: everything in which two calls can differ, each described in one place.
 
-A factor's values are known here only: the plain one, those to try, how ``--case`` reads them, what a target
-must claim for them, and which are simpler. `_call` makes the arrays of a call: it says what each value does.
+A factor's values are known here only: the plain one, those to try, how ``--case`` reads them, the claims
+that they need, and simpler ones. `_call` makes the arrays of a call: it says what each value does.
 """
 
 from __future__ import annotations

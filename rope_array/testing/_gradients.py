@@ -72,9 +72,9 @@ def _check_pulled(j: Judge, call: Call, made: Made, gs: list[Input], rotate: Cal
 
 
 def _pulled(j: Judge, pull: Callable[[Any], Any], cotangent: Any, twice: bool) -> Sequence[Any]:
-    """Return the gradient that is asked for once; or twice, as far as the target keeps what it saved."""
+    """Return the gradient asked for once; or twice, unless the target frees its saved arrays after one."""
     if twice:
-        with suppress(Exception):  # compiled code may free what it saved
+        with suppress(Exception):  # compiled code may free its saved arrays
             return list(j.lib.pulled_twice(pull, cotangent))
     return [pull(cotangent)]
 

@@ -76,8 +76,8 @@ class Judge:
         Earlier results with their bits, to see whether a later call writes to them.
     observed
         The first fault that each observer saw, by the name of its check.
-    told
-        The names of the observers' checks that failed, and so told of it.
+    reported
+        The names of the checks of observers that failed.
     matched_ranks
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
     plain
@@ -110,7 +110,7 @@ class Judge:
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.is_observed = False
         self.judges_values = True
         self.watched_every = 48

@@ -149,7 +149,7 @@ def _statement(detail: str) -> str:
 
 
 def _text_of_call(fault: Fault) -> str:
-    """Return the finding of a check that shows the simplest failing call, and what is right."""
+    """Return the finding of a check with its simplest failing call, and the nearest right calls."""
     call = (fault.call or "").split()
     cotangent = next((one.partition("=")[2] for one in call if one.startswith("gradient=")), "")
     shown = " ".join(one for one in call if not one.startswith("gradient="))

@@ -142,7 +142,7 @@ def _call_of(j: Judge, made: Made) -> Callable[..., Any]:
 
 def _traced_call(j: Judge, made: Made, by_itself: bool = False) -> Callable[..., Any]:
     """Return the compiled function of a call; not compiled by itself if it becomes a part of one program."""
-    # Not `j.call`: a compiler may refuse what it does besides.
+    # Not `j.call`: a compiler may refuse its other work.
     spec = j.fit(made.spec)
 
     def call(x: Any, pos: Any) -> Any:

@@ -91,7 +91,7 @@ def exception_of(target: Target, attempt: Callable[[], Any]) -> BaseException | 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Leave out what a compiler logs when a trial call is refused."""
+    """Silence the messages that a compiler logs when a trial call is refused."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -218,7 +218,7 @@ def _mapped(t: Trials, x: Any, pos: Any) -> None:
 
 
 def _recorded(t: Trials, x: Any, pos: Any) -> None:
-    """Call while PyTorch records a gradient; JAX records gradients of what it traces."""
+    """Call while PyTorch records a gradient; JAX records gradients of traced calls."""
     if isinstance(t.lib, Torch):
         t.rotate(x.requires_grad_(), pos)
 

@@ -106,7 +106,7 @@ class Wrong:
         return np.arange(self.mask.shape[axis]) if self.places is None else self.places[axis]
 
     def thinned(self) -> Wrong:
-        """Return some of the rows, heads and batches of a large result, and what is known of all."""
+        """Return the wrong result with some rows, heads and batches of a large one only."""
         pos = self.row_positions
         if self.mask.size <= _MOST_KEPT or pos is None:
             return self

@@ -65,7 +65,7 @@ def _check_kept(
 def x_is_released(j: Judge, dtype: str) -> None:
     """Neither x nor a result is kept in memory after the caller has dropped both."""
     if fault := j.observed.get("x_is_released"):
-        j.told.add("x_is_released")
+        j.reported.add("x_is_released")
         raise fault
     for call in read_calls(j, "", "rotary_dim=8", "positions=BS", dtype=dtype):
         alive = [each for seed in range(2) for each in _called(j, call, seed)]

@@ -43,7 +43,7 @@ def _check(j: Judge, name: str) -> None:
     if name not in j.observed and not j.is_observed:
         _observe(j)
     if name in j.observed:
-        j.told.add(name)
+        j.reported.add(name)
         fault = j.observed[name]
         call = read_call(fault.call or "", plain_call(j))
         raise simplest(j, call, fault, _watched_for(name))
