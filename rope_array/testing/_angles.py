@@ -18,7 +18,7 @@ from decimal import (
     localcontext,
 )
 from functools import lru_cache
-from math import factorial, isfinite
+from math import factorial, inf, isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,17 +43,18 @@ def _context(digits: int) -> Context:
 # within 1e-50 of a multiple of pi/2; the remaining 30 digits are more than the rounding needs.
 REDUCTION = _context(120)
 _ANGLE_LIMIT = Decimal("1e40")
-# 38 digits are more than twice a float64's precision (32 digits), and fit two words of libmpdec.
-_SERIES = _context(38)
 with localcontext(REDUCTION):
     _HALF_PI = PI / 2
     _TWO_OVER_PI = 2 / PI
-with localcontext(_SERIES):
-    # Coefficients of the series of cos and sin, the last first. 16 terms: (pi/4)^32 / 32! is 2e-39.
-    _TERMS = tuple(
-        ((-1) ** n / Decimal(factorial(2 * n)), (-1) ** n / Decimal(factorial(2 * n + 1)))
-        for n in reversed(range(16))
-    )
+# Series are summed in integers, several times as fast as decimals: a number is an integer and the number of
+# its bits after the point. 128 of them (38 digits) are more than twice a float64's precision.
+_Fixed: TypeAlias = tuple[int, int]
+_BITS = 128
+# Coefficients of the series of cos and of sin / angle, the last first. 16 terms: (pi/4)^32 / 32! is 2e-39.
+_TERMS = tuple(
+    ((-1) ** n * (1 << _BITS) // factorial(2 * n), (-1) ** n * (1 << _BITS) // factorial(2 * n + 1))
+    for n in reversed(range(16))
+)
 # The terms that an angle below 10^-size needs, by size: 11 below 0.1, as 0.1^22 / 22! is 9e-44.
 _TERMS_BELOW = tuple(_TERMS[-terms:] for terms in (16, 11, 8, 6, 5, 4, 4))
 
@@ -108,17 +109,17 @@ def table_of(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) ->
 
 @lru_cache(maxsize=2**14)  # the suite repeats the same positions for every dtype
 def _row(pos: Decimal, omegas: tuple[Decimal, ...], amplitude: Decimal) -> list[list[float]]:
-    turns = _turns(pos, omegas)
-    with localcontext(_SERIES):
-        return [_rounded(cos, sin, amplitude) for cos, sin in turns]
+    factor = amplitude.as_integer_ratio()
+    rounded = [(_rounded(cos, factor), _rounded(sin, factor)) for cos, sin in _turns(pos, omegas)]
+    if not all(isfinite(near) for pair in rounded for near, _ in pair):
+        raise ValueError(f"attention_factor {amplitude:.3e} makes cos and sin overflow: beyond float64")
+    return [[cos, sin, cos_rest, sin_rest] for (cos, cos_rest), (sin, sin_rest) in rounded]
 
 
 @lru_cache(maxsize=2**14)  # the same positions are repeated with several amplitudes
-def _turns(pos: Decimal, omegas: tuple[Decimal, ...]) -> list[tuple[Decimal, Decimal]]:
+def _turns(pos: Decimal, omegas: tuple[Decimal, ...]) -> list[tuple[_Fixed, _Fixed]]:
     with localcontext(REDUCTION):
-        reduced = [_reduced(pos * omega) for omega in omegas]
-    with localcontext(_SERIES):
-        return [_cos_sin_of(quadrant, angle) for quadrant, angle in reduced]
+        return [_cos_sin_of(*_reduced(pos * omega)) for omega in omegas]
 
 
 def _reduced(angle: Decimal) -> tuple[int, Decimal]:
@@ -129,24 +130,33 @@ def _reduced(angle: Decimal) -> tuple[int, Decimal]:
     return int(quarters) & 3, _HALF_PI.fma(-quarters, angle)
 
 
-def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
+def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[_Fixed, _Fixed]:
     """Return the cosine and sine of quadrant * pi/2 + angle."""
-    square = angle * angle
-    (cos, sin), *terms = _TERMS_BELOW[min(max(-1 - angle.adjusted(), 0), len(_TERMS_BELOW) - 1)]
+    size = max(-1 - angle.adjusted(), 0)  # the angle is below 10^-size
+    bits = _BITS + 10 * size // 3  # a small angle, and so its sine, keeps its precision
+    whole = int(angle * (1 << bits))
+    square = whole * whole >> 2 * bits - _BITS
+    (cos, sin), *terms = _TERMS_BELOW[min(size, len(_TERMS_BELOW) - 1)]
     for cos_term, sin_term in terms:
-        cos, sin = cos.fma(square, cos_term), sin.fma(square, sin_term)
-    sin *= angle
-    return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quadrant]
+        cos, sin = (cos * square >> _BITS) + cos_term, (sin * square >> _BITS) + sin_term
+    sin, sin_bits = sin * whole, _BITS + bits
+    return (
+        ((cos, _BITS), (sin, sin_bits)),
+        ((-sin, sin_bits), (cos, _BITS)),
+        ((-cos, _BITS), (-sin, sin_bits)),
+        ((sin, sin_bits), (-cos, _BITS)),
+    )[quadrant]
 
 
-def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
-    """Return cos and sin times the amplitude, rounded to float64, then the two rounding errors."""
-    if amplitude != 1:
-        cos, sin = cos * amplitude, sin * amplitude
-    near_cos, near_sin = float(cos), float(sin)
-    if not (isfinite(near_cos) and isfinite(near_sin)):
-        raise ValueError(f"attention_factor {amplitude:.3e} makes cos and sin overflow: beyond float64")
-    return [near_cos, near_sin, float(cos - Decimal(near_cos)), float(sin - Decimal(near_sin))]
+def _rounded(fixed: _Fixed, factor: tuple[int, int]) -> tuple[float, float]:
+    """Return a number times a fraction, rounded to float64, and the rounding error."""
+    number, one = fixed[0] * factor[0], factor[1] << fixed[1]
+    try:
+        near = number / one
+    except OverflowError:
+        return inf, 0.0
+    above, below = near.as_integer_ratio()
+    return near, (number * below - above * one) / (one * below)
 
 
 # ---- the product ----
