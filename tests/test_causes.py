@@ -212,6 +212,8 @@ TELLING = (
     *("batch_positions_of_other_ranks", "sizes_and_fields", "inputs_unchanged", "no_aliasing"),
     *("many_heads", "many_rows", "wide_heads", "one_field_at_every_width"),
 )
+# Checks that tell conventions and classes of accuracy apart.
+FEW = ("definition", "direction", "kind", "norm", "accuracy_small", "accuracy_2e16", "accuracy_2e20")
 # Checks of one dtype, where no other dtype has a part in the cause: they take half the time.
 ONE_DTYPE = {"dtypes": ("float32",)}
 FLOAT32 = {"angles": "float32", "furthest": 65535}
@@ -246,7 +248,8 @@ FAULTS = {
     float64_results: [{"dtype": "float64"}],
     in_place: [{"written": "x"}],
 }
-SLOW = [rotate for rotate in FAULTS if rotate not in (int16_positions_and_more, in_place, clockwise)]
+# The first of FAULTS is the example below.
+IN_EACH_RUN = (half_pairing_and_a_wrong_inverse, heads_from_64, float16_rows_from_512, llama, in_place)
 
 
 def holds(facts, cause):
@@ -254,12 +257,14 @@ def holds(facts, cause):
     return facts.items() <= {**cause.facts}.items()
 
 
-def marked(rotate):
-    marks = pytest.mark.slow if rotate in SLOW else ()
-    return pytest.param(rotate, id=name_of(rotate), marks=marks)
+def cases(rotates, in_each_run):
+    """Return functions as parameters; the others are left to `nightly`."""
+    marks = {rotate: () if rotate in in_each_run else pytest.mark.nightly for rotate in rotates}
+    return [pytest.param(rotate, id=name_of(rotate), marks=marks[rotate]) for rotate in rotates]
 
 
-@pytest.mark.parametrize("rotate", [*map(marked, FAULTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rotate", cases(FAULTS, IN_EACH_RUN))
 def test_each_fault_is_named_with_the_checks_that_it_explains(rotate):
     dtypes = ("float16", "float32") if rotate is float16_rows_from_512 else ("float32",)
     report = judged(rotate, dtypes=dtypes)
@@ -278,6 +283,8 @@ def test_each_fault_is_named_with_the_checks_that_it_explains(rotate):
 def test_the_causes_of_the_example_are_of_no_other_checks():
     """Each of three faults has the checks that find no other one."""
     report = judged(int16_positions_and_more, **ONE_DTYPE)
+    causes = [{**cause.facts} for cause in report.causes]
+    assert sorted(causes, key=str) == sorted(FAULTS[int16_positions_and_more], key=str)
     of_check = {name: cause.facts for cause in report.causes for name in cause.checks}
     assert of_check["accuracy_int32[float32]"] == INT16
     assert of_check["many_heads"] == {"axis": "head", "first": 32}
@@ -298,17 +305,11 @@ CLAIMED = {
     by_complex64: {"dtypes": ("float16", "float32")},
     tables_of_16_bits: {"arithmetic": "own"},
 }
-# The command of the documentation has the cause of float32_halves: tests/test_suite.py.
-DEFAULT_RUN = {rows_before_heads, another_base}
 
 
-def claimed(rotate):
-    marks = () if rotate in DEFAULT_RUN else pytest.mark.nightly
-    return pytest.param(rotate, id=name_of(rotate), marks=marks)
-
-
+# The command of the documentation has the cause of float32_halves: tests/test_check.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("rotate", [*map(claimed, CLAIMED)])
+@pytest.mark.parametrize("rotate", cases(CLAIMED, (rows_before_heads, another_base)))
 def test_the_claims_of_a_cause_end_its_failures(rotate):
     dtypes = {} if rotate in (by_complex64, tables_of_16_bits) else ONE_DTYPE
     report = judged(rotate, **dtypes)
@@ -337,7 +338,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("rotate", PLAIN, ids=name_of)
 def test_a_plain_call_that_is_no_rotation_is_the_only_cause(rotate):
-    report = judged(rotate, **ONE_DTYPE)
+    report = run_checks(rotate, only=sample(*FEW), **ONE_DTYPE)
     assert report.cause.text.startswith(PLAIN[rotate])
     assert not report.cause.claims
     assert report.causes == (report.cause,)
@@ -354,7 +355,7 @@ def test_a_fault_of_every_result_has_no_cause():
         cos, sin = np.cos(angle), np.sin(angle) + 1e-4
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
-    report = judged(rotate, fixed={"pairing": "half"}, **ONE_DTYPE)
+    report = run_checks(rotate, only=sample(*FEW), fixed={"pairing": "half"}, **ONE_DTYPE)
     assert report.cause is None
     assert "No single cause was found." in next(lines_of(report))
     assert {"accuracy_small[float32]", "definition"} <= {result.name for result in report.of("failed")}
@@ -399,7 +400,7 @@ def test_a_module_of_another_library_is_told_all_its_claims():
 
 @pytest.fixture(scope="module")
 def failed():
-    return run_checks(float32_halves, angles="float32", **ONE_DTYPE)
+    return judged(float32_halves, "base", "jit", angles="float32", **ONE_DTYPE)
 
 
 def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
@@ -416,7 +417,7 @@ def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
 
 
 def test_claims_of_the_command_are_replaced():
-    report = judged(float32_angles, furthest=2**24, **ONE_DTYPE)
+    report = run_checks(float32_angles, only=sample(*FEW), furthest=2**24, **ONE_DTYPE)
     lines = lines_of(report, ["check", "mylib:rotate", "--claim", "furthest=16777216"])
     pasted = next(line for line in lines if line.startswith("  python -m rope_array"))
     assert pasted.count("furthest=") == 1
@@ -425,7 +426,7 @@ def test_claims_of_the_command_are_replaced():
 
 def test_every_check_is_in_the_lines_of_verbose(failed):
     text = "\n".join(lines_of(failed, verbose=True))
-    for name in {check.name.partition("[")[0] for check in checks()}:
+    for name in {result.name.partition("[")[0] for result in failed.results}:
         assert name in text
     short = list(lines_of(failed))
     assert len(short) < 70
@@ -444,7 +445,7 @@ def test_checks_that_do_not_apply_are_counted_after_the_passes(failed):
 
 def test_a_cause_is_found_by_declared_targets():
     target = Target(float32_angles, declared=True, fields=(), lacks={"tuple": "takes one array"})
-    assert judged(target).cause.claims == FLOAT32
+    assert run_checks(target, only=sample(*FEW)).cause.claims == FLOAT32
 
 
 # ---- failures that no claim explains: the checks' own words ----
@@ -490,10 +491,17 @@ TOLD = {
 }
 
 
+# Checks that fail for one of TOLD or more, and the plain call.
+OF_SIMPLEST_CALLS = (
+    *("definition", "kind", "base", "widths", "widths_and_fields", "one_field_at_every_width", "memory"),
+    *("sizes_and_fields", "many_rows", "many_elements", "calls_in_turn"),
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rotate", TOLD, ids=name_of)
+@pytest.mark.parametrize("rotate", cases(TOLD, {*TOLD} - {tiles_of_16_rows, one_wrong_call}))
 def test_the_cause_is_in_the_words_of_the_simplest_failing_call(rotate):
-    cause = run_checks(getattr(rotate, "rotate", rotate)).cause
+    cause = run_checks(getattr(rotate, "rotate", rotate), only=sample(*OF_SIMPLEST_CALLS)).cause
     assert cause.text.startswith(TOLD[rotate])
     assert len(str(cause)) < 400
     assert not cause.stated
@@ -597,7 +605,7 @@ def test_positions_of_a_batch_are_told_before_another_layout():
         a, b = x[..., ::2], x[..., 1::2]
         return np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape).astype(x.dtype)
 
-    report = judged(by_position_ids, **ONE_DTYPE)
+    report = run_checks(by_position_ids, only=sample(*FEW, "positions_of_a_batch", "ranks"), **ONE_DTYPE)
     assert report.cause.claims == {"positions": "batch"}
 
 

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from conftest import TIMES
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import rope_array as ra
@@ -51,6 +52,7 @@ BASES = [10000.0, 500000.0, 1000000.0, 100.0, 34567.0, 250000.5, 9999.0]
 
 
 @pytest.mark.slow
+@settings(max_examples=40 * TIMES)
 @given(
     base=st.sampled_from(BASES),
     pairing=st.sampled_from(["interleaved", "half"]),

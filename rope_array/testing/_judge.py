@@ -87,7 +87,7 @@ class Judge:
     judges_values
         Whether the values of results are judged; not while the calls for observers are made.
     watched_every
-        Costly observers watch one call in this number.
+        Costly observers watch one call in this number; none if it is 0.
     excuses
         Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains

@@ -67,6 +67,8 @@ class Observer(NamedTuple):
 
 def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
     """Return whether a costly observer watches a call; of the calls for observers, at most one in `least`."""
+    if not j.watched_every:
+        return False
     every = j.watched_every if j.judges_values else max(j.watched_every, least)
     return watched.seed % every == turn % every
 

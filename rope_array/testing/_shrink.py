@@ -40,10 +40,15 @@ class _Trials:
         return self.faults[call] is not None
 
     def _fault_of(self, call: Call) -> Fault | None:
+        j, usual = self.judge, self.judge.watched_every
+        if usual != 1:  # only a fault that an observer saw is looked for with costly observers
+            j.watched_every = 0
         try:
-            self.context(self.judge, call, 0)
+            self.context(j, call, 0)
         except Exception as error:
             return Fault.of(error)
+        finally:
+            j.watched_every = usual
         return None
 
 
