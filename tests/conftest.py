@@ -19,8 +19,8 @@ Tests that need two or more libraries get the mark `several`; the session `tests
 The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
 
 * tests and cases with the mark `nightly`;
-* three of four cases of a test with the mark `neutral`, on a library that compiles each case: the test's
-  subject is code that all libraries share;
+* three of four cases of a test with the mark `neutral`, on a library that compiles each case or makes a graph
+  of it: the test's subject is code that all libraries share;
 * the checks that a test of the suite does not name: `sample` has the names.
 
 Tests with the mark `slow` run first: started last, a slow test would run while other workers wait.
@@ -40,7 +40,7 @@ from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 # The factor on the usual number of random examples; the session `long` raises it.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
-COMPILING = {"jax"}
+LONG_CASES = {"jax", "dask"}  # they compile each case, or make a graph of it
 GPU_CODE = ("test_bench_gpu", "test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton")
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
@@ -180,7 +180,7 @@ def _is_for_nightly(item, needed, seen):
     """Return whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
     if item.get_closest_marker("nightly"):
         return True
-    if not item.get_closest_marker("neutral") or not needed & COMPILING:
+    if not item.get_closest_marker("neutral") or not needed & LONG_CASES:
         return False
     seen[item.function] += 1
     return seen[item.function] % 4 != 1

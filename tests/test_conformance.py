@@ -32,7 +32,7 @@ SECONDARY = {
 # each combination; the eager target has them all.
 SHARING = {
     *(("jax:jit", "array-api"), ("jax:x64:jit", None), ("torch:compile", None)),
-    *(("dask", "RoPE"), ("dask", "array-api")),
+    *(("dask", how) for how in ("RoPE", "Rotation", "array-api")),
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
 SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}

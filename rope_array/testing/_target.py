@@ -272,7 +272,7 @@ class Target:
         """The fields' values in a call without fields."""
         return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
 
-    @property
+    @cached_property
     def claimed(self) -> frozenset[str]:
         """Every capability that is claimed, and every part."""
         return frozenset((*CAPABILITIES, *PART_NAMES)) - set(self.declines)
