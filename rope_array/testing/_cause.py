@@ -37,7 +37,7 @@ class Cause:
     >>> from rope_array.testing import run_checks
     >>> def rotate(x, pos):
     ...     return ra.apply(x, pos, pairing="half")
-    >>> run_checks(rotate, only=["direction"], dtypes=["float32"], layout="sd").cause.options
+    >>> run_checks(rotate, only=["definition"], dtypes=["float32"], layout="sd").cause.options
     '--claim pairing=half'
     """
 
