@@ -304,9 +304,12 @@ def test_a_needed_job_that_runs_alone_leaves_others_of_another_origin(run, tmp_p
 
 
 def test_a_change_that_is_undone_before_a_job_begins_loses_no_result(run, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt  # as Ctrl-C does, which jobs in the background ignore
+
     before = run().results
     with monkeypatch.context() as patch:
-        patch.setattr(runner._Runner, "start_ready", lambda self: signal.raise_signal(signal.SIGINT))
+        patch.setattr(runner._Runner, "start_ready", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(steps=9)
     again = run()
