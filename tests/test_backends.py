@@ -1071,7 +1071,8 @@ TYPES = {
 @pytest.mark.without("dask", "jax")
 def test_the_suite_over_a_backend_of_another_package(lib, packages):
     packages.install("mine", loopback(types=(TYPES[lib.name],)))
-    subjects = sample("first calls", "kinds", "fields", "positions", "combinations")
+    every = ("positions", "combinations") if lib.name == "numpy" else ()  # what calls a backend is the same
+    subjects = sample("first calls", "kinds", "fields", *every)
     assert packages.run(SUITE, lib.name, *subjects).split() == ["ok"]
 
 
