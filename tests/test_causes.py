@@ -658,6 +658,18 @@ def test_two_conventions_are_found_by_the_definition_alone():
     assert report.cause.claims == {"fixed": {"pairing": "half"}, "angles": "float32"}
 
 
+def test_a_call_that_is_right_if_it_is_repeated_is_no_case():
+    wrong = [True]
+
+    def rotate(x, pos):
+        at_45 = np.size(pos) == 1 and np.max(pos) == 45
+        return -ra.apply(x, pos) if at_45 and wrong and wrong.pop() else ra.apply(x, pos)
+
+    (failed,) = run_checks(rotate, only=["decoding_steps"]).of("failed")
+    assert "; right if the call is repeated: " in failed.detail
+    assert failed.call == ""
+
+
 def test_the_call_of_an_observer_is_the_simplest():
     def rotate(x, pos):
         y = by_pairs(x, angles(x, pos)).astype(x.dtype)

@@ -46,8 +46,8 @@ class Result:
     ended
         Whether the process ended in it: ``python -m rope_array check`` judges in a child process.
     call
-        The call that fails, as the values of factors that ``--case`` reads; "" if it is the plain call, or
-        if the check has none that a text describes.
+        The call that fails, as the values of factors that ``--case`` reads; "" if it is the plain call, if it
+        is right when it is repeated, or if the check has none that a text describes.
 
     Examples
     --------
@@ -71,8 +71,7 @@ def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result
     started = time.perf_counter()
     outcome, detail = as_expected(*outcome_of(check, judge), expected.get(check.name))
     fault = judge.faults.get(check.name)
-    call = (fault and fault.call) or ""
-    seconds = time.perf_counter() - started
+    seconds, call = time.perf_counter() - started, fault.case if fault else ""
     return Result(check.name, outcome, detail, check.requirement, check.needs, seconds, call=call)
 
 

@@ -15,7 +15,7 @@ from ._call import fits, plain_call
 from ._factors import FACTORS, Call
 from ._judge import Judge
 from ._observe import check_call
-from ._verdict import Fault
+from ._verdict import REPEATED, Fault
 
 # Calls tried for one failure; fewer if each is compiled.
 _TRIES, _FEW_TRIES = 80, 15
@@ -68,7 +68,7 @@ def simplest(
         return Fault.of(error, call=call.text(plain))
     trials = _Trials(j, context)
     if not trials.fails(call):
-        return Fault.of(error, call=call.text(plain), nearest="if the call is repeated")
+        return Fault.of(error, call=call.text(plain), nearest=REPEATED)
     least = simplified(call, plain, trials.fails)
     if polish and trials.left and find_spec("hypothesis") is not None:
         trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+# What is right about a call that failed once: `Fault.nearest`.
+REPEATED = "if the call is repeated"
+
 
 class Fault(AssertionError):
     """A requirement is not met.
@@ -59,6 +62,11 @@ class Fault(AssertionError):
             nearest=nearest or error.nearest,
             contexts=(context, *error.contexts) if context else error.contexts,
         )
+
+    @property
+    def case(self) -> str:
+        """The call, for ``--case`` to repeat; "" if it is the plain call, or right if it is repeated."""
+        return "" if self.nearest == REPEATED else self.call or ""
 
     def __str__(self) -> str:
         call = self._of_call()
