@@ -267,13 +267,13 @@ def pure(session: nox.Session) -> None:
         if (path.name, one.namelist()) != (fallback.name, two.namelist()):
             session.error("A build without a compiler makes a wheel that differs from the published wheel.")
     install(session, dist=PURE)
-    # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
+    # The kernel serves eager NumPy and PyTorch; compiled functions and the backend array-api never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
-    selected = ("-k", f"not compil and {NOT_TWICE}", *cover_by_default())
-    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, *selected)
+    selected = f"not compil and not array-api and not without_the_kernel and {NOT_TWICE}"
+    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", selected, *cover_by_default())
     # The session tests(jax) runs the tests of several devices without the kernel.
-    alone = ("tests/test_jax.py", "-k", "not eight and not processes")
-    pytest(session, ["jax"], *alone, part="jax")
+    some = "not eight and not processes" if os.environ.get(NIGHTLY) else "eager_and_jit or gradient or export"
+    pytest(session, ["jax"], "tests/test_jax.py", "-k", some, part="jax")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
