@@ -49,24 +49,12 @@ documentation says. An implementation is judged by its own [claims](glossary.md#
 [check](glossary.md#check) does not apply if it needs a [capability](glossary.md#capability) that the
 implementation does not claim. So the counts of two implementations cannot be compared; read the failures
 and their reasons."""
-SECOND_EDITION = """\
-The suite's first edition had 181 checks and judged these implementations on 2026-11-21. The second edition
-adds checks where faults had escaped:
+EDITIONS = """\
+Three editions of the suite judged these releases. The first, of 181 checks, did so on 2026-11-21, the second,
+of 294, on 2026-11-23. The third, of 214, makes the calls of the second and more combinations of fields, with
+fewer checks for the same fault; so its counts are smaller. It fails the same implementations.
 
-* large sizes one at a time: 1,030 batches or heads, 8,301 rows, more than 2^20 elements; and the
-  [head_dims](glossary.md#head_dim) and parts of a head that models have;
-* gradients in all these calls: with each field, wide heads, far positions, tuples, strides, a gradient that
-  is asked for twice, and a gradient of a gradient;
-* modes of the library: no gradients, inference mode, autocast, another default dtype or device,
-  deterministic algorithms, mapping, forward mode and compilation, and the calls after them;
-* memory and state, also of calls with each field alone: the first call, results that are kept, released or
-  written to, calls after an exception, after a long call, in another order, or with one thing or one number
-  of a rule changed, and several threads for every class of accuracy.
-
-Each part of a capability is tried by itself: an implementation that refuses one of its forms is now judged
-in the others.
-
-It found faults that the first edition passed, in the same releases:
+The second edition found faults that the first passed:
 
 * Liger: a gradient of a gradient is not rotated (`gradient_of_a_gradient`), and for a single row the incoming
   gradient is overwritten (`gradient_combinations`);
@@ -74,37 +62,7 @@ It found faults that the first edition passed, in the same releases:
   incoming gradient is wrong the second time, both without an error (`gradient_of_a_gradient`,
   `gradient_twice`);
 * tutorial: table: training raises an error if the first call was made under `torch.inference_mode()`
-  (`training_after_inference`).
-
-The other new failures are known faults in new calls. For example, the table that Equinox keeps for the first
-base is wrong in compiled functions too (`jit_of_fields`), and the positions of rotary-embedding-torch, which
-it rounds to 16 bits, are wrong under autocast and in inference mode too. transformers RoFormer and the three
-operators of ONNX fail no check."""
-THIRD_EDITION = """\
-The counts on this page are of the second edition, which had 294 checks. The third edition makes its calls by
-fewer checks, so its counts are smaller. Checks are named here as in the third edition."""
-# Checks of the second edition that are part of another check in the third. Both go when a run is recorded.
-RENAMED = {
-    "base_of_any_size": "base",
-    "gradient_at_wide_heads": "gradient_of_shapes",
-    "gradient_of_a_part": "gradient_of_fields",
-    "gradient_of_a_step": "gradient_of_shapes",
-    "gradient_of_a_strided_cotangent": "gradient_of_strides",
-    "gradient_of_half_pairing": "gradient_of_one_field",
-    "jit_of_each_dtype": "jit",
-    "positions_expanded": "strides_of_positions",
-    "positions_of_length_of_batch": "positions_of_a_batch",
-    "positions_reversed": "strides_of_positions",
-    "same_bits_in_a_batch": "same_bits",
-    "same_bits_in_a_slice": "same_bits",
-    "same_bits_in_company": "same_bits",
-    "storage_offsets": "memory",
-    "storage_offsets_of_positions": "strides_of_positions",
-    "strides": "memory",
-    "strides_and_fields": "memory",
-    "strides_of_zero": "memory",
-    "tuples_of_any_length": "tuples",
-}
+  (`training_after_inference`)."""
 LEGEND = """\
 The column *angles* has the claim on the angles, which sets the tolerance. With *own arithmetic* 16-bit
 numbers are rotated in their own dtype, otherwise in float32."""
@@ -114,8 +72,8 @@ Each number is the largest error of float32 results, divided by the length of th
 field is empty if the implementation does not claim these positions. At 2 a pair points in the opposite
 direction."""
 README = """\
-The counts are of the suite's second edition. The last columns: the largest error of float32 results up to
-this position, divided by the pair's length. At 2 a pair points in the opposite direction."""
+The last columns: the largest error of float32 results up to this position, divided by the pair's length. At 2
+a pair points in the opposite direction."""
 IN_README = (
     *("rope_array, PyTorch", "transformers Llama", "Llama, complex form", "x-transformers"),
     "flash-attn, Triton kernel",
@@ -280,7 +238,7 @@ def grouped_names(names):
     dtypes = {}
     for name in names:
         check, _, dtype = name.rstrip("]").partition("[")
-        dtypes.setdefault(RENAMED.get(check, check), []).append(dtype)
+        dtypes.setdefault(check, []).append(dtype)
     brief = len(dtypes) > MANY
     return ", ".join(
         f"`{check}`" + (f" ({', '.join(kinds)})" if all(kinds) and not brief else "")
@@ -315,7 +273,7 @@ def page(rows, result):
     parts = (
         ("# Scoreboard", "", INTRODUCTION, "", made, ""),
         ("## Checks", "", *counts_table(rows), "", LEGEND, ""),
-        ("## Editions of the suite", "", THIRD_EDITION, "", SECOND_EDITION, ""),
+        ("## Editions of the suite", "", EDITIONS, ""),
         ("## Largest errors", "", *errors_table(rows), "", ERRORS, ""),
         ("## Failed checks", "", REASONS, *failures(rows), ""),
         ("## Versions and calls", "", *calls(rows), ""),

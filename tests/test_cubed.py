@@ -1,5 +1,6 @@
 """cubed: one operation of bounded memory rotates each chunk, with the bits of NumPy."""
 
+import child
 import cluster_cases
 import numpy as np
 import position_cases
@@ -178,3 +179,12 @@ def test_misfits_raise_at_once(spec):
         ROPE.apply(x, cubed.from_array(np.arange(S)))
     with pytest.raises(ra.BackendError, match="Rotation"):
         ROPE.rotation(3, like=x).apply(x, backend="cubed")
+
+
+def test_the_first_computation_is_no_change_by_a_call():
+    """cubed sets variables that limit threads when it computes first."""
+    child.run("""
+        from rope_array.testing import run_checks
+        report = run_checks("cubed", only=["settings_unchanged"])
+        assert report.ok, report
+    """)

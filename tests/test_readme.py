@@ -1,7 +1,13 @@
-"""README.md: its programs print the output shown, and it names the two commands of a clone."""
+"""README.md: its programs print the output shown, its numbers of checks hold, it names the two commands."""
+
+import re
 
 import docs_blocks
 import pytest
+
+from rope_array.testing._checks import checks
+from rope_array.testing._judge import Judge
+from rope_array.testing._names import resolve
 
 README = docs_blocks.DOCS.parent / "README.md"
 PROGRAM = docs_blocks.program_of(README)
@@ -24,3 +30,23 @@ def test_both_commands_are_named():
     text = README.read_text("utf-8")
     assert "python dev.py demo" in text
     assert "python dev.py test" in text
+
+
+# Rows of the table of libraries.
+NAMES = {
+    "numpy": "NumPy, with ml_dtypes", "torch": "PyTorch, CPU", "jax": "JAX, CPU", "dask": "dask",
+    "array_api_strict": "array-api-strict",
+}  # fmt: skip
+
+
+def test_the_numbers_of_checks(lib):
+    """Those that apply to a target; tests/test_conformance.py shows that they pass."""
+    text = README.read_text("utf-8")
+    (every,) = re.findall(r"runs the (\d+) checks of the suite", text)
+    assert int(every) == len(checks())
+    if lib.name == "numpy":
+        pytest.importorskip("ml_dtypes")
+    (row,) = re.findall(rf"^\| {NAMES[lib.name]} \|.*$", text, re.MULTILINE)
+    judge = Judge(resolve(lib.name))
+    passed = int(row.split("|")[5])
+    assert passed == sum(check.inapplicable(judge) is None for check in checks())
