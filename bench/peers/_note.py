@@ -20,8 +20,9 @@ FAR = dict.fromkeys(
 # Checks that call in several dtypes: where 16-bit x are wrong, these pass with float32 and float64 alone.
 WITH_16_BITS = (
     *("* bfloat16", "* float16", "*combinations", "sizes_and_fields", "one_field_*", "no_grad"),
-    *("inference_mode", "training_after_inference", "autocast", "default_*", "deterministic"),
+    *("inference_mode", "training_after_inference", "*autocast", "default_*", "deterministic"),
     *("widths_and_positions", "calls_that_differ_*", "threads_of_each_field", "gradient_at_far_*"),
+    *("fields_and_many_elements", "calls_after_a_mapped_one", "calls_after_a_gradient"),
 )
 # A fault of rotary-embedding-torch and x-transformers, by one author.
 WIDTH_2 = dict.fromkeys(

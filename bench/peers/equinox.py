@@ -18,6 +18,7 @@ _WITH_BASES = (
         "jit_of_gradients",
         "gradient_of_shapes",
         "calls_that_differ_*",
+        "fields_that_differ_*",
         "calls_after_a_compiled_one",
         *("default_dtype", "vmap", "jvp"),
     ),

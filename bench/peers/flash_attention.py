@@ -7,6 +7,10 @@ from rope_array.testing import Target
 from ._note import FAR, Note, built, first, release, without_init
 from ._timed import Rotate, why_not_imported
 
+_IN_PLACE = (
+    "the module's backward rotates the incoming gradient in place; so it overwrites this gradient, and "
+    "misreads the gradient of a sum, whose elements share one address"
+)
 NOTES = {
     "flash-attn, Triton kernel": Note(
         "`flash_attn.layers.rotary.RotaryEmbedding(dim, base, interleaved)(q, kv, seqlen_offset=start)`, in "
@@ -16,9 +20,7 @@ NOTES = {
             **FAR,
             "gradient_of_a_gradient": "the module's backward rotates the incoming gradient in place, which "
             "autograd does not record; so the gradient of a gradient is not rotated",
-            "gradient*": "the module's backward rotates the incoming gradient in place; so it overwrites "
-            "this gradient, and misreads the gradient of a sum, whose elements share one "
-            "address",
+            **dict.fromkeys(("gradient*", "calls_after_a_gradient", "training_after_inference"), _IN_PLACE),
         },
     )
 }

@@ -5,6 +5,10 @@ from rope_array.testing import Target
 from ._note import FAR, Note, release
 from ._timed import Rotate, why_not_imported
 
+_IN_PLACE = (
+    "the kernel rotates the transposed incoming gradient in place where it is contiguous, as with one row; "
+    "so it overwrites this gradient"
+)
 NOTES = {
     "Liger, Triton kernel": Note(
         "`LigerRopeFunction.apply(q, k, cos, sin)`, in Triton's interpreter on the CPU, with cos and sin of "
@@ -18,8 +22,7 @@ NOTES = {
             "contiguous as (B, H, 1, D) is misread",
             "gradient_of_a_gradient": "the backward is a kernel, which autograd does not record; so the "
             "gradient of a gradient is not rotated",
-            "gradient*": "the kernel rotates the transposed incoming gradient in place where it is "
-            "contiguous, as with one row; so it overwrites this gradient",
+            **dict.fromkeys(("gradient*", "calls_after_a_gradient"), _IN_PLACE),
         },
     )
 }

@@ -87,16 +87,16 @@ def _table() -> Target:
             self.width, self.base = width, base
             self.cos = self.sin = None
 
-        def build(self, length):
+        def build(self, length, device):
             if self.cos is not None and length <= len(self.cos):
                 return
-            omegas = 1.0 / self.base ** (torch.arange(0, self.width, 2).float() / self.width)
-            angles = torch.arange(length).float()[:, None] * omegas
+            omegas = 1.0 / self.base ** (torch.arange(0, self.width, 2, device=device).float() / self.width)
+            angles = torch.arange(length, device=device).float()[:, None] * omegas
             angles = torch.cat([angles, angles], dim=1)[:, None, None, :]
             self.cos, self.sin = angles.cos(), angles.sin()
 
         def forward(self, x):
-            self.build(len(x))
+            self.build(len(x), x.device)
             part, rest = x[..., : self.width], x[..., self.width :]
             rotated = part * self.cos[: len(x)] + _rotated_half(part) * self.sin[: len(x)]
             return torch.cat([rotated, rest], dim=-1)
