@@ -272,8 +272,9 @@ def pure(session: nox.Session) -> None:
     selected = f"not compil and not array-api and not without_the_kernel and {NOT_TWICE}"
     pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", selected, *cover_by_default())
     # The session tests(jax) runs the tests of several devices without the kernel.
-    some = "not eight and not processes" if os.environ.get(NIGHTLY) else "eager_and_jit or gradient or export"
-    pytest(session, ["jax"], "tests/test_jax.py", "-k", some, part="jax")
+    in_each_run, in_nightly = "eager_and_jit or gradient or export", "not eight and not processes"
+    jax_tests = in_nightly if os.environ.get(NIGHTLY) else in_each_run
+    pytest(session, ["jax"], "tests/test_jax.py", "-k", jax_tests, part="jax")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")

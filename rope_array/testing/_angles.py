@@ -46,7 +46,7 @@ _ANGLE_LIMIT = Decimal("1e40")
 with localcontext(REDUCTION):
     _HALF_PI = PI / 2
     _TWO_OVER_PI = 2 / PI
-# Series are summed in integers, several times as fast as decimals: a number is an integer and the number of
+# Series are summed in integers, twice as fast as decimals: a number is an integer and the number of
 # its bits after the point. 128 of them (38 digits) are more than twice a float64's precision.
 _Fixed: TypeAlias = tuple[int, int]
 _BITS = 128
@@ -150,13 +150,14 @@ def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[_Fixed, _Fixed]:
 
 def _rounded(fixed: _Fixed, factor: tuple[int, int]) -> tuple[float, float]:
     """Return a number times a fraction, rounded to float64, and the rounding error."""
-    number, one = fixed[0] * factor[0], factor[1] << fixed[1]
+    numerator, denominator = fixed[0] * factor[0], factor[1] << fixed[1]
     try:
-        near = number / one
+        near = numerator / denominator
     except OverflowError:
         return inf, 0.0
-    above, below = near.as_integer_ratio()
-    return near, (number * below - above * one) / (one * below)
+    near_numerator, near_denominator = near.as_integer_ratio()
+    difference = numerator * near_denominator - near_numerator * denominator
+    return near, difference / (denominator * near_denominator)
 
 
 # ---- the product ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# What is right about a call that failed once: `Fault.nearest`.
+# `Fault.nearest` of a call that failed once, and passes when it is repeated.
 REPEATED = "if the call is repeated"
 
 
