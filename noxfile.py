@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parent
 DIST = ROOT / ".nox" / "dist"
 PURE = ROOT / ".nox" / "dist-pure"
 SANITIZED = ROOT / ".nox" / "dist-sanitize"
+CHANGED = ROOT / ".nox" / "dist-changed"
 RESULTS = ROOT / ".nox" / "results"
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 # Of the session `tests(more)`: served by short backends or by none, and refused.
@@ -49,24 +51,54 @@ COVER = ("-m", "not primary")
 # only `nightly` runs it, which also finds what new packages change. If the hash differs, the session runs.
 PASSED = ROOT / ".ci" / "passed.json"
 # Patterns of files; of a folder, all that is in it.
-READ_BY_EACH = [
-    *("noxfile.py", "pyproject.toml", "CMakeLists.txt", "backends"),
-    *("rope_array/*.py", "rope_array/_array_api", "rope_array/_spec", "rope_array/testing/_*.py"),
-    *("tests/conftest.py", "tests/child.py", "tests/compare.py"),
-]
 READ_BY = {
     "gpu-code": [
-        *("bench/*gpu*", "bench/peers", "docs/speed"),
+        *("pyproject.toml", "backends", "rope_array/*.py", "rope_array/_array_api", "rope_array/_spec"),
+        *("bench/*gpu*", "docs/speed"),
         *(
             f"tests/*{name}*"
             for name in ("cuda", "gpu", "inductor", "native_cases", "offline", "triton", "xla")
         ),
     ],
-    "study": [
-        *("rope_array/plots", "bench/*.py", "bench/roformer", "bench/results/*roformer*"),
-        *("docs/roformer.md", "docs/pictures/roformer", "tests/*roformer*", "tests/svg_files.py"),
+    "proof": [
+        *("proof", "backends/_native", "backends/cupy", "rope_array/_array_api", "rope_array/_spec"),
+        *("tests/test_proof.py", "docs/numerics.md", "bench/results/*exhaustive*"),
     ],
-    "proof": ["proof", "tests/test_proof.py", "docs/numerics.md", "bench/results/*exhaustive*"],
+    "sanitize": ["pyproject.toml", "CMakeLists.txt", "backends/_native", "tests/*native*"],
+    "study": [
+        *("pyproject.toml", "bench/roformer", "bench/results/*roformer*"),
+        *("docs/roformer.md", "docs/pictures/roformer", "tests/*roformer*"),
+    ],
+}
+# For `changed`: the tests that a change reaches first, as patterns of tests/test_<name>.py, and their
+# libraries; the first folder or file that begins a path counts. A test file reaches itself.
+SUITE = "suite mutants causes claims where check definition modes"
+REACHED = {
+    "backends/_native": ("native* jax_native conformance out", "numpy torch jax"),
+    "backends/cubed": ("cubed", "dask cubed"),
+    "backends/dask": ("dask conformance", "dask"),
+    "backends/jax": ("jax* conformance", "jax"),
+    "backends/torch": ("torch* conformance triton", "torch"),
+    "backends": ("backends conformance", "numpy"),
+    "rope_array/_command": ("command check demo", "numpy"),
+    "rope_array/_config": ("config*", "numpy"),
+    "rope_array/_demo": ("demo", "numpy"),
+    "rope_array/_diagnose": ("diagnose", "numpy"),
+    "rope_array/_spec": ("spec scaling errors phase definition conformance", "numpy"),
+    "rope_array/config.py": ("config*", "numpy"),
+    "rope_array/convert.py": ("convert", "numpy torch"),
+    "rope_array/hf": ("hf*", "numpy torch"),
+    "rope_array/plots": ("plots", "numpy"),
+    "rope_array/positions": ("positions builders maps", "numpy"),
+    "rope_array/testing": (SUITE, "numpy"),
+    "rope_array/torch": ("torch_modules", "torch"),
+    "rope_array/vllm": ("vllm", "torch"),
+    "rope_array": ("conformance out rotation errors positions imports", "numpy strict"),
+    "bench/roformer": ("roformer*", "numpy torch"),
+    "docs": ("docs readme examples", "numpy"),
+    "README.md": ("docs readme examples", "numpy"),
+    "tests/hf": ("hf*", "numpy torch"),
+    "tests/mutants": ("mutants", "numpy"),
 }
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
@@ -111,13 +143,11 @@ def install_alone(session: nox.Session, *specs: str) -> None:
     session.install("--no-deps", "--no-build-isolation", *specs, env=env)
 
 
-def pytest(
-    session: nox.Session, libraries: list[str], *args: str, part: str = "", last: bool = True, **env: str
-) -> None:
+def pytest(session: nox.Session, libraries: list[str], *args: str, part: str = "", **env: str) -> None:
     """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
     A session of several runs names the `part` of each. In continuous integration the session's own
-    environment is removed after its last run, to spare disk.
+    environment is removed afterwards, to spare disk.
     """
     title = f"{session.name} {part}".strip()
     name = re.sub(r"\W+", "-", title).strip("-")
@@ -135,13 +165,13 @@ def pytest(
         },
         success_codes=[0, 5] if session.posargs else [0],
     )
-    if os.environ.get("CI") and session.bin_paths and last:
+    if os.environ.get("CI") and session.bin_paths:
         shutil.rmtree(session.virtualenv.location)
 
 
 def content_of(name: str, root: Path = ROOT) -> str:
     """Return a hash of the paths and contents of the files that a session reads."""
-    paths = {path for pattern in (*READ_BY_EACH, *READ_BY[name]) for path in root.glob(pattern)}
+    paths = {path for pattern in READ_BY[name] for path in root.glob(pattern)}
     paths |= {path for folder in paths if folder.is_dir() for path in folder.rglob("*")}
     content = hashlib.sha256()
     for path in sorted(paths, key=Path.as_posix):
@@ -215,16 +245,65 @@ def shared(session: nox.Session) -> None:
     """Install all libraries, transformers and the study's packages, for the sessions that share them."""
     session.install(TORCH)  # first and alone, as transformers would bring another build
     libraries = (spec for name in LIBRARIES for spec in needs(name))
-    session.install(*REQUIRED, *BUILDING, *GROUPS["test"], *libraries, *GROUPS["models"], *GROUPS["roformer"])
+    groups = (spec for name in ("test", "chunks", "models", "roformer", "triton") for spec in GROUPS[name])
+    session.install(*REQUIRED, *BUILDING, *libraries, *groups)
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=["build"], default=False)
 @nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def tests(session: nox.Session, library: str) -> None:
-    """Test with one library and NumPy."""
+    """Test with one library and NumPy, in an environment without the others."""
     chunks = GROUPS["chunks"] if library == "dask" else []
     install(session, *GROUPS["test"], *needs(library), *chunks)
     pytest(session, [library, "cubed"] if chunks else [library])
+
+
+@nox.session(name="tests(all)", requires=["build", "shared"], venv_backend="none")
+def tests_all(session: nox.Session) -> None:
+    """Test with all libraries, in one environment; in `nightly`, after `tests`, what needs several."""
+    install(session)
+    pytest(session, [*LIBRARIES, "cubed"], *(("-m", "several") if os.environ.get(NIGHTLY) else ()))
+
+
+def changed_paths() -> list[str]:
+    """Return what differs from the upstream branch, if there is one, or else from the last commit."""
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    base = git("merge-base", "HEAD", "@{upstream}") or "HEAD"
+    listed = git("diff", "--name-only", base), git("ls-files", "--others", "--exclude-standard")
+    return "\n".join(listed).split()
+
+
+def reached_by(paths: list[str]) -> tuple[list[str], list[str]]:
+    """Return the test files that changed paths reach, and the libraries to run them with."""
+    files, libraries = set(), set()
+    for path in paths:
+        if path.startswith("tests/test_"):
+            found, libs = [path], "numpy strict dask jax torch"
+        else:
+            names, libs = next((REACHED[start] for start in REACHED if path.startswith(start)), ("", ""))
+            found = [f"tests/test_{name}.py" for name in names.split()]
+        libraries |= set(libs.split())
+        files |= {file for pattern in found for file in ROOT.glob(pattern)}
+    return sorted(map(str, files)), [name for name in [*LIBRARIES, "cubed"] if name in libraries]
+
+
+@nox.session(requires=["shared"], venv_backend="none", default=False)
+def changed(session: nox.Session) -> None:
+    """Test what a change reaches first, in two minutes: REACHED has the tests of each folder.
+
+    The change is what differs from the upstream branch, if there is one, or else from the last commit.
+    """
+    files, libraries = reached_by(changed_paths())
+    if not files:
+        session.skip("no test reads what has changed since the upstream branch or the last commit")
+    session.log(f"with {', '.join(libraries)}: {' '.join(Path(file).stem for file in files)}")
+    build_wheel(session, ROOT, CHANGED, "-Cbuild-dir=build/changed")
+    install(session, dist=CHANGED)
+    pytest(session, libraries, "--models", "--study", *files, *COVER)
 
 
 @nox.session(name="tests(more)", requires=["build"])
@@ -232,13 +311,6 @@ def tests_more(session: nox.Session) -> None:
     """Test the libraries of the group `more`: the suite, and the tests that name them."""
     install(session, *GROUPS["test"], *GROUPS["more"])
     pytest(session, MORE, *(f"tests/test_{name}.py" for name in ("conformance", "libraries", "docs")))
-
-
-@nox.session(name="tests(all)", requires=["build", "shared"], venv_backend="none")
-def tests_all(session: nox.Session) -> None:
-    """Run the tests that need several libraries."""
-    install(session)
-    pytest(session, LIBRARIES, "-m", "several")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -271,15 +343,20 @@ def pure(session: nox.Session) -> None:
     files = by_default("tests/test_wheel.py", *CONTRACT)
     selected = f"not compil and not array-api and not without_the_kernel and {NOT_TWICE}"
     pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", selected, *cover_by_default())
-    # The session tests(jax) runs the tests of several devices without the kernel.
-    in_each_run, in_nightly = "eager_and_jit or gradient or export", "not eight and not processes"
-    jax_tests = in_nightly if os.environ.get(NIGHTLY) else in_each_run
-    pytest(session, ["jax"], "tests/test_jax.py", "-k", jax_tests, part="jax")
+    # Other sessions test JAX without the kernel: on several devices, and by the backend array-api.
+    if os.environ.get(NIGHTLY):
+        pytest(session, ["jax"], "tests/test_jax.py", "-k", "not eight and not processes", part="jax")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
 def sanitize(session: nox.Session) -> None:
-    """Test the kernel with GCC's address and undefined-behaviour sanitizers in it."""
+    """Test the kernel with GCC's address and undefined-behaviour sanitizers in it.
+
+    Run if its files have changed, and in `nightly`.
+    """
+    files = content_of("sanitize")
+    if reason := passed_before(session, "sanitize", files):
+        session.skip(reason)
     if sys.platform != "linux" or not (shutil.which("gcc") and shutil.which("g++")):
         session.skip("GCC's sanitizers are preloaded into Python, which works on Linux alone: run it there")
     args = ("-Ccmake.define.ROPE_ARRAY_SANITIZE=address,undefined", "-Cinstall.strip=false")
@@ -296,6 +373,7 @@ def sanitize(session: nox.Session) -> None:
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
     )
+    record_pass(session, "sanitize", files)
 
 
 @nox.session(name="tests-min", requires=["build"])
@@ -359,26 +437,30 @@ def proof(session: nox.Session) -> None:
     record_pass(session, "proof", files)
 
 
+@nox.session(requires=["build", "shared"], venv_backend="none")
+def triton(session: nox.Session) -> None:
+    """Test PyTorch's kernel for GPUs by Triton's interpreter."""
+    install(session)
+    # Triton interprets all kernels of a process, or none.
+    files = ("tests/test_triton.py", "tests/test_conformance.py")
+    pytest(session, ["torch"], "--gpu-code", *files, "-k", "triton")
+
+
 @nox.session(name="gpu-code", requires=["build"])
 def gpu_code(session: nox.Session) -> None:
-    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers.
+    """Check the code for GPUs and TPUs without one, by their compilers.
 
-    The compilers run if their files have changed, and in `nightly`.
+    Run if its files have changed, and in `nightly`.
     """
-    session.install(TORCH)  # first and alone, as another package would bring another build
-    install(session, *GROUPS["test"], *GROUPS["gpu-code"])
-    # Triton interprets all kernels of a process, or none.
-    interpreted = ("--gpu-code", "tests/test_triton.py", "tests/test_conformance.py", "-k", "triton")
     files = content_of("gpu-code")
-    reason = passed_before(session, "gpu-code", files)
-    pytest(session, ["torch"], *interpreted, part="interpreted", last=bool(reason))
-    if reason:
-        session.warn(f"The compilers are left out: {reason}")
-        return
+    if reason := passed_before(session, "gpu-code", files):
+        session.skip(reason)
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["test"], *GROUPS["triton"], *GROUPS["gpu-code"])
     # Each worker compiles for itself, so a file is for one worker; the longest are first.
     names = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
     compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in names))
-    pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
+    pytest(session, ["numpy", "torch", "jax"], *compiled)
     record_pass(session, "gpu-code", files)
 
 
@@ -492,7 +574,7 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    others = ("models", "edge", "serving", "matrix", "pure", "sanitize", "tests-min", *READ_BY)
+    others = ("models", "edge", "serving", "matrix", "pure", "tests-min", "triton", *READ_BY)
     for name in (*libraries, *others):
         session.notify(name)
 
