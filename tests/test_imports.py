@@ -23,19 +23,7 @@ from rope_array._array_api import library as _library
 PACKAGE = Path(rope_array.__file__).parent
 # Installed: a folder of the package. In a checkout: a folder next to the package, or a link to it.
 BACKENDS = PACKAGE / "_backends" if (PACKAGE / "_backends").is_dir() else PACKAGE.parent / "backends"
-LIBRARIES = [
-    "numpy",
-    "torch",
-    "jax",
-    "jaxlib",
-    "dask",
-    "cupy",
-    "array_api_strict",
-    "ml_dtypes",
-    "mlx",
-    "ndonnx",
-    "tensorflow",
-]
+LIBRARIES = "numpy torch jax jaxlib dask cupy array_api_strict ml_dtypes mlx ndonnx tensorflow"
 
 # ---- import rope_array ----
 
@@ -48,7 +36,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:
 
 def imported_by(module, **environment):
     """Return the array libraries in sys.modules after `import module`."""
-    return set(child.run(IMPORTED, module, *LIBRARIES, **environment).split())
+    return set(child.run(IMPORTED, module, *LIBRARIES.split(), **environment).split())
 
 
 def test_importing_brings_in_no_array_library(lib):
@@ -102,7 +90,7 @@ def test_using_one_library_brings_in_no_other(lib):
         print(*sorted(new & set(sys.argv[2:])))
         print(*sorted(name for name in sys.modules if name.startswith("rope_array._backends.")))
     """
-    libraries, backends = child.run(script, lib.label, *LIBRARIES).splitlines()
+    libraries, backends = child.run(script, lib.label, *LIBRARIES.split()).splitlines()
     assert not libraries.split()
     chunks = {"numpy"} if lib.name == "dask" else set()  # its chunks are NumPy arrays
     assert {name.split(".")[2] for name in backends.split()} <= {lib.name, "_native", *chunks}
@@ -110,10 +98,9 @@ def test_using_one_library_brings_in_no_other(lib):
 
 # ---- who may import whom ----
 
-# What each module may import, by its name or its folder's; the longest name counts. ".x" is a module or folder
-# of the package, "." the package itself, "=x" a module without its submodules; after "late", imports inside
-# functions only. The standard library is free. Most modules are loaded late, so that a program pays for what
-# it uses: only the package itself names all of them, for type checkers.
+# The imports that a module may have, by its name or its folder's; the longest name counts. ".x" is a module or
+# folder of the package, "." the package itself, "=x" a module without its submodules; after "late", imports
+# inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
 MAY_IMPORT = {
@@ -153,7 +140,8 @@ MAY_IMPORT = {
     "_backends._gpu": OF_A_BACKEND,
     "_backends.numpy": f"{OF_A_BACKEND} ._backends.numpy",
     # _rotation: exports of JAX and PyTorch ask for a name of each type.
-    "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._rotation =array_api_compat.torch torch triton",
+    "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._rotation torch triton "
+    "=array_api_compat.torch",
     "_backends.jax": f"{OF_A_BACKEND} ._backends.jax ._rotation jax jaxlib",
     "_backends.dask": f"{OF_A_BACKEND} ._backends.dask =array_api_compat.dask.array dask",
     "_backends.cubed": f"{OF_A_BACKEND} ._backends.cubed cubed",
@@ -187,8 +175,8 @@ MAY_IMPORT = {
     "testing._wrong": ".testing._definition .testing._where numpy",
     "testing._values": ".testing._where .testing._wrong numpy",
     "testing._verdict": "",
-    "testing._contract": ".testing._definition .testing._values .testing._verdict .testing._where .testing._wrong "
-    "numpy",
+    "testing._contract": ".testing._definition .testing._values .testing._verdict .testing._where "
+    ".testing._wrong numpy",
 }
 
 
