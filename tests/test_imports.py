@@ -98,7 +98,7 @@ def test_using_one_library_brings_in_no_other(lib):
 
 # ---- who may import whom ----
 
-# The imports that a module may have, by its name or its folder's; the longest name counts. ".x" is a module or
+# The imports of a module, by its name or its folder's; the longest name counts. ".x" is a module or
 # folder of the package, "." the package itself, "=x" a module without its submodules; after "late", imports
 # inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
