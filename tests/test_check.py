@@ -1,8 +1,11 @@
 """`python -m rope_array check` and the pytest plugin: options, reports as text, JSON and JUnit XML."""
 
+import importlib
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +14,18 @@ from xml.etree import ElementTree
 import pytest
 from conftest import sample
 
+import rope_array.testing as suite
 from rope_array.__main__ import main
-from rope_array.testing import Result, run_checks
+from rope_array.testing import Result, _command, plugin, run_checks
 from rope_array.testing._checks import checks
-from rope_array.testing._command import lines_of
 from rope_array.testing._names import names
+
+pytest_plugins = ("pytester",)
 
 # Users' embeddings.
 MYLIB = '''
 """Rotary embeddings of somebody else."""
+import os
 import numpy as np
 import rope_array as ra
 print("imported")
@@ -34,15 +40,14 @@ def backwards(x, pos, base=10000.0):
 def rare(x, pos):
     return rotate(x, pos) + (132 <= x.shape[-1] < 160)
 
-def narrow(x, pos):
-    assert np.ndim(pos) == 1
-    return rotate(x, pos)
-
 def unprintable(x, pos):
     raise ValueError("\\udcff \\x1b[31m \\x00 \u03c0")
 
 def nan(x, pos):
     return x * np.nan
+
+def ends(x, pos, *, base=1e4):
+    return os._exit(3) if base == 1e6 else ra.apply(x, pos, base=base)
 '''
 MODULES = {
     "mylib.py": MYLIB,
@@ -66,19 +71,19 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def in_folder(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(folder)
 
 
 @pytest.fixture
-def check(capsys):
-    """Return a function that runs the command; it returns the exit status, the output and the errors."""
+def check(capsys, in_folder):
+    """Return a function that runs the command in this process: the exit status, the output, the errors."""
 
     def run(*arguments):
         try:
-            status = main(["check", *arguments])
+            status = main(["check", *arguments, "--in-process"])
         except SystemExit as error:  # argparse's
             status = error.code
         return status, *capsys.readouterr()
@@ -86,13 +91,12 @@ def check(capsys):
     return run
 
 
-def python(*arguments, flags=(), cwd=None, **environment):
+def python(folder, *arguments):
     """Run Python as a user does, who imports from the current folder; return the process."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
-        [sys.executable, *flags, *arguments], capture_output=True, text=True, encoding="utf-8", cwd=cwd,
-        env={**variables, "PYTHONIOENCODING": "utf-8", **environment}, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=120
+    )
 
 
 # ---- reports ----
@@ -100,12 +104,10 @@ def python(*arguments, flags=(), cwd=None, **environment):
 
 @pytest.fixture(scope="module")
 def failing(folder):
-    """The report in JSON of a faulty module, and its JUnit file."""
-    only = ("--only", "kind,direction,tuples,base,inv_freq,norm")
-    done = python(
-        "-m", "rope_array", "check", "mylib:backwards", *FEW, *only, "--expect", "base=known", "--json",
-        "--junit", "report.xml", cwd=folder,
-    )  # fmt: skip
+    """The report in JSON of a faulty module, judged in a child process, and its JUnit file."""
+    only = ("--only", "kind,direction,tuples,base,inv_freq,norm", "--expect", "base=known")
+    files = ("--json", "--junit", "report.xml")
+    done = python(folder, "-m", "rope_array", "check", "mylib:backwards", *FEW, *only, *files)
     assert done.returncode == 1
     return json.loads(done.stdout), ElementTree.parse(folder / "report.xml").getroot()
 
@@ -120,7 +122,7 @@ def test_json_counts_outcomes(failing):
 
 
 def test_text_has_the_requirement_and_the_finding_of_a_failure(failing):
-    lines = [*lines_of(failing[0], ["check", "mylib:backwards"])]
+    lines = [*_command.lines_of(failing[0], ["check", "mylib:backwards"])]
     assert max(map(len, lines)) <= 110
     failed = "\n".join(lines).partition("Failed (")[2].partition("Passed (")[0]
     for text in ("\n  tuples\n", "    required: ", "    found:    ", " direction"):
@@ -146,25 +148,21 @@ def test_junit_has_a_test_case_for_each_check(failing):
     assert 0 < sum(seconds) <= float(suite.get("time"))
 
 
-def test_a_report_that_cannot_be_written_is_printed():
-    script = (
-        "import sys; from rope_array.__main__ import main; from rope_array.testing import _command; "
-        "_command.write_junit = lambda *_: open('no/such/file', 'w'); "
-        "sys.exit(main(['check', 'numpy', '--case', 'base=50.0', '--junit', 'report.xml']))"
-    )
-    done = python("-c", script)
-    assert done.returncode == 2
-    assert done.stdout.startswith("PASSED: 1 of 1")
-    assert "no/such/file" in done.stderr
+def test_a_report_that_cannot_be_written_is_printed(check, monkeypatch):
+    monkeypatch.setattr(_command, "write_junit", lambda *_: Path("no/such/file").touch())
+    status, out, err = check("numpy", "--case", "base=50.0", "--junit", "report.xml")
+    assert (status, out[:14]) == (2, "PASSED: 1 of 1")
+    assert "no/such/file" in err
 
 
 def test_json_has_requirements_needs_and_times(check):
     status, out, _ = check("mylib:rotate", *HALF, "--case", "base=50.0", "--json")
-    (result,) = json.loads(out)["results"]
+    report = json.loads(out)
+    (result,) = report["results"]
     assert result.keys() == {*Result.__dataclass_fields__}
     assert (status, result["name"], result["outcome"], result["needs"]) == (0, "case", "passed", ["values"])
     assert result["seconds"] > 0
-    assert json.loads(out).keys() == run_checks("numpy", cases=["base=50.0"]).as_dict().keys()
+    assert report.keys() == run_checks("numpy", cases=["base=50.0"]).as_dict().keys()
 
 
 def test_json_has_no_infinity(check):
@@ -172,30 +170,32 @@ def test_json_has_no_infinity(check):
     assert json.loads(out, parse_constant=pytest.fail)["worst"]["small"] is None
 
 
-def test_every_check_passes_in_a_module_of_the_current_folder():
-    options = ("--require", "base", "--require", "rotary_dim,float32")
-    done = python("-m", "rope_array", "check", "mylib:rotate", *FEW, *options, "--json")
+@pytest.mark.nightly
+def test_every_check_passes_in_a_module_of_the_current_folder(folder):
+    options = (*FEW, "--require", "base", "--require", "rotary_dim,float32", "--json")
+    done = python(folder, "-m", "rope_array", "check", "mylib:rotate", *options)
     required = [f"requires[{name}]" for name in ("base", "rotary_dim", "float32")]
     assert done.returncode == 0, done.stdout + done.stderr
-    names = [result["name"] for result in json.loads(done.stdout)["results"]]
-    assert names == [*(each.name for each in checks()), *required]
+    assert [result["name"] for result in json.loads(done.stdout)["results"]] == [
+        *(each.name for each in checks()),
+        *required,
+    ]
 
 
-@pytest.mark.parametrize(
-    ("only", "options", "status", "texts"),
-    [
-        ("norm,definition", (*FEW, "--expect", "norm=why"), 1, ["FAILED: 1 of 2", "remove their --expect"]),
-        ("definition,direction,base", FEW[2:], 1, ["Likely cause: half pairing; try --claim pairing=half"]),
-        ("definition,inv_freq", FEW, 0, ["(1 do not apply", "1 do not apply; --verbose lists them."]),
-        ("definition,inv_freq", (*FEW, "--verbose"), 0, ["Not applicable (1):", "inv_freq: its signature"]),
-    ],
-    ids=["unexpected pass", "cause", "not applicable", "verbose"],
-)
-def test_messages_of_a_report(only, options, status, texts, check):
+MESSAGES = {
+    "unexpected pass": ("norm,definition", (*FEW, "--expect", "norm=why"), 1, "FAILED: 1 of 2"),
+    "cause": ("definition,direction,base", FEW[2:], 1, "half pairing; try --claim pairing=half"),
+    "not applicable": ("definition,inv_freq", FEW, 0, "1 do not apply; --verbose lists them."),
+    "verbose": ("definition,inv_freq", (*FEW, "--verbose"), 0, "Not applicable (1): "),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_of_a_report(name, check):
+    only, options, status, text = MESSAGES[name]
     done, out, _ = check("mylib:rotate", *options, "--only", only)
     assert done == status
-    for text in texts:
-        assert text in " ".join(out.split())
+    assert text in " ".join(out.split())
 
 
 def test_a_random_call_that_fails_is_printed_as_a_command(check):
@@ -205,95 +205,85 @@ def test_a_random_call_that_fails_is_printed_as_a_command(check):
     (line,) = (line for line in out.splitlines() if "--case" in line and "python -m" in line)
     assert line == f"  python -m rope_array check mylib:rare {' '.join(FEW_OF_ANY_WIDTH)} --case width=132"
     status, out, _ = check(*line.split()[4:])
-    assert (status, out[: len("FAILED: 1 of 1.")]) == (1, "FAILED: 1 of 1.")
+    assert (status, out[:15]) == (1, "FAILED: 1 of 1.")
 
 
-def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch):
+def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch, capsys):
+    """Counts of failed checks are compared where every check runs, in the session `nightly`."""
     page = PAGE.read_text("utf-8")
-    monkeypatch.chdir(tmp_path)
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
     (shown,) = re.findall(r"^```text\n\$ python (.*? mine:rotate .*?)^```$", page, re.MULTILINE | re.DOTALL)
-    first, *lines = shown.splitlines()
-    printed = python(*first.split()).stdout.splitlines()
-    assert printed[:4] == lines[:4]
-    assert next(line for line in printed if line.endswith("--verbose lists them.")) in lines
-    for start in ("Failed (", "Passed (", "  Cause: "):
-        shown = [line for line in lines if line.startswith(start)]
-        assert [line for line in printed if line.startswith(start)] == shown
-    names = sample("definition", "direction", "many_rows", "accuracy_2e16", "accuracy_2e20")
-    only = ["--only", ",".join(names)] if names else []
-    assert python(*printed[4].split()[1:], *only).stdout.startswith("PASSED: ")
-    script = (
-        "import functools, rope_array.testing as suite; "
-        f"suite.check_backend = functools.partial(suite.check_backend, only={names}); "
-        "import test_mine; test_mine.test_rotate_conforms()"
-    )
-    assert python("-c", script).returncode == 0
+    command, *lines = shown.splitlines()
+    some = sample("definition", "direction", "many_rows", "accuracy_2e16", "accuracy_2e20")
+    only = ["--only", ",".join(some)] if some else []
+
+    def printed_by(command):
+        main([*command.partition(" rope_array ")[2].split(), *only, "--in-process"])
+        return capsys.readouterr().out.splitlines()
+
+    printed = printed_by(command)
+    assert printed[0].partition(". ")[2] == lines[0].partition(". ")[2] != ""
+    assert printed[1:4] == lines[1:4]
+    starts = ("  Cause: ",) if some else ("FAILED: ", "Failed (", "Passed (", "  Cause: ")
+    for start in starts:
+        assert [line for line in printed if line.startswith(start)] == [
+            line for line in lines if line.startswith(start)
+        ]
+    of, do_not_apply = re.search(r"of (\d+)\..* (\d+) do not apply", " ".join(lines)).groups()
+    assert int(of) + int(do_not_apply) == len(checks())
+    assert printed_by(printed[4])[0].startswith("PASSED: ")
+    with monkeypatch.context() as patch:
+        patch.setattr(suite, "check_backend", lambda *a, **k: run_checks(*a, only=some, **k).ok or 1 / 0)
+        importlib.import_module("test_mine").test_rotate_conforms()
 
 
 # ---- options ----
 
+UNUSABLE = [
+    ("nump", "unknown target 'nump'"),
+    ("nunpy", "Did you mean numpy?"),
+    ("mylib", "package.module:attribute"),
+    ("nolib:rotate", "nolib"),
+    ("mylib.py:rotate", "cannot import mylib.py"),
+    ("./mylib:rotate", "the module as `import` takes it"),
+    ("mylib:rotat", "no attribute 'rotat'"),
+    ("quits:rotate", "cannot import quits: SystemExit: 0 (quits.py, line 1)"),
+    ("broken:rotate", "(broken.py, line 1)"),
+    ("unsaid:rotate", "(unsaid.py, line 1)"),
+    ("cupy", "cupy"),
+    ("torch:cuda", "torch"),
+    ("jax:gpu", "jax"),
+    ("numpy --backend cuda", "cuda"),
+    ("numpy --claim pairing=half", "claim it for a callable"),
+    ("mylib:rotate --backend array-api", "leave it out"),
+    ("mylib:rotate --library nump", "unknown library 'nump'; did you mean numpy?"),
+    ("mylib:rotate --claim angles", "NAME=VALUE"),
+    ("mylib:rotate --claim batch_positions=yes", "--require batch_positions to insist on it"),
+    ("mylib:rotate --claim layout=bshd --claim layout=sd", "give it once"),
+    ("mylib:rotate --expect definition", "give NAME=VALUE"),
+    ("mylib:rotate --expect definition=", "give the reason"),
+    ("mylib:rotate --expect accuracy_negative=why", "accuracy_negative[float16]"),
+    ("mylib:rotate --examples -1", "give the number of random calls, 0 or more"),
+    ("mylib:rotate --examples many", "invalid int value"),
+    ("mylib:rotate --seed 1", "give their number with --examples"),
+    ("mylib:rotate --case widht=64", "widht"),
+    ("mylib:rotate --case width=64 --examples 3", "leave --examples out"),
+    ("mylib:rotate --only norm[float8]", "no check is named 'norm[float8]'; similar: norm"),
+    ("mylib:rotate --only=", "no check is named ''"),
+    ("mylib:rotate --only norm --case width=64", "leave --only out"),
+    ("mylib:rotate --only norm --require base", "leave --only out"),
+    ("mylib:rotate --junit no/such/report.xml", "give a file in a folder that exists"),
+    ("mylib:rotate --junit .", "give a file in a folder that exists"),
+    ("mylib:rotate --timeout 0", "give seconds above 0"),
+    ("mylib:rotate --timeout 9", "give no timeout with in-process"),
+]
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nump"], "unknown target 'nump'"),
-        (["nunpy"], "Did you mean numpy?"),
-        (["mylib"], "package.module:attribute"),
-        (["nolib:rotate"], "nolib"),
-        (["mylib.py:rotate"], "cannot import mylib.py"),
-        (["./mylib:rotate"], "the module as `import` takes it"),
-        (["mylib:rotat"], "no attribute 'rotat'"),
-        (["mylib:np.pi"], "give a callable"),
-        (["quits:rotate"], "cannot import quits: SystemExit: 0 (quits.py, line 1)"),
-        (["broken:rotate"], "(broken.py, line 1)"),
-        (["unsaid:rotate"], "(unsaid.py, line 1)"),
-        (["cupy"], "cupy"),
-        (["torch:cuda"], "torch"),
-        (["jax:gpu"], "jax"),
-        (["numpy", "--backend", "cuda"], "cuda"),
-        (["numpy", "--claim", "pairing=half"], "claim it for a callable"),
-        (["mylib:rotate", "--backend", "array-api"], "leave it out"),
-        (["mylib:rotate", "--library", "nump"], "unknown library 'nump'; did you mean numpy?"),
-        (["mylib:rotate", "--claim", "angels=exact"], "angels"),
-        (["mylib:rotate", "--claim", "angles"], "NAME=VALUE"),
-        (["mylib:rotate", "--claim", "angles=precise"], "known: exact"),
-        (["mylib:rotate", "--claim", "foo=1"], "unknown claim 'foo'; known: "),
-        (["mylib:rotate", "--claim", "rank=1 axis"], "unknown claim 'rank'; did you mean ranks"),
-        (["mylib:rotate", "--claim", "ranks[9]=why"], "ranks has the parts 1, 2, 3, 4, 5, 6"),
-        (["mylib:rotate", "--claim", "batch_positions=yes"], "--require batch_positions to insist on it"),
-        (["mylib:rotate", "--claim", "batch_positions=False"], "give the reason why the target lacks it"),
-        (["mylib:rotate", "--claim", "pairing=neox"], "pairing must be one of"),
-        (["mylib:rotate", "--claim", "furthest=abc"], "give an integer"),
-        (["mylib:rotate", "--claim", "layout=bshd", "--claim", "layout=sd"], "give it once"),
-        (["mylib:rotate", "--expect", "definition"], "give NAME=VALUE"),
-        (["mylib:rotate", "--expect", "definition="], "give the reason"),
-        (["mylib:rotate", "--expect", "definitions=why"], "no check is named 'definitions'"),
-        (["mylib:rotate", "--expect", "nrom=why"], "similar: norm"),
-        (["mylib:rotate", "--expect", "accuracy_negative=why"], "accuracy_negative[float16]"),
-        (["mylib:rotate", "--require", "rank"], "did you mean ranks"),
-        (["mylib:rotate", "--require", ""], "unknown requires ''"),
-        (["mylib:rotate", "--examples", "-1"], "give the number of random calls, 0 or more"),
-        (["mylib:rotate", "--examples", "many"], "invalid int value"),
-        (["mylib:rotate", "--seed", "1"], "give their number with --examples"),
-        (["mylib:rotate", "--case", "widht=64"], "widht"),
-        (["mylib:rotate", "--case", "width=64", "--examples", "3"], "leave --examples out"),
-        (["mylib:rotate", "--only", "norm,definitio"], "no check is named 'definitio'; similar: definition"),
-        (["mylib:rotate", "--only", "norm[float8]"], "no check is named 'norm[float8]'; similar: norm"),
-        (["mylib:rotate", "--only", "kind[float8]"], "similar: kind[float16], kind[bfloat16], kind"),
-        (["mylib:rotate", "--only", ""], "no check is named ''"),
-        (["mylib:rotate", "--only", "norm", "--case", "width=64"], "leave --only out"),
-        (["mylib:rotate", "--only", "norm", "--require", "base"], "leave --only out"),
-        (["mylib:rotate", "--junit", "no/such/report.xml"], "give a file in a folder that exists"),
-        (["mylib:rotate", "--junit", "."], "give a file in a folder that exists"),
-        (["mylib:rotate", "--timeout", "0"], "give seconds above 0"),
-        (["mylib:rotate", "--timeout", "9"], "give no timeout with in-process"),
-    ],
-)
+
+@pytest.mark.parametrize(("arguments", "message"), UNUSABLE)
 def test_unusable_arguments_are_explained(arguments, message, check):
-    """In this process, where no other has to start."""
-    status, out, err = check(*arguments, "--in-process")
+    status, out, err = check(*arguments.split())
     assert status == 2, out
     assert message in err
     assert "Traceback" not in err
@@ -315,101 +305,90 @@ def test_named_checks_are_run_alone(check):
     assert outcomes == dict.fromkeys({*kinds, "definition", "kind[float16]", "examples"}, "passed")
 
 
-# The process that prints is the judge itself, or its parent, which one call is enough to see.
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--case", "base=50.0"), id="child"),
-        pytest.param(("--in-process", "--only", "definition,threads"), id="in-process"),
-        pytest.param(("--in-process",), id="every check", marks=pytest.mark.nightly),
-    ],
-)
-def test_needs_neither_pytest_nor_another_library(options):
-    script = (
-        f"import sys; from rope_array.__main__ import main; status = main(['check', 'numpy', *{options}]); "
-        "print(status, *sorted({n.partition('.')[0] for n in sys.modules} & "
-        "{'pytest', 'torch', 'jax', 'dask', 'array_api_strict', 'hypothesis', 'mpmath'}))"
-    )
-    done = python("-c", script)
-    assert done.stdout.splitlines()[-1] == "0", done.stdout[-500:] + done.stderr
+# ---- the process ----
 
 
-@pytest.mark.parametrize("options", [["mylib:unprintable", "--only", "norm"], ["--list"]])
-def test_output_in_any_encoding(options):
-    done = python("-m", "rope_array", "check", *options, PYTHONIOENCODING="ascii")
-    assert done.returncode == (0 if options == ["--list"] else 1)
-    assert "Traceback" not in done.stderr
-    assert "\x1b" not in done.stdout
+def test_judging_imports_neither_pytest_nor_another_library(folder):
+    only = [name for names in sample("definition,threads") for name in ("--only", names)]
+    script = f"""if True:
+        import sys
+        from rope_array.__main__ import main
+        print(main(["check", "numpy", "--in-process", *{only}]))
+        modules = {{name.partition(".")[0] for name in sys.modules}}
+        print(*modules & {{"pytest", "torch", "jax", "dask", "array_api_strict", "hypothesis", "mpmath"}})
+    """
+    done = python(folder, "-c", script)
+    assert done.stdout.splitlines()[-2:] == ["0", ""], done.stdout[-500:] + done.stderr
+
+
+def test_output_in_any_encoding(check, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    status, *_ = check("mylib:unprintable", "--only", "norm")
+    printed = sys.stdout.buffer.getvalue().decode("ascii")
+    assert status == 1
+    assert "\\udcff" in printed
+    assert "\x1b" not in printed
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
-def test_a_reader_that_stops_changes_no_verdict():
+def test_a_reader_that_stops_changes_no_verdict(folder):
     judged = f"unset PYTHONSAFEPATH; {sys.executable} -m rope_array check mylib:nan --only definition --json"
-    script = f"{judged} | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    script = f"{judged} --in-process | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, check=False)
     assert done.stdout.split()[-1] == b"1"
 
 
-def test_without_assertions_nothing_is_judged():
-    done = python("-m", "rope_array", "check", "numpy", "--in-process", flags=("-O",))
+def test_without_assertions_nothing_is_judged(folder):
+    done = python(folder, "-O", "-m", "rope_array", "check", "numpy", "--in-process")
     assert done.returncode == 2
     assert "run without -O" in done.stderr
 
 
 # ---- the plugin ----
 
-PLUGIN = ("-q", "-p", "rope_array.testing.plugin", "-p", "no:cacheprovider")
-HALF_OF_PLUGIN = ("--rope-claim", "pairing=half")
+PLUGIN = ("-q", "-p", plugin.__name__, "-p", "no:cacheprovider")
+BOTH = "--rope-only norm,inv_freq --rope-expect norm=? --rope-expect inv_freq=known"
+THOROUGH = "--rope-require axes --rope-thorough --rope-examples 3 --rope-seed 2 -k 'examples or requires'"
+# The target and its options, the exit status, and texts that are printed.
+RUNS = {
+    "skipped": ("rotate -k 'norm or inv_freq' -rs", 0, ["1 passed, ", "inv_freq: its signature"]),
+    "cause": (
+        "backwards -k direction",
+        1,
+        ["mylib:backwards::direction", "Likely cause: ", "required: ", "found: "],
+    ),
+    "unexpected": (f"rotate {BOTH}", 1, ["2 failed", "XPASS(strict)", "not applicable"]),
+    "required": (f"rotate {THOROUGH}", 1, ["1 failed, 1 passed", "axes is required, and the target lacks"]),
+    "expected": ("backwards --rope-only direction --rope-expect direction=known", 0, ["1 xfailed"]),
+    "unknown check": ("rotate --rope-only nrom", 4, ["no check is named 'nrom'; similar: norm"]),
+    "every check": pytest.param("rotate", 0, [" passed"], marks=pytest.mark.nightly),
+}
 
 
-def plugin(target, *options):
-    return python("-m", "pytest", *PLUGIN, *(["--rope-backend", target] if target else []), *options)
-
-
-@pytest.mark.parametrize(
-    ("target", "options", "status", "texts"),
-    [
-        ("rotate", (*HALF_OF_PLUGIN, "-k", "definition or inv_freq", "-rs"), 0,
-         ["1 passed, ", " skipped", "inv_freq: its signature does not name it"]),
-        ("backwards", ("-k", "direction or norm"), 1,
-         ["mylib:backwards::direction", "mylib:backwards: Likely cause: ", "required: A pair", "found: "]),
-        ("rotate", (*HALF_OF_PLUGIN, "--rope-only", "norm,inv_freq", "--rope-expect", "norm=?",
-                    "--rope-expect", "inv_freq=known"), 1, ["2 failed", "XPASS(strict)", "not applicable"]),
-        ("rotate", (*HALF_OF_PLUGIN, "--rope-require", "axes", "--rope-thorough", "--rope-examples", "3",
-                    "--rope-seed", "2", "--rope-in-process", "-k", "examples or requires"), 1,
-         ["1 failed, 1 passed", "axes is required, and the target lacks it: its signature"]),
-        ("backwards", (*HALF_OF_PLUGIN, "--rope-only", "direction", "--rope-expect", "direction=known"), 0,
-         ["1 xfailed"]),
-        ("rotate", ("--rope-only", "nrom"), 4, ["no check is named 'nrom'; similar: norm"]),
-        ("nolib", (), 4, ["--rope-backend"]),
-        ("", ("--rope-only", "norm"), 4, ["--rope-only needs a --rope-backend"]),
-    ],
-    ids=["skipped", "cause", "unexpected", "options", "expected", "unknown check", "no target", "alone"],
-)  # fmt: skip
-def test_plugin(target, options, status, texts):
-    done = plugin(target and f"mylib:{target}", *options)
-    assert done.returncode == status, done.stdout + done.stderr
+@pytest.mark.parametrize(("options", "status", "texts"), RUNS.values(), ids=RUNS)
+def test_plugin(options, status, texts, pytester, in_folder):
+    target = shlex.split(f"--rope-claim pairing=half --rope-in-process --rope-backend mylib:{options}")
+    done = pytester.runpytest_inprocess(*PLUGIN, *target)
+    assert done.ret == status
     for text in texts:
-        assert text in done.stdout + done.stderr
+        assert text in f"{done.stdout}{done.stderr}"
 
 
-@pytest.mark.nightly
-def test_plugin_runs_every_check():
-    assert plugin("mylib:rotate", *HALF_OF_PLUGIN).returncode == 0
+def test_options_of_the_plugin_need_a_target(pytester):
+    done = pytester.runpytest_inprocess(*PLUGIN, "--rope-only", "norm")
+    assert done.ret == 4
+    assert "--rope-only needs a --rope-backend" in str(done.stderr)
 
 
 def test_plugin_judges_in_a_child_process_what_it_imports_from_the_current_folder(folder):
     """`pytest`, unlike `python -m pytest`, does not import from the current folder by itself."""
-    (folder / "ends.py").write_text(
-        "import os\nimport rope_array as ra\n"
-        "def rotate(x, pos, *, base=1e4):\n"
-        "    return os._exit(3) if base == 1e6 else ra.apply(x, pos, base=base)\n"
-    )
-    script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
-    script += (
-        f"sys.exit(pytest.main([*{PLUGIN}, '--rope-backend', 'ends:rotate', '--rope-only', 'base,norm']))"
-    )
-    done = python("-c", script, str(folder))
+    script = f"""if True:
+        import sys, pytest
+        sys.path[:] = [path for path in sys.path if path not in ("", sys.argv[1])]
+        target = ("--rope-backend", "mylib:ends", "--rope-only", "base,norm")
+        sys.exit(pytest.main([*{PLUGIN}, *target]))
+    """
+    done = python(folder, "-c", script, str(folder))
     assert done.returncode == 1
     assert "found:    the process ended with exit status 3" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
