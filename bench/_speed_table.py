@@ -74,12 +74,12 @@ speed/tables
 speed/gpu
 ```"""
 README = """\
-Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time divided by
-the time of a copy into existing memory. New float32 arrays have 32 MiB, which the system zeroes in each call.
-rope_array computes exact angles in every call; transformers and Llama have cos and sin ready."""
+Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time of float32 divided by that of a
+copy into existing memory. rope_array computes exact angles in every call; the others have cos and sin ready."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
-    *("transformers Llama", "Llama, complex form"),
+    *("transformers Llama", "transformers Llama, torch.compile"),
+    *("Llama, complex form", "ONNX Runtime, com.microsoft"),
 )
 # The cases of README's columns: half pairs, or interleaved pairs for peers without half pairs.
 DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
@@ -128,15 +128,15 @@ def duration(seconds):
 
 
 def short_table(result):
-    return [*summary(result, IN_README), "", f"{README} {machine(result)}."]
+    return [*summary(result, IN_README, columns=5), "", f"{README} {machine(result)}."]
 
 
-def summary(result, kept=None):
-    """Return the table of one token, and of 2,048 tokens in two dtypes."""
+def summary(result, kept=None, columns=6):
+    """Return the first columns of the table of one token, and of 2,048 tokens in two dtypes."""
     cases = result["numbers"]
-    head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")
+    head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")[:columns]
     kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
-    found = [row for name in kept if any((row := short_row(cases, name))[1:])]
+    found = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
     return table(head, found, head[1:])
 
 
