@@ -134,9 +134,14 @@ def autocast(dtype):
     return lambda: torch.autocast("cpu", dtype=dtype)
 
 
-def compiled(of, x):
+def compiled(function, backend="aot_eager", **options):
+    """Compile a function or module as one graph, by default without generating code."""
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+
+def call_compiled(of, x):
     torch._dynamo.reset()
-    y = torch.compile(of, fullgraph=True, backend="aot_eager")(x)
+    y = compiled(of)(x)
     torch._dynamo.reset()
     return y
 
@@ -166,7 +171,7 @@ def dual(of, x):
 # Situations that the kernel serves, with its bits.
 SERVED = {
     "plain": lambda of, x: of(x),
-    "torch.compile": compiled,
+    "torch.compile": call_compiled,
     "a parameter": lambda of, x: of(torch.nn.Parameter(x)),
     "a gradient is recorded": lambda of, x: of(x.clone().requires_grad_()),
     "under no_grad": lambda of, x: within(torch.no_grad)(of, x.clone().requires_grad_()),
@@ -258,7 +263,7 @@ GRADIENTS = {
     "backward on a device": pulled_later(lambda: torch.device("cpu")),
     "backward with a default device": pulled_later(default_device),
     "backward on meta": pulled_later(lambda: torch.device("meta")),
-    "torch.compile": lambda of, x, weight: pulled(lambda x: compiled(of, x), x, weight),
+    "torch.compile": lambda of, x, weight: pulled(lambda x: call_compiled(of, x), x, weight),
     "torch.func.grad": lambda of, x, weight: torch.func.grad(lambda x: (of(x) * weight).sum())(x),
     "torch.func.vjp": lambda of, x, weight: torch.func.vjp(of, x)[1](weight)[0],
     "torch.func.vmap": lambda of, x, weight: torch.func.vmap(torch.func.grad(lambda x, w: (of(x) * w).sum()))(

@@ -1,0 +1,97 @@
+"""The first call of a process may be of any kind: it imports no compiler, and changes no later call.
+
+One child imports PyTorch; each case is a process that it forks.
+"""
+
+import os
+
+import child
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.library("torch"),
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
+]
+
+CASES = """
+    import contextlib, importlib.util, os, sys, traceback, warnings
+    import torch
+    import rope_array as ra
+    from rope_array._backends import _native
+
+    rope, HALF = ra.RoPE(16), ra.RoPE(16, pairing="half")
+    assert not any(name.startswith("rope_array._backends.torch") for name in sys.modules)
+
+    def in_a_process(case, *arguments):
+        if (process := os.fork()) == 0:
+            try:
+                case(*arguments)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == 0, (case, *arguments)
+
+    def imports_no_compiler():
+        pos, x = torch.arange(3), torch.ones(2, 3, 16, requires_grad=True)
+        ra.apply(x, pos).sum().backward()
+        rope.rotation(pos, like=x).apply((x, x))
+        ra.torch.RotaryEmbedding(rope)(x, pos)
+        assert "torch._dynamo" not in sys.modules  # takes a second
+
+    MODES = {
+        "inference": torch.inference_mode,
+        "no_grad": torch.no_grad,
+        "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        "meta": lambda: torch.device("meta"),
+        "vmap": contextlib.nullcontext,
+        "forward": torch.autograd.forward_ad.dual_level,
+    }
+
+    def first_in_a_mode(name):
+        with MODES[name]():
+            if name == "vmap":
+                torch.func.vmap(lambda x: rope.apply(x, 3))(torch.ones(2, 5, 16))
+            else:
+                rope.apply(torch.ones(5, 16), 3)
+        for x in (torch.ones(5, 16), torch.ones(5, 16, requires_grad=True)):
+            assert ra.explain(x, 3, rope).backend == "native", name
+            with torch.inference_mode():
+                assert ra.explain(torch.ones(5, 16), 3, rope).backend == "native", name
+
+    def first_is_compiled(function):
+        counter = CompileCounter()
+        compiled = torch.compile(function, backend=counter, fullgraph=True)
+        calls = [(torch.randn(2, s, 16), torch.arange(s)) for s in (3, 4, 9, 1)]
+        results = [compiled(*call) for call in calls]
+        before = counter.frame_count
+        assert 1 <= before <= 3
+        for call, y in zip(calls, results):
+            assert torch.equal(y, function(*call))
+        # Other libraries, specs and dtypes cause no recompilation.
+        import numpy as np
+        ra.apply(np.ones((2, 16)), [0, 1])
+        if importlib.util.find_spec("dask"):
+            import dask.array
+            ra.apply(dask.array.ones((2, 16)), [0, 1]).compute()
+        ra.apply(calls[0][0].double(), 3, base=98.0)
+        for call in calls:
+            compiled(*call)
+        assert counter.frame_count == before
+
+    in_a_process(imports_no_compiler)
+    for name in MODES if _native.kernel else ():
+        in_a_process(first_in_a_mode, name)
+    import torch._inductor.config  # imported before warnings become errors: it warns
+    from torch._dynamo.testing import CompileCounter
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+    in_a_process(first_is_compiled, lambda x, pos: ra.apply(x, pos, base=99.0))
+    in_a_process(first_is_compiled, lambda x, pos: HALF.rotation(pos, like=x).apply(x))
+    """
+
+
+def test_every_kind_of_first_call():
+    child.run(CASES)
