@@ -79,7 +79,7 @@ copy into existing memory. rope_array computes exact angles in every call; the o
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
     *("transformers Llama", "transformers Llama, torch.compile"),
-    *("Llama, complex form", "ONNX Runtime, com.microsoft"),
+    *("Llama, complex form", "ONNX Runtime, ai.onnx"),
 )
 # The cases of README's columns: half pairs, or interleaved pairs for peers without half pairs.
 DECODE = ("decode 1 float32", "decode 1 float32 interleaved")

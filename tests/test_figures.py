@@ -1,0 +1,139 @@
+"""The figures that pages quote are those of the newest result of their benchmark, in bench/results."""
+
+import json
+import re
+
+import docs_blocks
+import pytest
+
+DOCS = docs_blocks.DOCS
+README = DOCS.parent / "README.md"
+RESULTS = DOCS.parent / "bench" / "results"
+
+
+def numbers(name):
+    return json.loads(max(RESULTS.glob(f"????-??-??-{name}.json")).read_text("utf-8"))["numbers"]
+
+
+def table(page, head):
+    """Return the rows of the table of a page that begins with `head`, as lists of cells."""
+    text = page.read_text("utf-8")
+    lines = text[text.index(f"\n| {head} ") :].lstrip().partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+
+
+def seconds(cell):
+    number, unit = cell.split()
+    return float(number) * {"ms": 1e-3, "µs": 1e-6}[unit]
+
+
+def test_the_table_of_speed():
+    cases, rows = numbers("speed"), table(README, "one thread")
+    assert len(rows) >= 6
+    for label, one, many, copies, halves in rows:
+        name = label.removesuffix(", interleaved")
+        pairing = "half" if name == label else "interleaved"
+        decode = "decode 1 float32" if name == label else "decode 1 float32 interleaved"
+        places = decode, f"prefill 2048 float32 {pairing}", f"prefill 2048 bfloat16 {pairing}"
+        found = [cases[place]["rows"][name] for place in places]
+        assert copies == f"{found[1]['copies'][1]:.2f}", name
+        for cell, row in zip((one, many, halves), found, strict=True):
+            expected = row["seconds"][1] if cell else None
+            assert row.get("seconds", [None] * 2)[1] == expected, name
+            assert not cell or seconds(cell) == pytest.approx(expected, rel=5e-3), name
+
+
+def test_the_strongest_peers_are_in_the_table_of_speed():
+    """The fastest row of each other project, at one token and at 2,048."""
+    shown = {name.removesuffix(", interleaved") for name, *_ in table(README, "one thread")}
+    for place in ("decode 1 float32", "prefill 2048 float32 half"):
+        times = {
+            name: row["seconds"][1]
+            for name, row in numbers("speed")[place]["rows"].items()
+            if "seconds" in row and not name.startswith(("copy", "rope_array", "naive"))
+        }
+        fastest = min(times, key=times.get)
+        rivals = {name for name in times if times[name] < 1.05 * times[fastest]}
+        assert rivals & shown, rivals
+
+
+def test_the_table_of_the_scoreboard():
+    rows, judged = table(README, "implementation"), numbers("scoreboard")
+    assert len(rows) >= 4
+    for name, angles, failed, *errors in rows:
+        assert judged[name]["class"]["angles"] == angles
+        assert judged[name]["counts"]["failed"] == int(failed)
+        for reach, cell in zip(("2^16", "2^20", "int32"), errors, strict=True):
+            found = judged[name]["worst"].get(reach)
+            assert (float(cell) == float(f"{found:.0e}")) if cell else found is None, (name, reach)
+
+
+PATCHED = {
+    "Llama, 4 layers of 512": "Llama, 4 × 512",
+    "Llama, 2 layers of 1,024": "Llama, 2 × 1024",
+    "GPT-NeoX, a quarter of the width": "GPT-NeoX, 4 × 512, a quarter of the width",
+    "Cohere, interleaved": "Cohere, 4 × 512, interleaved",
+    "Gemma 3, two ropes": "Gemma 3, 4 × 512, two ropes",
+}
+HUGGING_FACE, VLLM = (DOCS / "in-my-model" / f"{name}.md" for name in ("huggingface", "vllm"))
+
+
+def test_times_of_patched_models():
+    measured, rows = numbers("hf-models")["moderate sizes"], table(HUGGING_FACE, "model")
+    assert {name for name, *_ in rows} == PATCHED.keys()
+    for name, *cells in rows:
+        steps = [(step, dtype) for step in ("decode", "train") for dtype in ("float32", "bfloat16")]
+        found = [measured[f"{PATCHED[name]}, {dtype}"][step]["÷"][1] for step, dtype in steps]
+        assert list(map(float, cells)) == pytest.approx(found, abs=0.0051), name
+
+
+def spans(text):
+    """Return the pairs of numbers of phrases such as "0.97 to 1.00"."""
+    return [tuple(map(float, pair)) for pair in re.findall(r"([\d.]*\d) to ([\d.]*\d)", text)]
+
+
+def span(ratios):
+    return round(min(ratios), 2), round(max(ratios), 2)
+
+
+def test_times_of_compiled_patched_models():
+    text = HUGGING_FACE.read_text("utf-8")
+    decode, train = spans(text[text.index("Compiled models of float32 take") :][:160])
+    models = numbers("hf-models-compiled")["moderate sizes"].values()
+    assert decode == span([model["decode"]["÷"][1] for model in models])
+    assert train == span([model["train"]["÷"][1] for model in models])
+
+
+def in_place(shape, pairing, tokens):
+    """Return the span of our times in place over vLLM's, of both dtypes and both kinds of calls."""
+    rows = numbers("in-place")
+    keys = (
+        f"{shape}, {dtype}, {pairing}, inference, {count}"
+        for dtype in ("float32", "bfloat16")
+        for count in tokens
+    )
+    return span([rows[key][f"{kind} / vLLM"] for key in keys for kind in ("positions", "rotation")])
+
+
+def test_times_in_place():
+    rows = {row[0]: row[1:] for row in table(VLLM, "tokens")}
+    for label, tokens in (("1", [1]), ("16", [16]), ("256 to 8,192", [256, 2048, 8192])):
+        shapes = ((shape, pairing) for shape in ("32 + 8 heads of 128", "4 + 2 heads of 64")
+                  for pairing in ("half", "interleaved"))  # fmt: skip
+        assert [spans(cell) for cell in rows[label]] == [[in_place(*each, tokens)] for each in shapes]
+    text = README.read_text("utf-8")
+    one, many = spans(text[text.index("In place, rope_array takes") :].partition("\n\n")[0])
+    assert (one, many) == (in_place("32 + 8 heads of 128", "half", [1]),
+                           in_place("32 + 8 heads of 128", "half", [256, 2048, 8192]))  # fmt: skip
+
+
+def test_errors_of_engines():
+    """The table has the models in the order of the result."""
+    rows, measured = table(VLLM, "model"), numbers("vllm-engine")
+    for (name, *cells), found in zip(rows, measured.values(), strict=True):
+        for place, kind in ((0, "stock"), (1, "rope_array")):
+            errors = zip(found[kind]["errors"], found[kind]["other_tokens"], strict=True)
+            expected = [(float(f"{error:.0e}"), other) for error, other in errors]
+            shown = [(float(each.rstrip("*")), each.endswith("*")) for each in cells[place].split(" / ")]
+            assert shown == expected, name
+            assert int(cells[place + 2].replace(",", "")) == round(found[kind]["tables"] / 1e6), name
