@@ -10,11 +10,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from roformer import encodings
 from roformer.encodings import ENCODINGS
-from roformer.encodings.performer import orthogonal_normals
 from roformer.encodings.t5 import buckets
-from roformer.model import Config
 
 pytestmark = pytest.mark.library("torch")
 
@@ -159,23 +156,10 @@ def xpos(encoding, q, k, h, m, n):
     return rotated_dot(q, k, m - n, thetas(D)) @ decay / math.sqrt(D)
 
 
-SCORES = {
-    "none": dot,
-    "sinusoidal": dot,
-    "learned": dot,
-    "shaw": shaw,
-    "transformer-xl": transformer_xl,
-    "t5": t5,
-    "tupe-absolute": tupe_absolute,
-    "tupe-relative": tupe_relative,
-    "deberta": deberta,
-    "alibi": alibi,
-    "rope": rope,
-    "rope-linear": rope_linear,
-    "rope-ntk": rope_ntk,
-    "rope-yarn": rope_yarn,
-    "xpos": xpos,
-}
+SCORES = dict.fromkeys(("none", "sinusoidal", "learned"), dot)
+FORMULAS = (shaw, transformer_xl, t5, tupe_absolute, tupe_relative, deberta, alibi)
+FORMULAS += (rope, rope_linear, rope_ntk, rope_yarn, xpos)
+SCORES |= {formula.__name__.replace("_", "-"): formula for formula in FORMULAS}
 
 
 def elu_features(encoding, x):
@@ -187,28 +171,16 @@ def favor_features(encoding, x):
     return np.exp([w @ x - x @ x / 2 for w in array(encoding.omega)])
 
 
-FEATURES = {
-    "linear": elu_features,
-    "linear-rope": elu_features,
-    "performer": favor_features,
-    "performer-rope": favor_features,
-}
+FEATURES = dict.fromkeys(("linear", "linear-rope"), elu_features)
+FEATURES |= dict.fromkeys(("performer", "performer-rope"), favor_features)
 ADDED = {
     "sinusoidal": lambda encoding, x, pos: x * math.sqrt(len(x)) + sinusoid(pos, len(x)),
     "learned": lambda encoding, x, pos: x + array(encoding.table.weight)[pos],
 }
-ABSOLUTE = {"tupe-absolute", "tupe-relative"}
-RELATIVE = sorted({*SCORES} - ABSOLUTE - {"none", *ADDED})
 
 
 def test_every_encoding_has_a_formula():
     assert {*SCORES, *FEATURES} == {*ENCODINGS} >= {*ADDED}
-
-
-def test_every_module_is_short():
-    files = list(Path(encodings.__file__).parent.glob("*.py"))
-    assert len(files) > 10
-    assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) > 60} == {}
 
 
 @BOTH
@@ -279,92 +251,12 @@ def test_linear_attention_is_its_quadratic_form(name, causal):
     close(result[[0, 1], [0, 2]], expected)
 
 
-def test_rotated_linear_attention_has_negative_weights():
-    """RoFormer, section 3.3: rotated products may be negative, and the weights are no probabilities."""
-    encoding = make("linear-rope")
-    q, k = draw(LENGTH, LENGTH)
-    v = torch.eye(LENGTH, dtype=torch.float64).expand(B, H, -1, -1)
-    weights = encoding.attend(q, k, v)
-    assert weights.min() < 0
-    assert make("linear").attend(q, k, v).min() > 0
-
-
-@BOTH
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_last_queries_give_the_last_rows(name, causal):
-    encoding = make(name, causal)
-    q, k, v = draw(80, 80, 80)
-    whole = array(encoding.attend(q, k, v))
-    for queries in (1, 2, 70):
-        close(encoding.attend(q[:, :, -queries:], k, v), whole[:, :, -queries:], 1e-11)
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_later_keys_change_no_causal_result(name):
-    encoding = make(name, causal=True)
-    q, k, v = draw(70, 70, 70)
-    before = encoding.attend(q, k, v)
-    k, v = (torch.cat([x[:, :, :50], 9 * x[:, :, 50:]], -2) for x in (k, v))
-    after = encoding.attend(q, k, v)
-    close(after[:, :, :50], array(before[:, :, :50]), 1e-13)
-    assert (after[:, :, 50:] - before[:, :, 50:]).abs().amax() > 0.1
-
-
-def shifted_scores(encoding, by):
-    """Return the scores of five queries and keys, the first of them at position `by`."""
-    (q, k), (earlier,) = draw(5, 5), draw(by, seed=2)
-    return encoding.scores(q, torch.cat([earlier, k], -2))[..., by:]
-
-
-@BOTH
-@pytest.mark.parametrize("name", RELATIVE)
-def test_scores_depend_on_distances_alone(name, causal):
-    encoding = make(name, causal)
-    close(shifted_scores(encoding, 37), array(shifted_scores(encoding, 0)))
-
-
-@pytest.mark.parametrize("name", sorted(ABSOLUTE))
-def test_scores_of_absolute_encodings_depend_on_positions(name):
-    encoding = make(name)
-    assert (shifted_scores(encoding, 37) - shifted_scores(encoding, 0)).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("name", sorted({*ENCODINGS} - ABSOLUTE - {"learned"}))
-def test_sequences_may_be_longer_than_max_length(name):
-    encoding, n = make(name), LENGTH + 10
-    assert encoding.embed(torch.ones(1, n, H * D)).shape == (1, n, H * D)
-    assert encoding.attend(*draw(n, n, n)).isfinite().all()
-
-
-def test_learned_positions_end_at_max_length():
-    x, (q, k) = torch.ones(1, 6, H * D), draw(2, LENGTH + 1)
-    with pytest.raises(ValueError, match=rf"sequence of {LENGTH + 1} .* max_length={LENGTH}"):
-        make("learned").embed(x, start=LENGTH - 5)
-    for name in ABSOLUTE:
-        with pytest.raises(ValueError, match=rf"sequence of {LENGTH + 1} .* max_length={LENGTH}"):
-            make(name).scores(q, k)
-    assert make("learned").embed(x, start=LENGTH - 6).shape == x.shape
-
-
 @BOTH
 @pytest.mark.parametrize(("count", "reach"), [(32, 128), (16, 50)])
 def test_buckets_far_beyond_the_largest_distance(count, reach, causal):
     distances = range(-3 * reach, 3 * reach)
     expected = [bucket(d, causal, count, reach) for d in distances]
     assert buckets(torch.tensor(distances), count, reach, causal).tolist() == expected
-    assert {*expected} == {*range(count)} - (
-        {count // 2} if not causal else set()
-    )  # no later key is at distance 0
-
-
-@pytest.mark.parametrize(
-    ("heads", "exponents"),
-    [(1, [8]), (4, [2, 4, 6, 8]), (16, [h / 2 for h in range(1, 17)]), (6, [2, 4, 6, 8, 1, 3])],
-    ids=["one", "four", "sixteen", "six"],
-)
-def test_slopes_of_alibi(heads, exponents):
-    encoding = ENCODINGS["alibi"](D, heads, LENGTH)
-    assert encoding.slopes.tolist() == [2.0**-e for e in exponents]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +267,6 @@ def test_slopes_of_alibi(heads, exponents):
         ("rope-yarn", {"factor": 8.0, "original_length": 1000}),
         ("rope-yarn", {}),
     ],
-    ids=["linear", "ntk", "yarn", "yarn-default-length"],
 )
 def test_scaled_rope_of_wide_heads(name, options):
     """Heads of 64 features have pairs that YaRN keeps, interpolates and mixes."""
@@ -383,36 +274,9 @@ def test_scaled_rope_of_wide_heads(name, options):
     q, k = torch.randn(2, 1, 1, 30, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     expected = np.empty((1, 1, 30, 30))
     for m, n in np.ndindex(30, 30):
-        expected[0, 0, m, n] = SCORES[name](
-            encoding, array(q)[0, 0, m], array(k)[0, 0, n], 0, m, n, **options
-        )
+        pair = array(q)[0, 0, m], array(k)[0, 0, n]
+        expected[0, 0, m, n] = SCORES[name](encoding, *pair, 0, m, n, **options)
     close(encoding.scores(q, k), expected)
-
-
-def test_weights_of_rope_fit_its_scaled_kinds():
-    state = make("rope").state_dict()
-    for name in ("rope-linear", "rope-ntk", "rope-yarn", "xpos"):
-        make(name).load_state_dict(state, strict=True)
-
-
-def test_features_of_performer_are_orthogonal_in_blocks():
-    torch.manual_seed(0)
-    omega = orthogonal_normals(11, 4).double().numpy()
-    assert omega.shape == (11, 4)
-    for block in (omega[:4], omega[4:8], omega[8:]):
-        lengths = np.linalg.norm(block, axis=1)
-        np.testing.assert_allclose(block @ block.T, np.diag(lengths**2), rtol=0, atol=1e-5)
-    assert abs(omega[0] @ omega[4]) > 1e-3
-    assert np.ptp(np.linalg.norm(omega, axis=1)) > 0.5
-
-
-def test_features_of_performer_are_normal():
-    """A QR decomposition alone fixes signs: the mean of ω would be off by 40 standard errors and more."""
-    torch.manual_seed(0)
-    omega = torch.stack([orthogonal_normals(D, D) for _ in range(5000)]).double().numpy()
-    within(omega, 0.0)
-    within(omega**2, 1.0)
-    within(omega**4, 3.0)
 
 
 def test_performer_estimates_softmax_without_bias():
@@ -420,61 +284,7 @@ def test_performer_estimates_softmax_without_bias():
     q, k = (0.5 * x for x in draw(3, 3))
     kinds = [ENCODINGS["performer"](D, H, LENGTH).double() for _ in range(3000)]
     estimates = np.array([(e.exponents(q).exp() @ e.exponents(k).exp().mT / 16).numpy() for e in kinds])
-    within(estimates, np.exp(array(q) @ array(k.mT) / math.sqrt(D)))
-
-
-def within(samples, mean, errors=5):
-    """Assert that the mean of samples is within some standard errors, and that these are small."""
-    error = samples.std(0) / math.sqrt(len(samples))
-    assert error.max() < 0.1 * max(1, np.max(mean))
-    assert (np.abs(samples.mean(0) - mean) < errors * error).all()
-
-
-def test_performer_draws_from_the_generator_of_torch():
-    one, same = make("performer"), make("performer")
-    torch.testing.assert_close(one.omega, same.omega, rtol=0, atol=0)
-    assert not torch.equal(one.omega, ENCODINGS["performer"](D, H, LENGTH).omega)
-    assert "omega" in one.state_dict()
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["performer", "performer-rope"])
-def test_performer_is_finite_for_large_queries_and_keys(name, causal):
-    torch.manual_seed(0)
-    encoding = ENCODINGS[name](64, H, LENGTH, causal)
-    q, k, v = (scale * torch.randn(B, H, LENGTH, 64) for scale in (30, 30, 1))
-    q.requires_grad_(), k.requires_grad_()
-    y = encoding.attend(q, k, v)
-    y.sum().backward()
-    assert all(x.isfinite().all() for x in (y, q.grad, k.grad))
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_gradients_are_deterministic_and_reach_every_parameter(name):
-    def gradients():
-        encoding = ENCODINGS[name](D, H, LENGTH)
-        encoding.load_state_dict(make(name).state_dict())
-        q, k, v = (x.float().requires_grad_() for x in draw(40, 40, 40))
-        x = encoding.embed(q.transpose(1, 2).flatten(2)).unflatten(-1, (H, D)).transpose(1, 2)
-        encoding.attend(x, k, v).square().sum().backward()
-        return {"q": q.grad, "k": k.grad, "v": v.grad} | {
-            key: p.grad for key, p in encoding.named_parameters()
-        }
-
-    first, second = gradients(), gradients()
-    for key, gradient in first.items():
-        assert gradient.abs().max() > 0, key
-        assert torch.equal(gradient, second[key]), key
-
-
-@pytest.mark.parametrize("name", ["learned", "t5", "tupe-absolute", "tupe-relative"])
-def test_layers_share_one_module_where_the_paper_has_one(name):
-    first, second = Config(100, encoding=name).make_encodings(2)
-    assert first is second
-    first, second = Config(100, encoding="shaw").make_encodings(2)
-    assert first is not second
-
-
-@BOTH
-def test_the_config_tells_the_encoding_whether_it_is_causal(causal):
-    assert Config(100, encoding="t5", causal=causal).make_encodings(1)[0].causal is causal
+    mean, error = estimates.mean(0), estimates.std(0) / math.sqrt(len(estimates))
+    expected = np.exp(array(q) @ array(k.mT) / math.sqrt(D))
+    assert error.max() < 0.1 * expected.max()
+    assert (np.abs(mean - expected) < 5 * error).all()
