@@ -52,17 +52,17 @@ FAST = [
 ]
 
 
-@pytest.mark.parametrize("given", FAST, ids=words)
-@pytest.mark.library("numpy")
-def test_declined_by_positions(given):
-    arguments = {"x": X, "pos": range(5), "seq_axis": -2, "out": None} | given
-    x, pos, seq_axis, out = arguments.values()
-    assert kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out) is NotImplemented
+def test_declined_by_positions():
+    def rotated(x=X, pos=range(5), seq_axis=-2, out=None):
+        return kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out)
+
+    assert (rotated() == X).all()
+    for given in FAST:
+        assert rotated(**given) is NotImplemented, words(given)
 
 
 COS = np.ones((5, 4), F32)
 LAYOUT = PLAN.layout
-TABLES = {"x": X, "cos": COS, "sin": COS, "layout": LAYOUT, "seq_axis": -2, "out": None}
 HOSTILE = [
     *(("head_dim", value) for value in (2**62, 2**70, 8.0, 6, -8)),
     *(("start", value) for value in (-2, 2, 9, 2**62, -(2**63), 0.0, False)),
@@ -90,29 +90,35 @@ BY_TABLES = [
 ]
 
 
-@pytest.mark.parametrize("given", BY_TABLES, ids=words)
-@pytest.mark.library("numpy")
-def test_declined_by_tables(given):
-    def rotated(x, cos, sin, layout, seq_axis, out):
+def test_declined_by_tables():
+    def rotated(x=X, cos=COS, sin=COS, layout=LAYOUT, seq_axis=-2, out=None):
         return kernel.rotate(x, Tables(cos, sin, layout), seq_axis, out)
 
-    assert_same(rotated(**TABLES), X)
-    assert rotated(**TABLES | given) is NotImplemented
+    assert_same(rotated(), X)
+    for given in BY_TABLES:
+        assert rotated(**given) is NotImplemented, words(given)
 
 
 @pytest.mark.parametrize("name", ["native", "numpy", "array-api", None])
-@pytest.mark.parametrize(("field", "value"), HOSTILE, ids=words)
-@pytest.mark.library("numpy")
-def test_hostile_layouts_are_refused(name, field, value):
-    layout = LAYOUT._replace(**{field: value})
-    for cos in (COS, np.ones((5, 2**10), F32)):
-        for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
-            with pytest.raises(RoPEError):
-                rotation_type(*layout)(cos, cos).apply(x, backend=name)
+def test_hostile_layouts_are_refused(name):
+    for field, value in HOSTILE:
+        layout = LAYOUT._replace(**{field: value})
+        for cos in (COS, np.ones((5, 2**10), F32)):
+            for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
+                with pytest.raises(RoPEError):
+                    rotation_type(*layout)(cos, cos).apply(x, backend=name)
 
 
-@pytest.mark.library("numpy")
-def test_a_plan_changed_after_its_first_use():
+def test_hostile_plans_are_refused():
+    """A plan is changed before its first use, or after it: its handle is of another layout."""
+    for field, value in HOSTILE:
+        rope, plan = RoPE(8, base=99.0), copy.copy(RoPE(8, base=99.0)._plan)
+        plan.layout = LAYOUT._replace(**{field: value})
+        object.__setattr__(rope, "_plan", plan)
+        for x in (X, np.zeros((3, 5, 6), F32)):
+            for _ in range(2):
+                with pytest.raises(RoPEError):
+                    rope.apply(x, range(5))
     rope = RoPE(8, base=99.0)
     rope.apply(X, range(5))
     object.__setattr__(rope, "_plan", copy.copy(rope._plan))
@@ -123,19 +129,6 @@ def test_a_plan_changed_after_its_first_use():
             rope.apply(np.zeros((3, 5, 16), F32), range(5))
 
 
-@pytest.mark.parametrize(("field", "value"), HOSTILE, ids=words)
-@pytest.mark.library("numpy")
-def test_hostile_plans_are_refused(field, value):
-    rope, plan = RoPE(8, base=99.0), copy.copy(RoPE(8, base=99.0)._plan)
-    plan.layout = LAYOUT._replace(**{field: value})
-    object.__setattr__(rope, "_plan", plan)
-    for x in (X, np.zeros((3, 5, 6), F32)):
-        for _ in range(2):
-            with pytest.raises(RoPEError):
-                rope.apply(x, range(5))
-
-
-@pytest.mark.library("numpy")
 def test_invalid_sources():
     class Other:
         native = "plan"
@@ -157,21 +150,18 @@ def test_invalid_sources():
             kernel.make_plan(wrong)
 
 
-@pytest.mark.parametrize(
-    "given", [{"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}], ids=words
-)
 @pytest.mark.library("numpy", "torch")
-def test_errors_have_the_types_of_array_api(given):
+def test_errors_have_the_types_of_array_api():
     torch = pytest.importorskip("torch")
-    for x in (X, torch.zeros(3, 5, 8)):
-        arguments = {"x": x, "pos": range(5)} | given
-        with pytest.raises(RoPEError) as of_core:
-            RoPE(8).apply(**arguments, backend="array-api")
-        with pytest.raises(type(of_core.value)):
-            RoPE(8).apply(**arguments)
+    for given in ({"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}):
+        for x in (X, torch.zeros(3, 5, 8)):
+            arguments = {"x": x, "pos": range(5)} | given
+            with pytest.raises(RoPEError) as of_core:
+                RoPE(8).apply(**arguments, backend="array-api")
+            with pytest.raises(type(of_core.value)):
+                RoPE(8).apply(**arguments)
 
 
-@pytest.mark.library("numpy")
 def test_a_range_beyond_64_bits():
     x = np.ones((1, 8), F32)
     assert_same(RoPE(8).apply(x, range(7, 2**63 + 5, 2**63)), RoPE(8).apply(x, [7]))
@@ -180,29 +170,30 @@ def test_a_range_beyond_64_bits():
             RoPE(8).apply(X, pos)
 
 
-@pytest.mark.library("numpy")
 def test_results_that_overlap_are_refused():
     buffer = np.zeros(2 * X.size, F32)
-    x = buffer[: X.size].reshape(X.shape)
-    for out in (buffer[1 : X.size + 1].reshape(X.shape), x[::-1], buffer[8 : X.size + 8].reshape(X.shape)):
-        with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-            RoPE(8).apply(x, range(5), out=out)
-    for flipped in (x[::-1], x[:, ::-1], x[..., ::-1], x[::-1, ::-1, ::-1]):
-        for out in (x, buffer[8 : X.size + 8].reshape(X.shape)):
-            with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-                RoPE(8).apply(flipped, range(5), out=out)
+    x, moved = (buffer[first : first + X.size].reshape(X.shape) for first in (0, 8))
     pos = np.arange(15.0).view(np.int64).reshape(3, 5)
-    for given in (pos, pos[::-1], pos[:, ::-1]):
-        with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-            RoPE(2).apply(np.zeros((3, 5, 2), F32), given, out=pos.view(F32).reshape(3, 5, 2))
-    rotation = RoPE(8).rotation(range(5), like=x)
-    for change in ({"cos": buffer[:20].reshape(5, 4)}, {"sin": buffer[100:120].reshape(5, 4)}):
-        with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-            rotation._replace(**change).apply(np.zeros_like(x), out=x)
+    rotation, rope = RoPE(8).rotation(range(5), like=x), RoPE(8)
+    by_shared_cos = rotation._replace(cos=buffer[:20].reshape(5, 4))
+    by_shared_sin = rotation._replace(sin=buffer[100:120].reshape(5, 4))
     one, other = np.zeros((5, 8), F32), np.zeros((5, 8), F32)
-    for outs in ((other, other), (one, one), (other, one)):
+    flipped = (x[::-1], x[:, ::-1], x[..., ::-1], x[::-1, ::-1, ::-1])
+    calls = [
+        *((rope, x, range(5), out) for out in (buffer[1 : X.size + 1].reshape(X.shape), x[::-1], moved)),
+        *((rope, view, range(5), out) for view in flipped for out in (x, moved)),
+        *(
+            (RoPE(2), np.zeros((3, 5, 2), F32), given, pos.view(F32).reshape(3, 5, 2))
+            for given in (pos, pos[::-1], pos[:, ::-1])
+        ),
+        *((rope, (one, other), range(5), outs) for outs in ((other, other), (one, one), (other, one))),
+    ]
+    for rope, array, given, out in calls:
         with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-            RoPE(8).apply((one, other), range(5), out=outs)
+            rope.apply(array, given, out=out)
+    for rotation in (by_shared_cos, by_shared_sin):
+        with pytest.raises(ra.ArrayTypeError, match="shares memory"):
+            rotation.apply(np.zeros_like(x), out=x)
 
 
 @pytest.mark.library("torch")

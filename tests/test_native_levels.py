@@ -2,7 +2,7 @@
 
 import child
 import pytest
-from native_cases import LEVEL, LEVELS, by_dtype, kernel, normal
+from native_cases import DTYPES, LEVEL, LEVELS, kernel, normal
 
 import rope_array as ra
 from rope_array._backends import _native
@@ -21,16 +21,13 @@ WHICH = """
 """
 
 
-@pytest.mark.library("numpy")
 def test_the_level_of_the_environment():
     first = child.run(WHICH, **{LEVEL: ""}).split()
     assert first[:2] == [LEVELS[0], "native"]
-    for name in LEVELS:
-        assert child.run(WHICH, **{LEVEL: name}).split() == [name, *first[1:]]
+    assert child.run(WHICH, **{LEVEL: LEVELS[-1]}).split() == [LEVELS[-1], *first[1:]]
     assert child.run(WHICH, **{LEVEL: "none"}).split()[:2] == ["None", "numpy"]
 
 
-@pytest.mark.library("numpy")
 def test_names_of_levels(level):
     assert kernel.level_name() == level
     assert level in _native.description()
@@ -39,7 +36,6 @@ def test_names_of_levels(level):
     assert kernel.level_name() == level
 
 
-@pytest.mark.library("numpy")
-@by_dtype
-def test_the_kernel_is_chosen_first(dtype):
-    assert ra.explain(normal((3, 8), dtype), range(3)).backend == "native"
+def test_the_kernel_is_chosen_first():
+    for dtype in DTYPES:
+        assert ra.explain(normal((3, 8), dtype), range(3)).backend == "native"
