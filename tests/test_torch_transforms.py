@@ -6,13 +6,14 @@ transform of the other, and must not be 0. The definition is compared with `rota
 array library.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from torch_cases import FIELDS, IGNORED, ROPES, forward_ad, normal
+from torch_cases import FIELDS, IGNORED, ROPES, compiled, forward_ad, normal
 
 import rope_array as ra
 from rope_array.testing import frequencies, rotation_matrix
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
 ]
 
+NIGHTLY = pytest.mark.nightly
 WIDTH = 16
 COORDINATES = [0, 0, 0, 0, 1, 1, 2, 2]
 AXES = ra.RoPE(WIDTH, axes=ra.Axes.chunked(4, 2, 2))
@@ -95,9 +97,6 @@ class Definition:
     def rotate_by_tables(self, x, cos, sin):
         return torch.einsum("...jk,...k->...j", self.matrix(cos, sin), x)
 
-    def tables(self, pos):
-        return self.factor * self.angles(pos).cos(), self.factor * self.angles(pos).sin()
-
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_differentiable_definition_is_the_matrix(name):
@@ -124,172 +123,93 @@ class Case(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def an_x(dtype, *shape, seed=0):
-    return normal(*(shape or (2, 3, WIDTH)), dtype=dtype, seed=seed)
+def cases(name, dtype):
+    """Return the cases of a rope, by their names."""
+    rope, d = ROPES[name], Definition(FIELDS[name])
+    x, k = normal(2, 3, WIDTH, dtype=dtype), normal(3, WIDTH, dtype=dtype, seed=1)
+    pos, floats = torch.tensor(POSITIONS), torch.tensor(FLOATS, dtype=dtype)
+    coordinates = torch.tensor([[1, 2, 3], [9, 0, -4], [5, 5, 6]])
+    rotation = rope.rotation(pos, like=x)
+    tables = [table.to(dtype) for table in (d.factor * d.angles(pos).cos(), d.factor * d.angles(pos).sin())]
+    omegas = torch.tensor(AXES.frequencies, dtype=torch.float64)
 
+    def define(x, pos, way="forward"):
+        return d.rotate(x, d.angles(pos), way)
 
-def by_positions(pos_dtype):
-    def case(rope, fields, dtype):
-        d, numbers = Definition(fields), POSITIONS if pos_dtype else FLOATS
-        pos = torch.tensor(numbers, dtype=pos_dtype or dtype)
-        return Case(rope.apply, lambda x, pos: d.rotate(x, d.angles(pos)), (an_x(dtype), pos))
+    def define_by_coordinates(x, pos):
+        return Definition({}).rotate(x, pos.double()[..., COORDINATES] * omegas)
 
-    return case
+    def of_tokens(x):
+        return torch.arange(5, 5 + x.shape[-2])
 
-
-def by_number(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(lambda x: rope.apply(x, 7), lambda x: d.rotate(x, d.angles(7)), (an_x(dtype),))
-
-
-def by_arange(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda x: rope.apply(x, torch.arange(5, 5 + x.shape[-2])),
-        lambda x: d.rotate(x, d.angles(torch.arange(5, 5 + x.shape[-2]))),
-        (an_x(dtype),),
-    )
-
-
-def by_rows(rope, fields, dtype):
-    """Each sequence has positions of its own."""
-    d, pos = Definition(fields), torch.tensor([POSITIONS, [9, 8, 7]])
-    return Case(rope.apply, lambda x, pos: d.rotate(x, d.angles(pos)), (an_x(dtype), pos))
-
-
-def by_inverse(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda x, pos: rope.apply(x, pos, inverse=True),
-        lambda x, pos: d.rotate(x, d.angles(pos), "inverse"),
-        (an_x(dtype), torch.tensor(POSITIONS)),
-    )
-
-
-def by_tuple(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda q, k, pos: rope.apply((q, k), pos),
-        lambda q, k, pos: (d.rotate(q, d.angles(pos)), d.rotate(k, d.angles(pos))),
-        (an_x(dtype), an_x(dtype, 3, WIDTH, seed=1), torch.tensor(POSITIONS)),
-    )
-
-
-def by_seq_axis(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda x, pos: rope.apply(x, pos, seq_axis=-3),
-        lambda x, pos: d.rotate(x, d.angles(pos)[:, None]),
-        (an_x(dtype, 3, 2, WIDTH), torch.tensor(POSITIONS)),
-    )
-
-
-def by_rotation(rope, fields, dtype):
-    """A rotation made inside; its inverse, and its adjoint of a tuple."""
-    d = Definition(fields)
-
-    def call(x, pos):
+    def each_way(x, pos):
         rotation = rope.rotation(pos, like=x)
         return rotation.apply(x), rotation.inverse().apply(x), *rotation.adjoint().apply((x, 2 * x))
 
-    def define(x, pos):
-        forward, inverse, adjoint = (
-            d.rotate(x, d.angles(pos), way) for way in ("forward", "inverse", "adjoint")
-        )
+    def define_each_way(x, pos):
+        forward, inverse, adjoint = (define(x, pos, way) for way in ("forward", "inverse", "adjoint"))
         return forward, inverse, adjoint, 2 * adjoint
 
-    return Case(call, define, (an_x(dtype), torch.tensor(POSITIONS)))
+    return {
+        "int64": Case(rope.apply, define, (x, pos)),
+        "int32": Case(rope.apply, define, (x, pos.int())),
+        "number": Case(lambda x: rope.apply(x, 7), lambda x: define(x, 7), (x,)),
+        "arange": Case(lambda x: rope.apply(x, of_tokens(x)), lambda x: define(x, of_tokens(x)), (x,)),
+        "rows": Case(rope.apply, define, (x, torch.tensor([POSITIONS, [9, 8, 7]]))),
+        "floats": Case(rope.apply, define, (x, floats)),
+        "inverse": Case(
+            lambda x, pos: rope.apply(x, pos, inverse=True),
+            lambda x, pos: define(x, pos, "inverse"),
+            (x, pos),
+        ),
+        "tuple": Case(
+            lambda q, k, pos: rope.apply((q, k), pos),
+            lambda q, k, pos: (define(q, pos), define(k, pos)),
+            (x, k, pos),
+        ),
+        "seq_axis": Case(
+            lambda x, pos: rope.apply(x, pos, seq_axis=-3),
+            lambda x, pos: define(x, pos[:, None]),
+            (normal(3, 2, WIDTH, dtype=dtype), pos),
+        ),
+        "rotation": Case(each_way, define_each_way, (x, pos)),
+        "float rotation": Case(
+            lambda x, pos: rope.rotation(pos, like=x).apply((x, 2 * x)),
+            lambda x, pos: (define(x, pos), define(2 * x, pos)),
+            (x, floats),
+        ),
+        "captured rotation": Case(rotation.apply, lambda x: define(x, pos), (x,)),
+        # The tables are differentiable, inside a Rotation; their gradient is a Rotation.
+        "rotation argument": Case(
+            lambda x, rotation: rotation.apply(x),
+            lambda x, rotation: d.rotate_by_tables(x, *rotation),
+            (x, rotation),
+        ),
+        "given tables": Case(
+            lambda x, cos, sin: rope.rotation_from(cos, sin).apply(x), d.rotate_by_tables, (x, *tables)
+        ),
+        "learned frequencies": Case(
+            lambda x, pos, omegas: rope.rotation(pos, like=x, inv_freq=omegas).apply(x),
+            lambda x, pos, omegas: d.rotate(x, d.angles(pos, omegas)),
+            (x, floats, d.omegas.to(dtype)),
+        ),
+        "coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates)),
+        "float coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates.to(dtype) + 0.25)),
+    }
 
 
-def by_float_rotation(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda x, pos: rope.rotation(pos, like=x).apply((x, 2 * x)),
-        lambda x, pos: (d.rotate(x, d.angles(pos)), d.rotate(2 * x, d.angles(pos))),
-        (an_x(dtype), torch.tensor(FLOATS, dtype=dtype)),
-    )
-
-
-def by_captured_rotation(rope, fields, dtype):
-    """A rotation made before the transform, which captures its tables."""
-    d, pos = Definition(fields), torch.tensor(POSITIONS)
-    rotation = rope.rotation(pos, like=an_x(dtype))
-    return Case(rotation.apply, lambda x: d.rotate(x, d.angles(pos)), (an_x(dtype),))
-
-
-def by_rotation_argument(rope, fields, dtype):
-    """The tables are differentiable, inside a Rotation; their gradient is a Rotation."""
-    rotation = rope.rotation(torch.tensor(POSITIONS), like=an_x(dtype))
-    return Case(
-        lambda x, rotation: rotation.apply(x),
-        lambda x, rotation: Definition(fields).rotate_by_tables(x, *rotation),
-        (an_x(dtype), rotation),
-    )
-
-
-def by_given_tables(rope, fields, dtype):
-    d = Definition(fields)
-    tables = (table.to(dtype) for table in d.tables(torch.tensor(POSITIONS)))
-    return Case(
-        lambda x, cos, sin: rope.rotation_from(cos, sin).apply(x), d.rotate_by_tables, (an_x(dtype), *tables)
-    )
-
-
-def by_learned_frequencies(rope, fields, dtype):
-    d = Definition(fields)
-    return Case(
-        lambda x, pos, omegas: rope.rotation(pos, like=x, inv_freq=omegas).apply(x),
-        lambda x, pos, omegas: d.rotate(x, d.angles(pos, omegas)),
-        (an_x(dtype), torch.tensor(FLOATS, dtype=dtype), d.omegas.to(dtype)),
-    )
-
-
-def by_coordinates(pos_dtype):
-    """Positions of three coordinates; the fields of `AXES`, whatever the rope."""
-
-    def case(rope, fields, dtype):
-        d, omegas = Definition({}), torch.tensor(AXES.frequencies, dtype=torch.float64)
-        pos = torch.tensor([[1, 2, 3], [9, 0, -4], [5, 5, 6]]).to(pos_dtype or dtype)
-        pos = pos if pos_dtype else pos + 0.25
-        return Case(
-            AXES.apply,
-            lambda x, pos: d.rotate(x, pos.double()[..., COORDINATES] * omegas),
-            (an_x(dtype), pos),
-        )
-
-    return case
-
-
-SOURCES = {
-    "int64": by_positions(torch.int64),
-    "int32": by_positions(torch.int32),
-    "number": by_number,
-    "arange": by_arange,
-    "rows": by_rows,
-    "floats": by_positions(None),
-    "inverse": by_inverse,
-    "tuple": by_tuple,
-    "seq_axis": by_seq_axis,
-    "rotation": by_rotation,
-    "float rotation": by_float_rotation,
-    "captured rotation": by_captured_rotation,
-    "rotation argument": by_rotation_argument,
-    "given tables": by_given_tables,
-    "learned frequencies": by_learned_frequencies,
-    "coordinates": by_coordinates(torch.int64),
-    "float coordinates": by_coordinates(None),
-}
+SOURCES = [*cases("plain", torch.float32)]
 
 
 # ---- the transforms ----
 
 
-def is_float(argument):
-    return all(leaf.is_floating_point() for leaf in tree_leaves(argument))
-
-
 def split(of, arguments):
     """Return `of` as a function of its differentiable arguments, and these."""
+
+    def is_float(argument):
+        return all(leaf.is_floating_point() for leaf in tree_leaves(argument))
+
     floats = tuple(argument for argument in arguments if is_float(argument))
 
     def of_floats(*floats):
@@ -314,75 +234,76 @@ def loss(of):
     return of_results
 
 
-def every(floats):
-    return tuple(range(len(floats)))
+def derivative(transform):
+    """Make a transform of a function of its differentiable arguments one of a function of all."""
+    return lambda of, *arguments: transform(*split(of, arguments))
 
 
-def by_grad(of, *arguments):
-    of, floats = split(of, arguments)
-    return func.grad(loss(of), every(floats))(*floats)
+@derivative
+def by_grad(of, floats):
+    return func.grad(loss(of), tuple(range(len(floats))))(*floats)
 
 
-def by_vjp(of, *arguments):
-    of, floats = split(of, arguments)
+@derivative
+def by_vjp(of, floats):
     y, pull = func.vjp(of, *floats)
     return y, pull(weighted(y))
 
 
-def by_jvp(of, *arguments):
-    of, floats = split(of, arguments)
+@derivative
+def by_jvp(of, floats):
     return func.jvp(of, floats, weighted(floats))
 
 
-def by_linearize(of, *arguments):
-    of, floats = split(of, arguments)
+@derivative
+def by_linearize(of, floats):
     y, push = func.linearize(of, *floats)
     return y, push(*weighted(floats))
 
 
-def by_jacrev(of, *arguments):
-    of, floats = split(of, arguments)
-    return func.jacrev(of, every(floats))(*floats)
+@derivative
+def reverse_over_forward(of, floats):
+    return by_grad(lambda *floats: func.jvp(loss(of), floats, weighted(floats))[1], *floats)
 
 
-def by_jacfwd(of, *arguments):
-    of, floats = split(of, arguments)
-    return func.jacfwd(of, every(floats))(*floats)
-
-
-def by_hessian(of, *arguments):
-    of, floats = split(of, arguments)
-    return func.hessian(loss(of), every(floats))(*floats)
-
-
-def forward_over_reverse(of, *arguments):
-    """The product of the Hessian and a vector."""
-    of, floats = split(of, arguments)
-    return func.jvp(func.grad(loss(of), every(floats)), floats, weighted(floats))
-
-
-def reverse_over_forward(of, *arguments):
-    of, floats = split(of, arguments)
-
-    def moved(*floats):
-        return func.jvp(loss(of), floats, weighted(floats))[1]
-
-    return func.grad(moved, every(floats))(*floats)
-
-
-def reverse_over_reverse(of, *arguments):
-    of, floats = split(of, arguments)
+@derivative
+def third_derivative(of, floats):
+    """Forward over reverse over reverse."""
 
     def norm(*floats):
-        return sum((leaf**2).sum() for leaf in tree_leaves(func.grad(loss(of), every(floats))(*floats)))
+        return sum((leaf**2).sum() for leaf in tree_leaves(by_grad(of, *floats)))
 
-    return func.grad(norm, every(floats))(*floats)
+    return func.jvp(lambda *floats: by_grad(norm, *floats), floats, weighted(floats))[1]
 
 
-def third_derivative(of, *arguments):
-    """Forward over reverse over reverse."""
-    of, floats = split(of, arguments)
-    return func.jvp(lambda *floats: reverse_over_reverse(of, *floats), floats, weighted(floats))[1]
+@derivative
+def by_autograd(of, floats):
+    """The gradient of the plain autograd, and the gradient of its norm."""
+    floats = tree_map(lambda leaf: leaf.clone().requires_grad_(), floats)
+    leaves = tree_leaves(floats)
+    first = torch.autograd.grad(loss(of)(*floats), leaves, create_graph=True)
+    second = torch.autograd.grad(sum((g**2).sum() for g in first), leaves)
+    return [g.detach() for g in first], second
+
+
+@derivative
+def by_dual_numbers(of, floats):
+    with forward_ad.dual_level():
+        ys = of(*tree_map(forward_ad.make_dual, floats, weighted(floats)))
+        return [tuple(forward_ad.unpack_dual(y)) for y in tree_leaves(ys)]
+
+
+@derivative
+def by_batched_gradients(of, floats):
+    floats = tree_map(lambda leaf: leaf.clone().requires_grad_(), floats)
+    ys = tree_leaves(of(*floats))
+    weights = [batch(weighted(y.detach())) for y in ys]
+    return torch.autograd.grad(ys, tree_leaves(floats), weights, is_grads_batched=True)
+
+
+def all_of(jacobian):
+    """Return a transform by `jacobian`, with respect to every differentiable argument."""
+    return derivative(lambda of, floats: jacobian(of, tuple(range(len(floats))))(*floats))
 
 
 def batch(argument, axis=0):
@@ -396,8 +317,18 @@ def batch(argument, axis=0):
     return tree_map(stacked, argument)
 
 
-def vmap_all(of, *arguments):
-    return func.vmap(of)(*map(batch, arguments))
+def mapped(transform):
+    """Return the transform of each of a batch."""
+    return lambda of, *arguments: func.vmap(functools.partial(transform, of))(*map(batch, arguments))
+
+
+def of_mapped(transform):
+    """Return the transform of a function over a batch."""
+    return lambda of, *arguments: transform(func.vmap(of), *map(batch, arguments))
+
+
+def value(of, *arguments):
+    return of(*arguments)
 
 
 def vmap_x(of, x, *others):
@@ -416,85 +347,26 @@ def vmap_twice(of, x, *others):
     return outer(batch(batch(x), -1), *map(batch, others))
 
 
-def vmap_of_grad(of, *arguments):
-    return func.vmap(lambda *arguments: by_grad(of, *arguments))(*map(batch, arguments))
-
-
-def grad_of_vmap(of, *arguments):
-    return by_grad(func.vmap(of), *map(batch, arguments))
-
-
-def vmap_of_jvp(of, *arguments):
-    return func.vmap(lambda *arguments: by_jvp(of, *arguments))(*map(batch, arguments))
-
-
-def jvp_of_vmap(of, *arguments):
-    return by_jvp(func.vmap(of), *map(batch, arguments))
-
-
-def vmap_of_hessian_product(of, *arguments):
-    return func.vmap(lambda *arguments: forward_over_reverse(of, *arguments))(*map(batch, arguments))
-
-
-def by_functionalize(of, *arguments):
-    return func.functionalize(of)(*arguments)
-
-
-def grad_of_functionalize(of, *arguments):
-    return by_grad(func.functionalize(of), *arguments)
-
-
-def by_autograd(of, *arguments):
-    """The gradient of the plain autograd, and the gradient of its norm."""
-    of, floats = split(of, tree_map(lambda leaf: leaf.clone(), arguments))
-    leaves = [leaf.requires_grad_() for leaf in tree_leaves(floats)]
-    first = torch.autograd.grad(loss(of)(*floats), leaves, create_graph=True)
-    second = torch.autograd.grad(sum((g**2).sum() for g in first), leaves)
-    return [g.detach() for g in first], second
-
-
-def by_dual_numbers(of, *arguments):
-    of, floats = split(of, arguments)
-    with forward_ad.dual_level():
-        ys = of(*tree_map(forward_ad.make_dual, floats, weighted(floats)))
-        return [tuple(forward_ad.unpack_dual(y)) for y in tree_leaves(ys)]
-
-
-def by_batched_gradients(of, *arguments):
-    of, floats = split(of, tree_map(lambda leaf: leaf.clone(), arguments))
-    leaves = [leaf.requires_grad_() for leaf in tree_leaves(floats)]
-    ys = tree_leaves(of(*floats))
-    weights = [batch(weighted(y.detach())) for y in ys]
-    return torch.autograd.grad(ys, leaves, weights, is_grads_batched=True)
-
-
-def value(of, *arguments):
-    return of(*arguments)
-
-
 TRANSFORMS = {
     "grad": by_grad,
     "vjp": by_vjp,
     "jvp": by_jvp,
     "linearize": by_linearize,
-    "jacrev": by_jacrev,
-    "jacfwd": by_jacfwd,
-    "hessian": by_hessian,
-    "forward over reverse": forward_over_reverse,
+    "jacrev": all_of(func.jacrev),
+    "jacfwd": all_of(func.jacfwd),
+    "hessian": derivative(lambda of, floats: all_of(func.hessian)(loss(of), *floats)),
+    "forward over reverse": derivative(lambda of, floats: by_jvp(functools.partial(by_grad, of), *floats)),
     "reverse over forward": reverse_over_forward,
-    "reverse over reverse": reverse_over_reverse,
     "third derivative": third_derivative,
-    "vmap of all": vmap_all,
+    "vmap of all": mapped(value),
     "vmap of x": vmap_x,
     "vmap of others": vmap_others,
     "vmap twice": vmap_twice,
-    "vmap of grad": vmap_of_grad,
-    "grad of vmap": grad_of_vmap,
-    "vmap of jvp": vmap_of_jvp,
-    "jvp of vmap": jvp_of_vmap,
-    "vmap of a Hessian product": vmap_of_hessian_product,
-    "functionalize": by_functionalize,
-    "grad of functionalize": grad_of_functionalize,
+    "vmap of grad": mapped(by_grad),
+    "grad of vmap": of_mapped(by_grad),
+    "vmap of jvp": mapped(by_jvp),
+    "jvp of vmap": of_mapped(by_jvp),
+    "functionalize": lambda of, *arguments: func.functionalize(of)(*arguments),
     "autograd": by_autograd,
     "dual numbers": by_dual_numbers,
     "batched gradients": by_batched_gradients,
@@ -512,187 +384,150 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, to
 def assert_equal_to_definition(got, want, dtype):
     """Compare trees of tensors; the truth must not be 0, or a silent zero would pass."""
     got, want = tree_leaves(got), tree_leaves(want)
-    assert max(leaf.abs().max() for leaf in want) > 0.05
+    assert max(leaf.abs().max() for leaf in want) > 0.01
     for leaf, truth in zip(got, want, strict=True):
         assert leaf.dtype == dtype
         bound = TOLERANCE[dtype] * max(1.0, truth.abs().max().item())
         np.testing.assert_allclose(leaf.detach().double(), truth.detach(), rtol=0, atol=bound)
 
 
-def rope_for(source, transform):
-    """Return a rope's name: each source and each transform meets every rope."""
-    return list(FIELDS)[(list(SOURCES).index(source) + list(TRANSFORMS).index(transform)) % len(FIELDS)]
+def number_of(source, transform):
+    return SOURCES.index(source) + list(TRANSFORMS).index(transform)
 
 
-def has_other_arguments(source):
-    return source not in ("number", "arange", "captured rotation")
+def case_of(source, transform="grad", dtype=torch.float32):
+    """Return a case; each source and each transform meets every rope."""
+    return cases(list(FIELDS)[number_of(source, transform) % len(FIELDS)], dtype)[source]
 
 
-CELLS = [
-    (source, transform)
-    for source in SOURCES
-    for transform in TRANSFORMS
-    if transform != "vmap of others" or has_other_arguments(source)
-]
+def check(transform, case, dtype=torch.float32, prepare=lambda of: of):
+    """Assert that a transform of a call, prepared, is the transform of the definition."""
+    got = transform(prepare(case.call), *case.arguments)
+    assert_equal_to_definition(got, transform(case.define, *widened(case.arguments)), dtype)
 
 
-@pytest.mark.parametrize(("source", "transform"), CELLS)
+def cells(each_push, sources=SOURCES, transforms=TRANSFORMS):
+    """Parametrize over pairs of a source and a transform; `nightly` runs those that are not `each_push`."""
+    return pytest.mark.parametrize(
+        ("source", "transform"),
+        [
+            pytest.param(source, transform, marks=() if each_push(source, transform) else NIGHTLY)
+            for source in sources
+            for transform in transforms
+            if transform != "vmap of others" or source not in ("number", "arange", "captured rotation")
+        ],
+    )
+
+
+@cells(lambda source, transform: source in ("int64", "tuple") or number_of(source, transform) % 3 == 0)
 def test_transform_of_every_source(source, transform):
-    name = rope_for(source, transform)
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
-    got = TRANSFORMS[transform](case.call, *case.arguments)
-    want = TRANSFORMS[transform](case.define, *widened(case.arguments))
-    assert_equal_to_definition(got, want, torch.float32)
+    check(TRANSFORMS[transform], case_of(source, transform))
 
+
+@cells(
+    lambda source, transform: True,
+    ("int64", "tuple", "captured rotation"),
+    ("vjp", "jvp", "vmap of grad", "vmap of jvp"),
+)
+def test_transforms_of_other_dtypes(source, transform):
+    dtype = (torch.bfloat16, torch.float16, torch.float64)[number_of(source, transform) % 3]
+    check(TRANSFORMS[transform], case_of(source, transform, dtype), dtype)
+
+
+# ---- compiled functions ----
 
 # Dynamo refuses these in a graph, of any function.
-REFUSED = {"linearize", "functionalize", "grad of functionalize", "batched gradients"}
+REFUSED = {"linearize", "functionalize", "batched gradients"}
 DYNAMO = torch._dynamo.config
 AUTOGRAD = {"trace_autograd_ops": True} if hasattr(DYNAMO, "trace_autograd_ops") else {}
 if not AUTOGRAD:
     REFUSED.add("autograd")
-
-
-def compiled_cell(source, transform):
-    """Mark cells for the nightly run: all but one transform of every third source."""
-    number = list(SOURCES).index(source)
-    here = [name for name in TRANSFORMS if name not in REFUSED][number]
-    marks = () if transform == here and number % 3 == 0 else pytest.mark.nightly
-    return pytest.param(source, transform, marks=marks)
-
-
-COMPILED = [compiled_cell(*cell) for cell in CELLS if cell[1] not in REFUSED]
-
-
-@pytest.mark.parametrize(("source", "transform"), COMPILED)
-@DYNAMO.patch(AUTOGRAD)
-def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
-    """The transform is inside the compiled function."""
-    name = rope_for(source, transform)
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
-    of = TRANSFORMS[transform]
-    got = torch.compile(lambda *arguments: of(case.call, *arguments), backend="aot_eager", fullgraph=True)(
-        *case.arguments
-    )
-    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
-
-
-# ---- transforms of a compiled function ----
-
-
-def compiled(of):
-    return torch.compile(of, backend="aot_eager", fullgraph=True)
-
-
-# Every transform of a compiled function is refused by PyTorch, or right.
+TRACED = [name for name in TRANSFORMS if name not in REFUSED]
+# PyTorch refuses the other transforms of a compiled function, or they are right.
+SERVED = "dual numbers", "batched gradients"
 REFUSALS = "Unsupported functorch tracing|not currently support double backward|view functorch tensor"
 
 
-SERVED = ["dual numbers", "batched gradients"]
-OUTSIDE = [pytest.param(name, marks=() if name in SERVED else pytest.mark.nightly) for name in TRANSFORMS]
+@cells(lambda source, transform: number_of(source, transform) % 60 == 0, transforms=TRACED)
+@DYNAMO.patch(AUTOGRAD)
+def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
+    """The transform is inside the compiled function."""
+    case, of = case_of(source, transform), TRANSFORMS[transform]
+    got = compiled(lambda *arguments: of(case.call, *arguments))(*case.arguments)
+    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
 
 
-@pytest.mark.parametrize("source", ["int64", "tuple", "rotation argument"])
-@pytest.mark.parametrize("transform", OUTSIDE)
+@cells(lambda source, transform: transform in SERVED, ("int64", "tuple", "rotation argument"))
 def test_transform_of_a_compiled_function(source, transform, fresh_dynamo):
-    name, of = rope_for(source, transform), TRANSFORMS[transform]
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
     try:
-        got = of(compiled(case.call), *case.arguments)
+        check(TRANSFORMS[transform], case_of(source, transform), prepare=compiled)
     except Exception as error:
-        if not re.search(REFUSALS, str(error)):
+        if transform in SERVED or not re.search(REFUSALS, str(error)):
             raise
-    else:
-        assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
 
 
 def test_gradcheck_of_a_compiled_function(fresh_dynamo):
-    case = by_tuple(ROPES["mixed"], FIELDS["mixed"], torch.float64)
-    of, floats = split(compiled(case.call), case.arguments)
-    leaves = [x.requires_grad_() for x in floats]
-    checks = {"check_forward_ad": True, "check_batched_grad": True, "check_undefined_grad": True}
-    assert torch.autograd.gradcheck(of, leaves, **checks)
-    assert torch.autograd.gradcheck(of, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("source", ["int64", "tuple", "captured rotation"])
-def test_gradgradcheck_of_a_compiled_function(source, fresh_dynamo):
-    """With the backend that runs Dynamo's graph as it is; AOTAutograd refuses double backward."""
-    case = SOURCES[source](ROPES["mixed"], FIELDS["mixed"], torch.float64)
-    of, floats = split(torch.compile(case.call, backend="eager", fullgraph=True), case.arguments)
-    leaves = [x.requires_grad_() for x in floats]
-    assert torch.autograd.gradgradcheck(of, leaves, fast_mode=True, check_batched_grad=True)
+    """The gradient of a gradient by Dynamo's graph as it is: AOTAutograd refuses it."""
+    case = cases("mixed", torch.float64)["tuple"]
+    for backend, gradcheck in (
+        ("aot_eager", functools.partial(torch.autograd.gradcheck, check_forward_ad=True)),
+        ("eager", torch.autograd.gradgradcheck),
+    ):
+        of, floats = split(compiled(case.call, backend), case.arguments)
+        leaves = [x.clone().requires_grad_() for x in floats]
+        assert gradcheck(of, leaves, fast_mode=True, check_batched_grad=True, check_undefined_grad=True)
 
 
 # ---- numerical derivatives, with every check that gradcheck has ----
 
 
-@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["fast", "slow"])
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=NIGHTLY)], ids=["fast", "slow"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_gradcheck_with_every_check(source, fast):
-    name = list(FIELDS)[list(SOURCES).index(source) % len(FIELDS)]
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float64)
+    case = case_of(source, dtype=torch.float64)
     of, floats = split(case.call, case.arguments)
     leaves, tree = tree_flatten(tree_map(lambda leaf: leaf.clone().requires_grad_(), floats))
 
     def of_leaves(*leaves):
         return tuple(tree_leaves(of(*tree_unflatten(leaves, tree))))
 
-    batched = {"check_batched_grad": True}
+    batched = {"fast_mode": fast, "check_batched_grad": True}
     both = {"check_forward_ad": True, "check_batched_forward_grad": True}
-    assert torch.autograd.gradcheck(of_leaves, leaves, fast_mode=fast, **both, **batched)
+    assert torch.autograd.gradcheck(of_leaves, leaves, **both, **batched)
     second = {"check_fwd_over_rev": True, "check_rev_over_rev": True}
-    assert torch.autograd.gradgradcheck(of_leaves, leaves, fast_mode=fast, **second, **batched)
+    assert torch.autograd.gradgradcheck(of_leaves, leaves, **second, **batched)
 
 
-# ---- graphs of operations ----
+# ---- graphs of operations, fake tensors ----
 
 
-GRAPHS = {"value": lambda of, *arguments: of(*arguments), "grad": by_grad, "vmap": vmap_all, "jvp": by_jvp}
-
-
-GRAPH_CELLS = [
-    pytest.param(transform, mode, marks=() if transform == "value" or mode == "fake" else pytest.mark.nightly)
-    for transform in GRAPHS
-    for mode in ("real", "fake", "symbolic")
-]
-
-
-@pytest.mark.parametrize(("transform", "mode"), GRAPH_CELLS)
 @pytest.mark.parametrize(
-    "source", ["int64", "floats", "tuple", "rotation", "rotation argument", "coordinates"]
+    ("transform", "mode"),
+    [
+        pytest.param(transform, mode, marks=() if (transform is value) != (mode == "fake") else NIGHTLY)
+        for transform in (value, by_grad, by_jvp, TRANSFORMS["vmap of all"])
+        for mode in ("real", "fake", "symbolic")
+    ],
 )
+@pytest.mark.parametrize("source", ["floats", "tuple", "rotation", "rotation argument", "coordinates"])
 def test_make_fx_of_a_transform(source, transform, mode):
-    name, of = rope_for(source, "grad"), GRAPHS[transform]
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
-    graph = make_fx(lambda *arguments: of(case.call, *arguments), tracing_mode=mode)(*case.arguments)
+    case = case_of(source)
+    graph = make_fx(functools.partial(transform, case.call), tracing_mode=mode)(*case.arguments)
     others = tree_map(lambda leaf: leaf + 1 if leaf.is_floating_point() else leaf + 7, case.arguments)
-    assert_equal_to_definition(graph(*others), of(case.define, *widened(others)), torch.float32)
+    assert_equal_to_definition(graph(*others), transform(case.define, *widened(others)), torch.float32)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_fake_tensors(source):
-    """A fake call has the shapes, dtypes and strides of a real one, and its gradient too."""
-    name = rope_for(source, "grad")
-    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = tree_map(mode.from_tensor, case.arguments)
-        outputs = tree_leaves((case.call(*fakes), by_grad(case.call, *fakes)))
-    reals = tree_leaves((case.call(*case.arguments), by_grad(case.call, *case.arguments)))
-    for fake, real in zip(outputs, reals, strict=True):
-        assert isinstance(fake, FakeTensor)
-        assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("transform", ["vjp", "jvp", "vmap of grad", "vmap of jvp"])
-@pytest.mark.parametrize("source", ["int64", "tuple", "captured rotation"])
-def test_transforms_of_other_dtypes(source, transform, dtype):
-    name, of = rope_for(source, transform), TRANSFORMS[transform]
-    case = SOURCES[source](ROPES[name], FIELDS[name], dtype)
-    assert_equal_to_definition(
-        of(case.call, *case.arguments), of(case.define, *widened(case.arguments)), dtype
-    )
+def test_fake_tensors():
+    """A fake call has the shapes and dtypes of a real one, and its gradient too."""
+    for source in SOURCES:
+        case = case_of(source)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = tree_map(mode.from_tensor, case.arguments)
+            outputs = tree_leaves((case.call(*fakes), by_grad(case.call, *fakes)))
+        reals = tree_leaves((case.call(*case.arguments), by_grad(case.call, *case.arguments)))
+        for fake, real in zip(outputs, reals, strict=True):
+            assert isinstance(fake, FakeTensor), source
+            assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device), source
 
 
 # ---- modules ----
@@ -710,8 +545,8 @@ class Layer(torch.nn.Module):
         return self.rotate(self.linear(x), pos)
 
 
-@pytest.mark.parametrize("way", ["eager", "compiled"])
-def test_functional_call_over_an_ensemble(way, fresh_dynamo):
+@pytest.mark.parametrize("prepare", [lambda of: of, compiled], ids=["eager", "compiled"])
+def test_functional_call_over_an_ensemble(prepare, fresh_dynamo):
     """Gradients of each of three layers by vmap over stacked parameters, for each example."""
     definition, pos = Definition(FIELDS["mixed"]), torch.tensor(POSITIONS)
     layer = Layer(ROPES["mixed"].apply)
@@ -725,5 +560,5 @@ def test_functional_call_over_an_ensemble(way, fresh_dynamo):
 
         return func.vmap(func.vmap(func.grad(of), in_dims=(None, 0)), in_dims=(0, None))
 
-    of = compiled(per_example(layer)) if way == "compiled" else per_example(layer)
-    assert_equal_to_definition(of(parameters, xs), per_example(truth)(parameters, xs), torch.float64)
+    got = prepare(per_example(layer))(parameters, xs)
+    assert_equal_to_definition(got, per_example(truth)(parameters, xs), torch.float64)
