@@ -51,12 +51,12 @@ def covering(*parameters):
     return sample
 
 
-def in_pairs_of(**parameters):
+def in_pairs_of(*, indirect=("level",), **parameters):
     """Parametrize a test by levels, dtypes and more parameters, by a covering sample of their values."""
     parameters = {"level": LEVELS, "dtype": DTYPES, **parameters}
     cases = covering(*parameters.values())
     ids = ["-".join(map(str, case)) for case in cases]
-    return pytest.mark.parametrize(", ".join(parameters), cases, ids=ids, indirect=["level"])
+    return pytest.mark.parametrize(", ".join(parameters), cases, ids=ids, indirect=[*indirect])
 
 
 def normal(shape, dtype=F32, seed=0):

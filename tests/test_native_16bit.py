@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from compare import assert_same
-from native_cases import BF16, F16, F32, F64, PAIRINGS, apart, in_pairs
+from native_cases import BF16, F16, F32, F64, LEVELS, PAIRINGS, apart, covering, in_pairs
 
 from rope_array._rotation import rotation_type
 from rope_array._spec.plan import Layout
@@ -13,7 +13,9 @@ from rope_array._spec.plan import Layout
 pytestmark = pytest.mark.usefixtures("kernel_settings")
 
 SIXTEEN = [dtype for dtype in (F16, BF16) if dtype is not None]
-by_type = pytest.mark.parametrize("sixteen", SIXTEEN, ids=str)
+by_type = pytest.mark.parametrize(
+    ("level", "sixteen", "num_pairs"), covering(LEVELS, SIXTEEN, (1, 32)), indirect=["level"], ids=str
+)
 
 
 def by_tables(x, cos, sin, pairing, out_pairing):
@@ -23,7 +25,6 @@ def by_tables(x, cos, sin, pairing, out_pairing):
 
 
 @by_type
-@pytest.mark.parametrize("num_pairs", [1, 32], ids="{} pairs".format)
 def test_every_number_of_16_bits_is_widened(level, sixteen, num_pairs):
     numbers = np.arange(65536, dtype=np.uint16).view(sixteen).reshape(-1, num_pairs)
     nothing, zeros = np.zeros_like(numbers), np.zeros((1, num_pairs), F32)
@@ -51,7 +52,6 @@ def chosen_numbers(sixteen):
 
 
 @by_type
-@pytest.mark.parametrize("num_pairs", [1, 32], ids="{} pairs".format)
 def test_results_of_16_bits_are_rounded_to_the_nearest_even(level, sixteen, num_pairs):
     numbers = chosen_numbers(sixteen)
     want = numbers.astype(sixteen)

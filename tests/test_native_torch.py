@@ -1,14 +1,9 @@
 """The kernel rotates tensors, with the bits of the array-api backend."""
 
-import itertools
-
 import numpy as np
 import pytest
 from compare import assert_same
 from native_cases import (
-    BF16,
-    F32,
-    LEVELS,
     MIB,
     PAIRINGS,
     SEVERAL,
@@ -17,7 +12,7 @@ from native_cases import (
     Axes,
     RoPE,
     by_array_api,
-    by_dtype,
+    in_pairs_of,
     kernel,
     normal,
     of_tensor,
@@ -27,7 +22,7 @@ from native_cases import (
 
 import rope_array as ra
 
-pytestmark = pytest.mark.usefixtures("kernel_settings")
+pytestmark = [pytest.mark.usefixtures("kernel_settings"), pytest.mark.library("torch")]
 
 
 def torch_layouts(x):
@@ -42,31 +37,31 @@ def torch_layouts(x):
     yield x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.library("torch")
-def test_tensors_of_every_layout(level, name, tensors):
+def same_as_array_api(rope, x, pos, **kwargs):
+    assert_same(of_tensor(rope.apply(x, pos, **kwargs)), of_tensor(by_array_api(rope, x, pos, **kwargs)))
+
+
+@in_pairs_of(pairings=PAIRINGS, tensors=["table", "attributes"], indirect=["level", "tensors"])
+def test_tensors_of_every_layout(level, dtype, pairings, tensors):
     import torch
 
-    x = torch.randn(2, 3, 5, 20, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
-    for (pairing, out_pairing), there in itertools.product(PAIRINGS, torch_layouts(x)):
-        rope = RoPE(20, rotary_dim=18, rotary_start=1, pairing=pairing, out_pairing=out_pairing)
+    x = tensor(normal((2, 3, 5, 20), dtype))
+    rope = RoPE(20, rotary_dim=18, rotary_start=1, pairing=pairings[0], out_pairing=pairings[1])
+    for there in torch_layouts(x):
         length = there.shape[2]
         batch = torch.arange(2 * length, dtype=torch.int32).view(2, -1)
         for pos in (7, -(2**62), torch.arange(length), batch, range(length)):
-            for more in ({}, {"inverse": True}):
-                want = of_tensor(by_array_api(rope, there, pos, **more))
-                assert_same(of_tensor(rope.apply(there, pos, **more)), want)
-                assert_same(of_tensor(rope.apply(there, pos, backend="native", **more)), want)
-                assert_same(
-                    of_tensor(rope.apply(there, pos, out=torch.empty(there.shape, dtype=x.dtype), **more)),
-                    want,
-                )
-                y = there.clone()
-                assert_same(of_tensor(rope.apply(y, pos, out=y, **more)), want)
+            want = of_tensor(by_array_api(rope, there, pos))
+            assert_same(of_tensor(rope.apply(there, pos)), want)
+            assert_same(of_tensor(rope.apply(there, pos, backend="native")), want)
+            out = torch.empty(there.shape, dtype=x.dtype)
+            assert_same(of_tensor(rope.apply(there, pos, out=out)), want)
+            y = there.clone()
+            assert_same(of_tensor(rope.apply(y, pos, out=y)), want)
+            same_as_array_api(rope, there, pos, inverse=True)
 
 
-@pytest.mark.library("torch")
-def test_positions_and_tables(level, tensors):
+def test_positions_and_tables(tensors):
     import torch
 
     xs = (
@@ -76,55 +71,42 @@ def test_positions_and_tables(level, tensors):
         torch.zeros(2, 0, 5, 16),
     )
     rope, several = RoPE(16, pairing="half", attention_factor=1.2), RoPE(16, axes=Axes.axial(8, 8))
-    strided = torch.arange(20).view(2, 10)[:, ::2]
-    for pos in (
+    strided, pairs = torch.arange(20).view(2, 10)[:, ::2], torch.arange(20).view(2, 5, 2)
+    one = torch.tensor(3)
+    of_tensors = (
         strided,
         strided.short(),
         strided[:1],
         strided[:, :1],
         strided / 7,
-        2.5,
-        [1, 2, 3, 4, 5],
-        torch.tensor(3),
-        torch.tensor([3]).expand(5),
-    ):
-        assert_same(of_tensor(rope.apply(xs, pos)), of_tensor(by_array_api(rope, xs, pos)))
-    pos = torch.arange(20).view(2, 5, 2)
-    assert_same(of_tensor(several.apply(xs, pos)), of_tensor(by_array_api(several, xs, pos)))
-    assert_same(
-        of_tensor(several.apply(xs[0], pos.flip(-1)[..., ::1])),
-        of_tensor(by_array_api(several, xs[0], pos.flip(-1))),
+        one,
+        one[None].expand(5),
     )
-    for rotation in (
-        rope.rotation(strided, like=xs[1]),
-        rope.rotation(strided, like=xs[1]).inverse(),
-        several.rotation(pos, like=xs[1]),
-    ):
+    for pos in (2.5, [1, 2, 3, 4, 5], *of_tensors):
+        same_as_array_api(rope, xs, pos)
+    for pos in (pairs, pairs.flip(-1)[..., ::1]):
+        same_as_array_api(several, xs, pos)
+    tables = rope.rotation(strided, like=xs[1])
+    for rotation in (tables, tables.inverse(), several.rotation(pairs, like=xs[1])):
         want = of_tensor(rotation.apply(xs, backend="array-api"))
         assert_same(of_tensor(rotation.apply(xs)), want)
         sliced = rotation._replace(cos=rotation.cos.repeat_interleave(2, -1)[..., ::2])
         assert_same(of_tensor(sliced.apply(xs)), want)
 
 
-@pytest.mark.library("torch")
-def test_gradients_have_the_bits_of_array_api(level, tensors):
+def test_gradients_have_the_bits_of_array_api(tensors):
     import torch
 
-    for name, rope in ({**SPECS, "several": SEVERAL["blocks"]}).items():
-        x = torch.randn(2, 5, rope.head_dim, dtype=torch.float32, requires_grad=True)
-        pos = torch.arange(15).view(5, 3) if name == "several" else torch.arange(5)
-        there = torch.randn(2, 5, rope.head_dim)
-        (got,) = torch.autograd.grad(rope.apply(x, pos), x, there)
-        (want,) = torch.autograd.grad(by_array_api(rope, x, pos), x, there)
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
-        if name != "several":
-            y, want = rope.apply(x, 7), by_array_api(rope, x, 7)
-            assert_same(of_tensor(y), of_tensor(want))
-            grads = (torch.autograd.grad(each, x, there)[0] for each in (y, want))
-            torch.testing.assert_close(*grads, rtol=0, atol=0)
+    for name, rope in (SPECS | SEVERAL).items():
+        x = torch.randn(2, 5, rope.head_dim, requires_grad=True)
+        pos = torch.arange(5 * rope.axes.count).view(5, -1) if name in SEVERAL else torch.arange(5)
+        dy = torch.randn(2, 5, rope.head_dim)
+        (got,), (want,) = (
+            torch.autograd.grad(rope.apply(x, pos, backend=backend), x, dy) for backend in (None, "array-api")
+        )
+        assert_same(of_tensor(got), of_tensor(want), name)
 
 
-@pytest.mark.library("torch")
 def test_out_is_written_unless_it_overlaps(tensors):
     """A write increments x._version; an overlap is refused."""
     import torch
@@ -148,29 +130,24 @@ def test_out_is_written_unless_it_overlaps(tensors):
         assert_same(of_tensor(far), of_tensor(want))
 
 
-@pytest.mark.library("torch")
 def test_any_number_of_threads(monkeypatch):
     import torch
 
-    before = torch.get_num_threads()
+    before, rope = torch.get_num_threads(), RoPE(130, pairing="half")
     x = torch.randn(2, 8, 2100, 130)
-    rope = RoPE(130, pairing="half")
     rotation = rope.rotation(range(2100), like=x)
     want = of_tensor(by_array_api(rope, x, range(2100)))
     try:
-        for name, threads in itertools.product(LEVELS, (1, 2, 7)):
-            kernel.use_level(name)
+        for threads in (1, 2, 7):
             torch.set_num_threads(threads)
             assert_same(of_tensor(rope.apply(x, torch.arange(2100))), want, threads)
             assert_same(of_tensor(rotation.apply(x)), want, threads)
-            monkeypatch.setenv(THREADS, "3")
-            assert_same(of_tensor(rope.apply(x, range(2100), out=torch.empty_like(x))), want, threads)
-            monkeypatch.delenv(THREADS)
+        monkeypatch.setenv(THREADS, "3")
+        assert_same(of_tensor(rope.apply(x, range(2100), out=torch.empty_like(x))), want)
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.library("torch")
 def test_unusual_calls(tensors):
     import torch
 
@@ -183,10 +160,9 @@ def test_unusual_calls(tensors):
         bytearray(1) + bytearray(np.arange(5).tobytes()), dtype=torch.int64, count=5, offset=1
     )
     assert pos.data_ptr() % 8
-    assert_same(of_tensor(RoPE(8).apply(x, pos)), of_tensor(by_array_api(RoPE(8), x, range(5))))
+    same_as_array_api(RoPE(8), x, pos)
 
 
-@pytest.mark.library("torch")
 def test_methods_of_a_tensor_that_users_replaced(tensors):
     """The kernel calls methods of the type: a replaced method could free memory that the kernel reads."""
     import torch
@@ -201,7 +177,6 @@ def test_methods_of_a_tensor_that_users_replaced(tensors):
         assert_same(of_tensor(y), expected)
 
 
-@pytest.mark.library("torch")
 def test_other_python_threads_run_during_a_large_call_of_torch(monkeypatch):
     import torch
 
@@ -210,16 +185,6 @@ def test_other_python_threads_run_during_a_large_call_of_torch(monkeypatch):
     assert while_a_thread_waits(lambda: rope.apply(x, 3))
 
 
-@pytest.mark.library("numpy", "torch")
-@by_dtype
-def test_numpy_and_torch_have_the_same_bits(dtype, level):
-    x = normal((2, 3, 5, 40), dtype)
-    y = RoPE(40, pairing="half").apply(tensor(x), range(5))
-    want = RoPE(40, pairing="half").apply(x, range(5))
-    assert_same(of_tensor(y), want.astype(F32) if dtype == BF16 else want)
-
-
-@pytest.mark.library("torch")
 def test_unaligned_tables():
     import torch
 
@@ -234,7 +199,6 @@ def test_unaligned_tables():
     assert torch.equal(odd.apply(x.clone().requires_grad_()), rotation.apply(x))
 
 
-@pytest.mark.library("torch")
 @pytest.mark.parametrize("backend", [None, "native"])
 def test_coordinates_first_are_read_where_they_are(backend, monkeypatch):
     """Positions of shape (3, tokens), moved by a view: the kernel gets their memory, not a copy."""
