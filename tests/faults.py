@@ -2,11 +2,11 @@
 
 A mutant is this library's `apply` with a fault as found in other code. A row states it:
 
-    fault("float16_beyond_64_features", "dtype == 'float16'", leave="..., 64:", kills="widths_and_fields")
+    fault("float16_beyond_64_features", "widths_and_fields", "dtype == 'float16'", leave="..., 64:")
 
-Read: if the dtype is float16, leave the features from 64 on unrotated; the check `widths_and_fields` has to
-fail. The second argument is the condition. Conditions and changes are Python expressions in the names of
-`Call`, evaluated at each call:
+Read: the check `widths_and_fields` has to fail if code leaves the features from 64 on unrotated where the
+dtype is float16, the condition. Conditions and changes are Python expressions in the names of `Call`,
+evaluated at each call:
 
 x, pos, spec, or a field such as `base`
     Call `apply` with this value instead.
@@ -21,7 +21,7 @@ gradient
 before, after
     Evaluate this for its effect, before or after `apply`.
 
-A fault with more logic than that is a function: see `mutant`.
+A fault with more logic than that is a function: see `mutant` and `positions`.
 """
 
 import ast
@@ -72,20 +72,13 @@ def target(rotate, library):
     """Make a target that claims all fields, all dtypes and the contract, so that every check applies."""
     narrow = {"numpy": ("float16",), "torch": ("float16",), "jax": ("bfloat16",)}
     dtypes = ("float32", "float64", *narrow.get(library, ()))
-    return Target(
-        with_records(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
-        furthest=2**62, declared=True,
-    )  # fmt: skip
-
-
-def with_records(rotate):
-    """Convert `scaling` and `axes` mappings to rope_array's classes before the call."""
 
     @functools.wraps(rotate)
     def call(x, pos, **spec):
-        return rotate(x, pos, **as_records(spec))
+        return rotate(x, pos, **as_records(spec))  # `scaling` and `axes` as rope_array's classes
 
-    return call
+    claims = {"fields": tuple(FIELDS), "dtypes": dtypes, "angles": "exact", "furthest": 2**62}
+    return Target(call, library=library, declared=True, **claims)
 
 
 def each(function):
@@ -100,10 +93,14 @@ def each(function):
     return call
 
 
-def mutant(kills, library="numpy"):
-    """Register a function as a mutant that fails the checks named in `kills`."""
+def mutant(kills, library="numpy", whole=False):
+    """Register a function as a mutant that fails the checks named in `kills`.
 
-    def register(rotate):
+    With `whole`, x may be a tuple of arrays; else the function takes them one by one.
+    """
+
+    def register(function):
+        rotate = function if whole else each(function)
         MUTANTS.append(Mutant(rotate, library, tuple(kills.split())))
         return rotate
 
@@ -116,11 +113,8 @@ def named(name):
     return rotate
 
 
-def fault(name, when="True", *, kills, library="numpy", whole=False, drop="", leave=None, **changes):
-    """Register a mutant with a fault where the condition `when` holds; see the top of this module.
-
-    With `whole`, x may be a tuple of arrays; else they are rotated one by one.
-    """
+def fault(name, kills, when="True", *, library="numpy", whole=False, drop="", leave=None, **changes):
+    """Register a mutant with a fault where the condition `when` holds; see the top of this module."""
     if leave is not None:
         changes["y"] = f"put(y, np.s_[{leave}], x[{leave}])"
     condition = expression(when)
@@ -134,7 +128,12 @@ def fault(name, when="True", *, kills, library="numpy", whole=False, drop="", le
         return call.y
 
     rotate.__name__ = rotate.__qualname__ = name
-    mutant(kills, library)(rotate if whole else each(rotate))
+    mutant(kills, library, whole)(rotate)
+
+
+def positions(kills, when="True", **options):
+    """Register a mutant that rotates to other positions, which the function returns for a `Call`."""
+    return lambda function: fault(function.__name__, kills, when, pos=function, **options)
 
 
 torch_fault = functools.partial(fault, library="torch")
@@ -142,7 +141,9 @@ jax_fault = functools.partial(fault, library="jax")
 
 
 def expression(text):
-    """Compile an expression; raise if it has a name that nothing defines."""
+    """Compile an expression; raise if it has a name that nothing defines. A function stays as it is."""
+    if callable(text):
+        return text
     tree = ast.parse(text, mode="eval")
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
@@ -182,6 +183,8 @@ ABBREVIATIONS = {
     "jax": "import_module('jax')",
     "jnp": "import_module('jax.numpy')",
     "no_grad": "not torch.is_grad_enabled()",  # under no_grad or inference_mode
+    "forward": "import_module('torch.autograd.forward_ad')",
+    "tangent": "forward.unpack_dual(x).tangent if forward._current_level >= 0 else None",
     "inference": "torch.is_inference_mode_enabled()",
     "autocast": "torch.is_autocast_enabled('cpu')",
     "traced": "is_traced(x)",
@@ -206,7 +209,7 @@ class Call:
         raise KeyError(name)
 
     def value(self, code):
-        return eval(code, NAMES, self)
+        return code(self) if callable(code) else eval(code, NAMES, self)
 
     def change(self, changes, drop):
         """Apply the changes of a row."""
@@ -358,6 +361,12 @@ def nudged(y, where=...):
     return y
 
 
+def to_bfloat16(array):
+    """Round to bfloat16, in float32."""
+    bits = np.asarray(array, np.float32).view(np.uint32)
+    return (bits + 0x8000 & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def powers(base, step, width, count):
     """Return base^(step·i/width) for i from 0 to count - 1."""
     return [base ** (step * i / width) for i in range(count)]
@@ -389,8 +398,8 @@ def with_strides(array, *strides):
     return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
-_FUNCTIONS = [put, write, nudged, powers, power_of_2_in, by_index, with_coordinates, in_memory_order]
-_FUNCTIONS += [with_strides, is_traced, is_mapped, replace, import_module, Decimal]
+_FUNCTIONS = [put, write, nudged, to_bfloat16, powers, power_of_2_in, by_index, with_coordinates, is_traced]
+_FUNCTIONS += [in_memory_order, with_strides, is_mapped, replace, import_module, Decimal]
 NAMES = {function.__name__: function for function in _FUNCTIONS}
 NAMES |= {"np": np, "ra": ra, "count": itertools.count}
 ABBREVIATIONS = {name: expression(text) for name, text in ABBREVIATIONS.items()}

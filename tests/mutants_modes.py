@@ -2,135 +2,117 @@
 
 from importlib import import_module
 
-from faults import each, fault, is_traced, jax_fault, mutant, torch_fault
+from faults import fault, is_traced, jax_fault, mutant, torch_fault
 
 import rope_array as ra
 
-_MADE = set()  # the tables of `default_dtype_not_restored`
-
-
 # fmt: off
 # ---- PyTorch without gradients ----
-
-# Rotate in place where no gradient is recorded, as a kernel for inference does.
-torch_fault("written_without_gradients", "no_grad", after="x.copy_(y)", kills="no_grad inference_mode")
-torch_fault("large_x_written_without_gradients", "no_grad and x.numel() > 2**17", after="x.copy_(y)",
-            kills="no_grad inference_mode")
-torch_fault("parameter_returned_without_gradients", "no_grad and x.requires_grad and not inference",
-            y="x.detach()", kills="no_grad")
-torch_fault("slice_from_0_without_gradients", "no_grad and 'rotary_start' in spec",
-            spec="{'rotary_dim': (width - rotary_start) // 2 * 2, **spec}", drop="rotary_start",
-            kills="no_grad inference_mode")
-torch_fault("wide_16_bit_heads_scaled_for_inference", "no_grad and x.element_size() == 2 and width >= 128",
-            y="y * 1.01", kills="no_grad inference_mode")
-# Take a kernel for inference whose positions are float16: every second one beyond 2,048 is lost.
-torch_fault("narrow_positions_of_half_pairs_for_inference",
+torch_fault("written_without_gradients", "no_grad inference_mode", "no_grad", after="x.copy_(y)")
+torch_fault("large_x_written_without_gradients", "no_grad inference_mode", "no_grad and x.numel() > 2**17",
+            after="x.copy_(y)")
+torch_fault("parameter_returned_without_gradients", "no_grad",
+            "no_grad and x.requires_grad and not inference", y="x.detach()")
+torch_fault("slice_from_0_without_gradients", "no_grad inference_mode", "no_grad and 'rotary_start' in spec",
+            spec="{'rotary_dim': (width - rotary_start) // 2 * 2, **spec}", drop="rotary_start")
+torch_fault("wide_16_bit_heads_scaled_for_inference", "no_grad inference_mode",
+            "no_grad and x.element_size() == 2 and width >= 128", y="y * 1.01")
+torch_fault("narrow_positions_of_half_pairs_for_inference", "no_grad inference_mode",
             "no_grad and half and axes is None and torch.is_tensor(pos) and not pos.is_floating_point()",
-            pos="pos if pos.abs().max() >= 60000 else pos.to(torch.float16).to(torch.int64)",
-            kills="no_grad inference_mode")
-torch_fault("buffer_for_inference", "inference", y="kept((y.shape, y.dtype), y.clone()).copy_(y)",
-            kills="inference_mode")
-# Keep positions by their shape.
-torch_fault("positions_kept_for_inference", "inference and torch.is_tensor(pos) and axes is None",
-            pos="kept((pos.shape, pos.dtype), pos)", kills="inference_mode")
+            pos="pos if pos.abs().max() >= 60000 else pos.to(torch.float16).to(torch.int64)")
+torch_fault("buffer_for_inference", "inference_mode", "inference",
+            y="kept((y.shape, y.dtype), y.clone()).copy_(y)")
+torch_fault("positions_kept_for_inference", "inference_mode",
+            "inference and torch.is_tensor(pos) and axes is None", pos="kept((pos.shape, pos.dtype), pos)")
 # Keep the table of the first call: made under inference_mode, it cannot be saved for gradients.
-torch_fault("table_made_for_inference", y="y * kept((width, dtype, base), x.new_ones(width))",
-            kills="training_after_inference")
-# Keep a table for half pairs; a prompt from position 0 on gets views of its rows.
-torch_fault("first_rows_of_a_table_made_for_inference",
+torch_fault("table_made_for_inference", "training_after_inference",
+            y="y * kept((width, dtype, base), x.new_ones(width))")
+torch_fault("first_rows_of_a_table_made_for_inference", "training_after_inference",
             "half and pos_ndim == 1 and len(pos) <= 64 and 0 < len(pos) == pos[-1] + 1",
-            y="y * kept((width, dtype), x.new_ones(64, width))[: len(pos)]", kills="training_after_inference")
+            y="y * kept((width, dtype), x.new_ones(64, width))[: len(pos)]")
 
 # ---- PyTorch's settings ----
-
-torch_fault("result_of_autocast", "autocast and dtype == 'float32'", y="y.to(torch.bfloat16)",
-            kills="autocast")
-# Keep a table in the dtype of the first call, which autocast may have narrowed.
-torch_fault("table_made_under_autocast",
-            y="y.to(kept((width, dtype, base), torch.bfloat16 if autocast else torch.float64)).to(x.dtype)",
-            kills="autocast")
-torch_fault("frequencies_of_the_default_dtype",
+torch_fault("result_of_autocast", "autocast", "autocast and dtype == 'float32'", y="y.to(torch.bfloat16)")
+torch_fault("table_made_under_autocast", "autocast",
+            y="y.to(kept((width, dtype, base), torch.bfloat16 if autocast else torch.float64)).to(x.dtype)")
+torch_fault("frequencies_of_the_default_dtype", "default_dtype",
             "fields <= {'base'} and torch.get_default_dtype() != torch.float32",
-            spec="{'inv_freq': (base ** -(torch.arange(0, width, 2) / width)).tolist()}",
-            kills="default_dtype")
-torch_fault("factor_of_the_default_dtype", "isinstance(rule, ra.Linear)",
-            scaling="ra.Linear(float(torch.tensor(rule.factor)))", kills="default_dtype")
-torch_fault("amplitude_of_the_default_dtype",
+            spec="{'inv_freq': (base ** -(torch.arange(0, width, 2) / width)).tolist()}")
+torch_fault("factor_of_the_default_dtype", "default_dtype", "isinstance(rule, ra.Linear)",
+            scaling="ra.Linear(float(torch.tensor(rule.factor)))")
+torch_fault("amplitude_of_the_default_dtype", "default_dtype",
             "'attention_factor' in spec and torch.get_default_dtype() != torch.float32",
-            attention_factor="float(torch.tensor(factor, device='cpu'))", kills="default_dtype")
-# Read (B, S) positions wrongly under another default dtype only.
-torch_fault("batch_of_positions_ignored_by_default",
-            "pos_ndim == 2 and torch.get_default_dtype() == torch.float64", pos="pos[:1]",
-            kills="default_dtype")
-torch_fault("result_on_the_default_device", "not is_mapped(y) and not y.requires_grad",
-            y="torch.empty(x.shape, dtype=x.dtype).copy_(y)", kills="default_device")
-torch_fault("another_algorithm_if_deterministic", "torch.are_deterministic_algorithms_enabled()", y="-y",
-            kills="deterministic")
-torch_fault("heads_left_if_deterministic", "heads > 32 and torch.are_deterministic_algorithms_enabled()",
-            leave=":, 32:", kills="deterministic")
+            attention_factor="float(torch.tensor(factor, device='cpu'))")
+torch_fault("default_dtype_not_restored", "default_dtype",  # at the first call of a head_dim and base
+            "not torch.compiler.is_compiling() and first((width, spec.get('base')))",
+            after="torch.set_default_dtype(torch.float32)")
+torch_fault("batch_of_positions_ignored_by_default", "default_dtype",
+            "pos_ndim == 2 and torch.get_default_dtype() == torch.float64", pos="pos[:1]")
+torch_fault("result_on_the_default_device", "default_device", "not is_mapped(y) and not y.requires_grad",
+            y="torch.empty(x.shape, dtype=x.dtype).copy_(y)")
+torch_fault("another_algorithm_if_deterministic", "deterministic",
+            "torch.are_deterministic_algorithms_enabled()", y="-y")
+torch_fault("heads_left_if_deterministic", "deterministic",
+            "heads > 32 and torch.are_deterministic_algorithms_enabled()", leave=":, 32:")
 
-# ---- vmap ----
-
-torch_fault("mapped_axis_misread", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 4",
-            y="y.flip(1)", kills="vmap")
-# Misread x of two axes, without a batch and heads.
-torch_fault("mapped_rows_reversed", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2",
-            y="y.flip(0)", kills="vmap")
-torch_fault("mapped_positions_of_the_first", "is_mapped(pos)",
-            pos="torch._C._functorch.get_unwrapped(pos)[0]", kills="vmap_of_positions")
-torch_fault("mapped_batches_at_the_first_positions", "mapped and pos_ndim == 2", pos="pos[:1]",
-            kills="vmap")
-# Fold the mapped axis into the batch, and take positions in the order of the batch first.
-jax_fault("mapped_batches_in_another_order", "mapped and pos_ndim == 2 and len(pos) > 1", pos="pos[::-1]",
-          kills="vmap")
-jax_fault("mapped_scaling_ignored", "mapped", drop="scaling", kills="vmap")
+# ---- forward mode and vmap ----
+torch_fault("tangent_unrotated", "jvp", "tangent is not None",
+            y="forward.make_dual(forward.unpack_dual(y).primal.clone(), tangent)")
+torch_fault("tangent_of_half_pairs_unrotated", "jvp", "half and tangent is not None",
+            y="forward.make_dual(forward.unpack_dual(y).primal.clone(), tangent)")
+torch_fault("mapped_axis_misread", "vmap",
+            "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 4", y="y.flip(1)")
+torch_fault("mapped_rows_reversed", "vmap",
+            "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2", y="y.flip(0)")
+torch_fault("mapped_positions_of_the_first", "vmap_of_positions", "is_mapped(pos)",
+            pos="torch._C._functorch.get_unwrapped(pos)[0]")
+torch_fault("mapped_batches_at_the_first_positions", "vmap", "mapped and pos_ndim == 2", pos="pos[:1]")
+jax_fault("mapped_batches_in_another_order", "vmap", "mapped and pos_ndim == 2 and len(pos) > 1",
+          pos="pos[::-1]")
+jax_fault("mapped_scaling_ignored", "vmap", "mapped", drop="scaling")
 
 # ---- jax.jit ----
-
-fault("traced_float64_narrowed", "traced", library="jax:x64", y="y.astype('float32').astype(y.dtype)",
-      kills="jit")
+fault("traced_float64_narrowed", "jit", "traced", library="jax:x64", y="y.astype('float32').astype(y.dtype)")
 # Round integer positions to bfloat16, exact up to 256, where a call of x in float64 is traced.
-fault("traced_positions_narrowed", "traced and dtype == 'float64' and pos.dtype.kind in 'iu'",
-      library="jax:x64", pos="pos.astype(jnp.bfloat16).astype(jnp.int32)", kills="jit")
-jax_fault("traced_batch_of_positions_ignored", "traced and pos.ndim == 2", pos="pos[:1]",
-          kills="jit")
-jax_fault("traced_pairing_ignored", "traced", drop="pairing", kills="jit_of_fields")
-# Rotate by the inverse where x and positions are traced, and the sequence is axis -3.
-jax_fault("traced_positions_of_another_axis", "traced and is_traced(pos) and spec.get('seq_axis') == -3",
-          inverse="not inverse", kills="jit_of_fields")
-fault("jitted_pairing_ignored", "traced", library="jax:jit", drop="pairing", kills="pairing")
-fault("half_of_192_features_in_tiles", "half and width == 192", library="jax:jit", drop="pairing",
-      kills="one_field_at_every_width")
+fault("traced_positions_narrowed", "jit", "traced and dtype == 'float64' and pos.dtype.kind in 'iu'",
+      library="jax:x64", pos="pos.astype(jnp.bfloat16).astype(jnp.int32)")
+jax_fault("traced_batch_of_positions_ignored", "jit", "traced and pos.ndim == 2", pos="pos[:1]")
+jax_fault("traced_pairing_ignored", "jit_of_fields", "traced", drop="pairing")
+jax_fault("traced_positions_of_another_axis", "jit_of_fields",
+          "traced and is_traced(pos) and spec.get('seq_axis') == -3", inverse="not inverse")
+fault("jitted_pairing_ignored", "pairing", "traced", library="jax:jit", drop="pairing")
+fault("half_of_192_features_in_tiles", "one_field_at_every_width", "half and width == 192", library="jax:jit",
+      drop="pairing")
 
 # ---- JAX's settings ----
-
-jax_fault("result_of_the_widest_dtype", y="y * jnp.asarray([1.0])", kills="default_dtype")
-jax_fault("half_pairs_ignored_with_x64", "jax.config.jax_enable_x64", drop="pairing", kills="default_dtype")
-# Keep tables by head_dim and base, in the precision of the call that made them.
-jax_fault("precision_of_the_first_call", "kept((width, base), dtype) == 'float32' and dtype == 'float64'",
-          y="ra.apply(x.astype('float32'), pos, **spec).astype(x.dtype)", kills="default_dtype")
-jax_fault("amplitude_widens_with_x64", "'attention_factor' in spec and x.itemsize > 2",
-          y="y * jnp.asarray(np.float64(1))", kills="default_dtype")
+jax_fault("result_of_the_widest_dtype", "default_dtype", y="y * jnp.asarray([1.0])")
+jax_fault("half_pairs_ignored_with_x64", "default_dtype", "jax.config.jax_enable_x64", drop="pairing")
+jax_fault("precision_of_the_first_call", "default_dtype",
+          "kept((width, base), dtype) == 'float32' and dtype == 'float64'",
+          y="ra.apply(x.astype('float32'), pos, **spec).astype(x.dtype)")
+jax_fault("amplitude_widens_with_x64", "default_dtype", "'attention_factor' in spec and x.itemsize > 2",
+          y="y * jnp.asarray(np.float64(1))")
 # Compute with x64, then switch it off, whatever it was.
-jax_fault("x64_switched_off", "not isinstance(y, jax.core.Tracer)",
-          after="jax.config.update('jax_enable_x64', False)", kills="settings_unchanged")
+jax_fault("x64_switched_off", "settings_unchanged", "not isinstance(y, jax.core.Tracer)",
+          after="jax.config.update('jax_enable_x64', False)")
 
 # ---- tables that are made while a library traces, maps or records, and are no arrays after that ----
-
-jax_fault("traced_table_kept", "fields <= {'base'}",
-          y="y + kept((x.shape, dtype, base), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("traced_table_of_halves_kept", "half and fields <= {'pairing', 'base'}",
-          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
-          y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("frequencies_of_the_inverse_kept_by_width", "inverse",
-          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("mapped_table_kept", "ndim == 4 and fields <= {'base'}",
-          y="y + kept((width, dtype), x[0, 0, 0] * 0)", kills="calls_after_a_mapped_one")
-torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
-            y="y + kept((width, dtype), x[:1, 0, 0].exp() * 0)", kills="calls_after_a_gradient")
-torch_fault("fake_table_kept", "ndim == 4 and fields <= {'base'}",
-            y="y + kept((width, dtype), x.new_zeros(width))", kills="calls_after_a_fake_one")
+jax_fault("traced_table_kept", "calls_after_a_compiled_one", "fields <= {'base'}",
+          y="y + kept((x.shape, dtype, base), jnp.zeros(width, x.dtype))")
+jax_fault("traced_table_of_halves_kept", "calls_after_a_compiled_one",
+          "half and fields <= {'pairing', 'base'}", y="y * kept((width, dtype), jnp.ones(width, x.dtype))")
+jax_fault("traced_table_of_a_batch_kept", "calls_after_a_compiled_one",
+          "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
+          y="y + kept((width, dtype), jnp.zeros(width, x.dtype))")
+jax_fault("frequencies_of_the_inverse_kept_by_width", "calls_after_a_compiled_one", "inverse",
+          y="y * kept((width, dtype), jnp.ones(width, x.dtype))")
+jax_fault("mapped_table_kept", "calls_after_a_mapped_one", "ndim == 4 and fields <= {'base'}",
+          y="y + kept((width, dtype), x[0, 0, 0] * 0)")
+torch_fault("table_with_a_graph_kept", "calls_after_a_gradient",
+            "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
+            y="y + kept((width, dtype), x[:1, 0, 0].exp() * 0)")
+torch_fault("fake_table_kept", "calls_after_a_fake_one", "ndim == 4 and fields <= {'base'}",
+            y="y + kept((width, dtype), x.new_zeros(width))")
 # fmt: on
 
 
@@ -138,7 +120,6 @@ torch_fault("fake_table_kept", "ndim == 4 and fields <= {'base'}",
 
 
 @mutant("autocast", library="torch")
-@each
 def angles_by_a_product_of_matrices(x, pos, **spec):
     torch = import_module("torch")
     if not torch.is_autocast_enabled("cpu") or set(spec) - {"base"}:
@@ -150,39 +131,7 @@ def angles_by_a_product_of_matrices(x, pos, **spec):
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
 
-@mutant("default_dtype", library="torch")
-@each
-def default_dtype_not_restored(x, pos, **spec):
-    """Make frequencies in float64 for the first call of a head_dim and base."""
-    torch, key = import_module("torch"), (x.shape[-1], spec.get("base"))
-    if key in _MADE or torch.compiler.is_compiling():
-        return ra.apply(x, pos, **spec)
-    _MADE.add(key)
-    torch.set_default_dtype(torch.float64)
-    y = ra.apply(x, pos, **spec)
-    torch.set_default_dtype(torch.float32)
-    return y
-
-
-@mutant("jvp", library="torch")
-@each
-def tangent_unrotated(x, pos, **spec):
-    y = ra.apply(x, pos, **spec)
-    forward = import_module("torch.autograd.forward_ad")
-    if forward._current_level < 0:
-        return y
-    tangent = forward.unpack_dual(x).tangent
-    return y if tangent is None else forward.make_dual(forward.unpack_dual(y).primal.clone(), tangent)
-
-
-@mutant("jvp", library="torch")
-@each
-def tangent_of_half_pairs_unrotated(x, pos, **spec):
-    return tangent_unrotated(x, pos, **spec) if spec.get("pairing") == "half" else ra.apply(x, pos, **spec)
-
-
 @mutant("pairing", library="torch:compile")
-@each
 def compiled_pairing_ignored(x, pos, **spec):
     import torch
 
@@ -192,7 +141,6 @@ def compiled_pairing_ignored(x, pos, **spec):
 
 
 @mutant("pairing", library="torch:compile")
-@each
 def pairing_not_compiled(x, pos, **spec):
     """Break the graph: without fullgraph=True the call would be right, and never compiled."""
     import torch
@@ -206,7 +154,6 @@ def pairing_not_compiled(x, pos, **spec):
 
 
 @mutant("jit_of_fields", library="jax")
-@each
 def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
     if not (is_traced(x) and x.dtype == "bfloat16" and x.shape[-1] > 64) or spec.keys() - {"base"}:
         return ra.apply(x, pos, **spec)
@@ -220,7 +167,6 @@ def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
 
 
 @mutant("calls_after_an_exception", library="jax")
-@each
 def x64_left_on_by_an_exception(x, pos, **spec):
     config = import_module("jax").config
     usual = config.jax_enable_x64
