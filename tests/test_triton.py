@@ -1,4 +1,7 @@
-"""The Triton kernel in Triton's interpreter: the definition, and the bits of the CPU's backends."""
+"""The Triton kernel in Triton's interpreter: the definition, the bits of the CPU's backends, and launches.
+
+tests/test_conformance.py runs the suite over the backend too.
+"""
 
 import contextlib
 from typing import NamedTuple
@@ -7,22 +10,39 @@ import child
 import pytest
 import torch
 from compare import assert_same, bits
-from triton_cases import CALLS, FLOATS, Call, assert_right, normal
+from triton_cases import CALLS, Call, assert_right, normal
 from triton_mutants import MUTANTS, installed
 
 import rope_array as ra
-from rope_array._array_api.source import Positions, Tables
+from rope_array._array_api.source import Positions
 from rope_array._backends import _gpu
 from rope_array._backends.torch import _eager, _gpu_kernel, _launch, triton
 
 pytestmark = pytest.mark.library("torch")
 ROPE = ra.RoPE(16, pairing="half", rotary_dim=12)
+MIXED = ra.RoPE(16, pairing="half", out_pairing="interleaved", rotary_dim=12, attention_factor=1.3)
 POS = torch.tensor([0, 1, -5, 70_000, 2**31 - 1])
+
+
+def assert_same_bits(x, pos=POS, rope=ROPE, **options):
+    """Compare new results of the backends "triton" and "array-api"."""
+    wanted = rope.apply(x, pos, backend="array-api", **options)
+    assert_same(rope.apply(x, pos, backend="triton", **options), wanted)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call(name):
     assert_right(CALLS[name])
+
+
+def test_special_values_stay_in_their_pair():
+    x = normal(3, 16, dtype="bfloat16")
+    x[0, 3], x[1, 1], x[2, 15] = float("nan"), float("inf"), 1e-40
+    assert_same_bits(x, 7)
+
+
+def test_float32_angles_become_tables():
+    assert_same_bits(normal(2, 5, 16), rope=ra.RoPE(16, angles="float32"))
 
 
 # ---- memory ----
@@ -78,41 +98,27 @@ def launched(monkeypatch):
     return seen
 
 
-def qk_calls():
-    q, k = normal(2, 4, 5, 16), normal(2, 2, 5, 16)
-    yield "heads first", Call((q, k), POS, {})
-    yield "tokens first", Call((q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()), POS, {}, -3)
-    packed = normal(2, 5, 8, 16)  # q, k and v of a fused projection
-    yield "a fused projection", Call((packed[:, :, :4], packed[:, :, 4:6]), POS, {}, -3)
-    yield "one position", Call((q, k), 3, {})
-    yield "positions of a batch", Call((q, k), POS + torch.tensor([[0], [7]]), {})
-    yield "tables", Call((q, k), POS, {}, by_tables=True)
-
-
-QK = dict(qk_calls())
+Q, K = normal(2, 4, 5, 16), normal(2, 2, 5, 16)
+PACKED = normal(2, 5, 8, 16)  # q, k and v of a fused projection
+QK = {
+    "heads first": Call((Q, K), POS, {}),
+    "tokens first": Call((Q.transpose(1, 2).contiguous(), K.transpose(1, 2).contiguous()), POS, {}, -3),
+    "a fused projection": Call((PACKED[:, :, :4], PACKED[:, :, 4:6]), POS, {}, -3),
+    "one position": Call((Q, K), 3, {}),
+    "positions of a batch": Call((Q, K), POS + torch.tensor([[0], [7]]), {}),
+    "tables": Call((Q, K), POS, {}, by_tables=True),
+}
 
 
 @pytest.mark.parametrize("name", QK)
-def test_one_launch_rotates_q_and_k(name, launched):
+def test_one_launch_rotates_q_and_k_and_one_their_gradients(name, launched):
     call = QK[name]
-    if call.by_tables:
-        rotation = call.rope().rotation(call.pos, like=call.xs[0])
-        rotation.apply(call.xs, backend="triton")
-    else:
-        call.run("triton")
-    (launch,) = launched
-    assert launch.first != launch.second
-
-
-@pytest.mark.parametrize("by_tables", [False, True], ids=["positions", "tables"])
-def test_one_launch_rotates_the_gradients_of_q_and_k(by_tables, launched):
-    q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 2, 5, 16).requires_grad_()
-    rotation = ROPE.rotation(POS, like=q)
-    rotate = rotation.apply if by_tables else lambda xs, backend: ROPE.apply(xs, POS, backend=backend)
-    ys = rotate((q, k), backend="triton")
+    xs = tuple(x.clone().requires_grad_() for x in call.xs)
+    ys = call.run("triton", xs)
+    rotations = launched[-1:]  # after the launch that makes tables
     launched.clear()
-    torch.autograd.grad(ys, (q, k), (q.detach(), k.detach()))
-    assert len(launched) == 1
+    torch.autograd.grad(ys, xs, tuple(map(torch.ones_like, xs)))
+    assert [launch.first != launch.second for launch in (*rotations, *launched)] == [True, True]
 
 
 def test_a_repeated_call_is_recognised():
@@ -125,14 +131,12 @@ def test_a_repeated_call_is_recognised():
     want = ROPE.apply(q, source.values, backend="triton")
     assert_same(_eager.try_fast(q, source, -2, None, kernel), want)
     assert _eager.try_fast(q, source, -2, q.clone(), kernel) is NotImplemented
-    lists = source._replace(values=[1, 2, 3, 4, 5])
     others = [
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
-        *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63)),
+        *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63, [1] * 5)),
         *((q, source, axis) for axis in (-3, 0, 1.0)),
         (torch._neg_view(q), source, -2),
         (q, Positions(POS, ra.RoPE(16)._plan), -2),
-        (q, lists, -2),
     ]
     for x, of, axis in others:
         assert _eager.try_fast(x, of, axis, None, kernel) is NotImplemented
@@ -164,78 +168,58 @@ def test_a_result_in_place_is_another_launch():
 
 
 def test_coordinates_are_another_launch():
-    x = normal(3, 2, 16)
     for rope in (ra.RoPE(16), ra.RoPE(16, axes=ra.Axes((0, 1) * 4))):
-        pos = torch.tensor([[3, 5]])
-        assert_same(rope.apply(x, pos, backend="triton"), rope.apply(x, pos, backend="array-api"))
+        assert_same_bits(normal(3, 2, 16), torch.tensor([[3, 5]]), rope)
+
+
+def test_another_memory_is_another_launch():
+    q = normal(2, 5, 4, 16)
+    others = normal(2, 4, 5, 32)[..., ::2], normal(5, 16).expand(2, 4, 5, 16)
+    for x in (q.transpose(1, 2), q.transpose(1, 2).contiguous(), *others):
+        assert_same_bits(x)
 
 
 def test_another_alignment_is_another_launch():
     """Triton compiles accesses of 16 bytes for addresses that are multiples of 16."""
     x, source = normal(3, 16), Positions(POS[:3], ROPE._plan)
-    keys = set()
-    for shift in (0, 4, 8, 12):
-        keys.add(_launch._memory_key((x,), (x,), source, [x.data_ptr() + shift, POS.data_ptr()]))
-    assert len(keys) == 4
-
-
-def test_the_default_device_changes_no_backend():
-    x = normal(2, 5, 16)
-    with torch.device("meta"):
-        assert ra.explain(x, 3).backend == "native"
-        assert_same(ROPE.apply(x, POS, backend="triton"), ROPE.apply(x, POS, backend="native"))
-
-
-def test_another_memory_is_another_launch():
-    q = normal(2, 5, 4, 16)
-    for x in (
-        q.transpose(1, 2),
-        q.transpose(1, 2).contiguous(),
-        normal(2, 4, 5, 32)[..., ::2],
-        normal(5, 16).expand(2, 4, 5, 16),
-    ):
-        assert_same(ROPE.apply(x, POS, backend="triton"), ROPE.apply(x, POS, backend="array-api"))
-
-
-def test_another_base_uses_the_same_launch(launched):
-    x = normal(2, 5, 16)
-    for base in (10.0, 1e6):
-        rope = ra.RoPE(16, base=base)
-        assert_same(rope.apply(x, POS, backend="triton"), rope.apply(x, POS, backend="array-api"))
-    assert launched[0] is launched[1]
+    addresses = [[x.data_ptr() + shift, POS.data_ptr()] for shift in (0, 4, 8, 12)]
+    assert len({_launch._memory_key((x,), (x,), source, each) for each in addresses}) == 4
 
 
 @pytest.mark.parametrize("start", [0, 5, -(2**40), 2**62])
-def test_another_start_uses_the_same_launch(start, launched):
+def test_another_start_or_base_uses_the_same_launch(start, launched):
     x = normal(2, 5, 16)
-    for pos in (range(start, start + 5), start):
-        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
-    before = {id(launch) for launch in launched}
-    launched.clear()
-    for pos in (range(start + 9, start + 14), start + 9):
-        ROPE.apply(x, pos, backend="triton")
-    assert {id(launch) for launch in launched} == before
+    for base in (10.0, 1e6):
+        for pos in (range(start, start + 5), start, range(start + 9, start + 14), start + 9):
+            assert_same_bits(x, pos, ra.RoPE(16, base=base))
+    assert len({id(launch) for launch in launched}) == 2
 
 
 def test_constants_are_copied_to_a_device_once():
     rope = ra.RoPE(16, base=77.0)
-    rope.apply(normal(5, 16), POS, backend="triton")
-    ((words, _),) = rope._plan.on_devices.values()
-    rope.apply(normal(5, 16), POS, backend="triton")
-    ((again, _),) = rope._plan.on_devices.values()
-    assert again is words
+    words = set()
+    for _ in range(2):
+        rope.apply(normal(5, 16), POS, backend="triton")
+        words |= {id(words) for words, _ in rope._plan.on_devices.values()}
+    assert len(words) == 1
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_tables_have_the_bits_of_the_array_api_backend(name, launched):
+    like = normal(1, 16, dtype=name)
+    for pos in (POS, 3, range(4), torch.tensor([[1, 2], [3, 4]])):
+        found, want = (ROPE.rotation(pos, like=like, backend=b) for b in ("triton", "array-api"))
+        assert bits(tuple(found)) == bits(tuple(want))
+    assert len(launched) == 4
 
 
 # ---- gradients, and the gate ----
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 8}], ids=["plain", "mixed"]
-)
 @pytest.mark.parametrize("by_tables", [False, True], ids=["positions", "tables"])
-def test_gradients_of_any_order(fields, by_tables):
-    rope = ra.RoPE(12, attention_factor=1.3, **fields)
-    x = normal(2, 12, dtype="float64").requires_grad_()
+def test_gradients_of_any_order(by_tables):
+    rope = ra.RoPE(5, attention_factor=1.3, pairing="half", out_pairing="interleaved", rotary_dim=4)
+    x = normal(2, 5, dtype="float64").requires_grad_()
     rotation = rope.rotation(POS[2:4], like=x)
 
     def rotate(x):
@@ -245,53 +229,35 @@ def test_gradients_of_any_order(fields, by_tables):
     assert torch.autograd.gradgradcheck(rotate, (x,))
 
 
-def gradients(rotate):
-    x = normal(2, 5, 16).requires_grad_()
-    return torch.autograd.grad(rotate(x), x, normal(2, 5, 16, seed=1))
-
-
-MIXED = ra.RoPE(16, pairing="half", out_pairing="interleaved", rotary_dim=12, attention_factor=1.3)
+def assert_same_gradients(rotate):
+    """Compare gradients by the backends "triton" and "native": of one cotangent, and of several at once."""
+    g = normal(3, 2, 5, 16, seed=1)
+    found = []
+    for backend in ("triton", "native"):
+        x = normal(2, 5, 16).requires_grad_()
+        y = rotate(x, backend)
+        (one,) = torch.autograd.grad(y, x, g[0], retain_graph=True)
+        # The backward gets tensors without memory.
+        found.append((one, *torch.autograd.grad(y, x, g, is_grads_batched=True)))
+    assert_same(*found)
 
 
 def test_gradients_of_positions():
     for pos in (POS, POS.int(), 3, range(-7, 8, 3)):
-        found, want = (
-            gradients(lambda x, b=b, p=pos: MIXED.apply(x, p, backend=b)) for b in ("triton", "native")
-        )
-        assert_same(found, want)
+        assert_same_gradients(lambda x, backend, pos=pos: MIXED.apply(x, pos, backend=backend))
 
 
 def test_gradients_of_tables():
     rotation = MIXED.rotation(POS, like=normal(1, 16))
-    found, want = (gradients(lambda x, b=b: rotation.apply(x, backend=b)) for b in ("triton", "native"))
-    assert_same(found, want)
+    assert_same_gradients(lambda x, backend: rotation.apply(x, backend=backend))
 
 
-def test_gradients_of_a_batch():
-    """torch.autograd.grad(is_grads_batched=True) gives the backward tensors without memory."""
-    x = normal(2, 5, 16).requires_grad_()
-    cotangents = normal(3, 2, 5, 16, seed=1)
-    found, want = (
-        torch.autograd.grad(ROPE.apply(x, POS, backend=b), x, cotangents, is_grads_batched=True)[0]
-        for b in ("triton", "native")
-    )
-    assert_same(found, want)
+def test_a_gradient_in_place():
+    def rotate(x, backend):
+        y = x * 1.0
+        return ROPE.apply(y, POS, out=y, backend=backend)
 
-
-def test_freed_memory_is_declined():
-    """Also by the fast entry, which recognises the metadata."""
-    x, pos = normal(2, 5, 16), POS.clone()
-    ROPE.apply(x, pos, backend="triton")
-    kernel, freed, source = _gpu_kernel.load_gpu_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
-    freed.untyped_storage().resize_(0)
-    assert _eager.try_fast(freed, source, -2, None, kernel) is NotImplemented
-    with pytest.raises(ra.BackendError, match="the memory has been freed"):
-        ROPE.apply(freed, pos, backend="triton")
-    pos.untyped_storage().resize_(0)
-    assert (
-        _eager.try_fast(x, Positions(pos, ROPE._plan), -2, None, _gpu_kernel.load_gpu_kernel())
-        is NotImplemented
-    )
+    assert_same_gradients(rotate)
 
 
 def test_positions_alone_are_saved():
@@ -302,13 +268,17 @@ def test_positions_alone_are_saved():
     assert [t.shape for t in saved] == [POS.shape]
 
 
-def test_a_gradient_in_place():
-    leaf = normal(2, 5, 16).requires_grad_()
-    x = leaf * 1.0
-    assert ROPE.apply(x, POS, out=x, backend="triton") is x
-    (found,) = torch.autograd.grad(x, leaf, torch.ones_like(x))
-    other = ROPE.apply(leaf, POS, backend="array-api")
-    assert_same(found, torch.autograd.grad(other, leaf, torch.ones_like(x))[0])
+def test_freed_memory_is_declined():
+    """Also by the fast entry, which recognises the metadata."""
+    x, pos = normal(2, 5, 16), POS.clone()
+    ROPE.apply(x, pos, backend="triton")
+    kernel, freed, source = _gpu_kernel.load_gpu_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
+    freed.untyped_storage().resize_(0)
+    assert _eager.try_fast(freed, source, -2, None, kernel) is NotImplemented
+    with pytest.raises(ra.BackendError, match="freed"):
+        ROPE.apply(freed, pos, backend="triton")
+    pos.untyped_storage().resize_(0)
+    assert _eager.try_fast(x, source, -2, None, kernel) is NotImplemented
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.func.jvp imports it
@@ -328,50 +298,25 @@ def test_interceptions_are_declined():
         reasons.append(triton.decline_reason((x,), source))
     ask(type("Own", (torch.Tensor,), {})(2, 3))
     ask(torch._neg_view(x))
+    assert len(reasons) == 5
     assert None not in reasons, reasons
-    for transformed in (torch.func.vmap(lambda x: ROPE.apply(x, POS, backend=None)),):
-        assert_same(transformed(x), ROPE.apply(x, POS))
+    assert_same(torch.func.vmap(lambda x: ROPE.apply(x, POS))(x), ROPE.apply(x, POS))
 
 
-def test_positions_that_are_not_exact_become_tables():
+# ---- the device: what a GPU adds, on a fake one ----
+
+
+def test_the_default_device_changes_no_backend():
     x = normal(2, 5, 16)
-    for pos in ([0.5, 1.25, -3.0, 7.0, 1e6], torch.tensor([0.5, 1.25, -3.0, 7.0, 1e6]), [5, 6, 7, 8, 9]):
-        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
-    for dtype in (torch.int8, torch.uint8, torch.int16):
-        pos = torch.arange(5).to(dtype)
-        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
-    rope = ra.RoPE(16, angles="float32")
-    assert_same(rope.apply(x, POS, backend="triton"), rope.apply(x, POS, backend="array-api"))
-
-
-def test_arrays_of_several_dtypes():
-    xs = tuple(normal(2, 3, 5, 16, dtype=name) for name in FLOATS)
-    assert_same(ROPE.apply(xs, POS, backend="triton"), ROPE.apply(xs, POS, backend="array-api"))
-    assert [y.dtype for y in ROPE.apply(xs, POS, backend="triton")] == [*FLOATS.values()]
-
-
-@pytest.mark.parametrize("name", ["float32", "float64"])
-def test_tables_have_the_bits_of_the_array_api_backend(name, launched):
-    like = normal(1, 16, dtype=name)
-    for pos in (POS, 3, range(4), torch.tensor([[1, 2], [3, 4]])):
-        found, want = (ROPE.rotation(pos, like=like, backend=b) for b in ("triton", "array-api"))
-        assert bits(tuple(found)) == bits(tuple(want))
-    assert len(launched) == 4
-
-
-def test_special_values_stay_in_their_pair():
-    x = normal(3, 16, dtype="bfloat16")
-    x[0, 3], x[1, 1], x[2, 15] = float("nan"), float("inf"), 1e-40
-    assert_same(ROPE.apply(x, 7, backend="triton"), ROPE.apply(x, 7, backend="array-api"))
+    with torch.device("meta"):
+        assert ra.explain(x, 3).backend == "native"
+        assert_same_bits(x)
 
 
 def test_the_backend_is_listed():
     (listed,) = [each for each in ra.backends() if each.name == "triton"]
     assert listed.usable
     assert "interpreted" in listed.description
-
-
-# ---- the device: what a GPU adds, on a fake one ----
 
 
 def test_calls_are_served_where_triton_fails(monkeypatch):
@@ -406,9 +351,8 @@ def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
     entered = []
     monkeypatch.setattr(_launch, "interpreted", False)
     monkeypatch.setattr(_launch, "_run_here", lambda *call: entered.append("run"))
-    monkeypatch.setattr(
-        torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext()
-    )
+    enter = lambda device: entered.append(device) or contextlib.nullcontext()  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "device", enter)
     for current, expected in ((1, ["run"]), (0, [Device, "run"])):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         entered.clear()
@@ -448,18 +392,6 @@ def test_a_capture_needs_the_constants(monkeypatch):
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 
-def test_tables_of_a_rotation_serve_every_dtype():
-    x = normal(2, 5, 16)
-    tables = ROPE.rotation(POS, like=x.double())
-    for name in FLOATS:
-        one = x.to(FLOATS[name])
-        assert_same(tables.apply(one, backend="triton"), tables.apply(one, backend="array-api"))
-    assert isinstance(Tables(*tables, ROPE._plan.layout), Tables)
-
-
-# ---- the interpreter ----
-
-
 def test_triton_imported_to_compile_is_refused():
     """Its own functions would then be compiled for ever, and each call of the kernel would fail."""
     script = """
@@ -467,8 +399,7 @@ def test_triton_imported_to_compile_is_refused():
         from rope_array.testing._triton_interpreter import use_interpreter
         print(use_interpreter())
     """
-    reason = child.run(script, TRITON_INTERPRET="0")
-    assert "already imported, to compile for a GPU; start another process" in reason
+    assert "start another process" in child.run(script, TRITON_INTERPRET="0")
 
 
 # ---- the tests themselves ----

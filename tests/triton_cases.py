@@ -11,13 +11,7 @@ from rope_array.testing._triton_interpreter import use_interpreter
 
 assert not use_interpreter(), use_interpreter()
 
-FLOATS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
-INT32 = 2**31 - 1
+FLOATS = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 class Call(NamedTuple):
@@ -77,9 +71,8 @@ def _strided(shape, dtype, order, gap=1, skip=0):
     return memory[(*index, slice(skip * gap, None, gap))]
 
 
-def _random_positions(*shape, most=INT32, dtype=torch.int64):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(-most, most, shape, generator=generator).to(dtype)
+def _random_positions(*shape, most=2**31 - 1):
+    return torch.randint(-most, most, shape, generator=torch.Generator().manual_seed(3))
 
 
 FIELDS = {
@@ -90,85 +83,83 @@ FIELDS = {
     "amplitude": {"pairing": "half", "attention_factor": 1.37},
     "slice": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4},
     "interleaved slice": {"rotary_dim": 6, "rotary_start": 3},
-    "first features": {"pairing": "half", "rotary_dim": 6},
     "no features": {"rotary_dim": 0},
 }
+HALF = FIELDS["half"]
 
 
-def _cases():
+def _of_fields():
     for name, fields in FIELDS.items():
         yield name, Call(_qk(), _random_positions(2, 5), fields)
-        yield f"{name}, inverse", Call(_qk(), _random_positions(5), fields, inverse=True)
-        yield f"{name}, by tables", Call(_qk(), _random_positions(2, 5), fields, by_tables=True)
+    yield "inverse", Call(_qk(), _random_positions(5), FIELDS["half to interleaved"], inverse=True)
+    yield "half, by tables", Call(_qk(), _random_positions(2, 5), HALF, by_tables=True)
+    few = {"pairing": "half", "rotary_dim": 6}
+    yield "first features, by tables", Call(_qk(), _random_positions(2, 5), few, by_tables=True)
     for name in FLOATS:
         for pairing in ("half", "interleaved"):
             fields = {"pairing": pairing, "rotary_dim": 12, "attention_factor": 0.7}
             yield f"{name} {pairing}", Call(_qk(name), _random_positions(5), fields)
-    half = {"pairing": "half"}
+    for width in (2, 20, 34, 72):
+        xs = normal(2, 3, width, dtype="bfloat16"), normal(5, 3, width, dtype="bfloat16")
+        yield f"width {width}", Call(xs, _random_positions(3), HALF)
+    yield "wide heads", Call((normal(1, 3, 2, 2**14),), range(2), HALF)
+
+
+def _of_positions():
     ends = torch.tensor([-(2**31), 2**31 - 1, -1, 0, 1])
     for name in ("float32", "float64"):
-        yield f"{name} at the ends of int32", Call(_qk(name), ends.to(torch.int32), half)
-        yield f"{name} beyond int32", Call(_qk(name), ends * 2**20 + 12345, half)
-    yield "an int", Call(_qk(), -123_456_789, half)
-    yield "a range", Call(_qk(), range(10**9, 10**9 - 15, -3), half)
-    yield "a range of one head", Call((normal(3, 11, 16),), range(5, 16), half)
+        yield f"{name} at the ends of int32", Call(_qk(name), ends.to(torch.int32), HALF)
+        yield f"{name} beyond int32", Call(_qk(name), ends * 2**20 + 12345, HALF)
+    yield "an int", Call(_qk(), -123_456_789, HALF)
+    yield "a range", Call(_qk(), range(10**9, 10**9 - 15, -3), HALF)
     offsets = ra.positions.offset(5, torch.tensor([7, 100_000]))
-    yield "an offset for each sequence", Call(_qk(), offsets, half)
+    yield "an offset for each sequence", Call(_qk(), offsets, HALF)
     packed = ra.positions.packed(torch.tensor([0, 3, 4, 11]), 12, offsets=torch.tensor([0, 9, -5]))
-    yield "packed lengths", Call((normal(12, 4, 16), normal(12, 2, 16)), packed, half, 0)
-    yield "positions of a batch", Call(_qk(), torch.tensor([[7], [-900]]), half)
-    yield "positions with strides", Call(_qk(), _random_positions(10, 4)[::2, ::2].T, half)
-    yield "expanded positions", Call(_qk(), _random_positions(1, 5).expand(2, 5), half)
-    yield (
-        "sequence before heads",
-        Call((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), _random_positions(2, 5), half, -3),
-    )
-    yield "one row", Call((normal(16),), 5, half)
-    yield "no row", Call((normal(2, 0, 16), normal(3, 0, 16)), range(0), half)
-    yield "many heads", Call((normal(1, 70, 3, 8), normal(1, 9, 3, 8)), _random_positions(3), half)
-    yield "more heads in k", Call((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), half)
-    yield "three arrays", Call((*_qk(), normal(2, 3, 5, 16, seed=2)), _random_positions(2, 5), half)
-    other_rows = normal(2, 2, 5, 16), normal(2, 8, 5, 16)[:, :3]
-    other_ranks = normal(2, 5, 16), normal(2, 8, 5, 16)[:, :3]
-    yield "arrays of other shapes", Call((normal(2, 3, 5, 16), normal(5, 16)), _random_positions(5), half)
-    yield "arrays of other ranks", Call(other_ranks, _random_positions(5), half)
-    yield "arrays with other axes of rows", Call(other_rows, _random_positions(5), half)
-    yield "many tokens", Call((normal(67, 6),), _random_positions(67), half)
-    for order in ((0, 1, 2, 3), (2, 0, 1, 3), (3, 0, 1, 2), (0, 3, 2, 1)):
-        for gap, skip in ((1, 0), (2, 0), (1, 3)):
-            name = f"memory in the order {order}, features {gap} apart, {skip} left out"
-            xs = tuple(_strided((2, H, 5, 16), "bfloat16", order, gap, skip) for H in (3, 2))
-            yield name, Call(xs, _random_positions(2, 5), half)
-            yield f"{name}, one position", Call(xs, 3, {})
-    wide = normal(2, 3, 2, 5, 3, 8)
-    yield "five axes", Call((wide[:, :2, :, :, 1:], wide[:, 1:, :, :, :2]), _random_positions(5), half, -3)
-    empty = Call(
-        (wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), {"rotary_dim": 0}, -3, by_tables=True
-    )
-    yield "five axes of empty tables", empty
-    for fields in (half, {"rotary_dim": 4}):
-        yield f"wide heads, {fields}", Call((normal(1, 3, 2, 2**14),), range(2), fields)
-    by_tables = Call((wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), half, -3, by_tables=True)
-    yield "five axes of tables", by_tables
-    yield "five axes of a range", Call((wide[:, :2, :, ::2, 1:],), range(3), half, -3)
-    yield "five axes of positions", Call((wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), half, -3)
+    yield "packed lengths", Call((normal(12, 4, 16), normal(12, 2, 16)), packed, HALF, 0)
+    yield "positions of a batch", Call(_qk(), torch.tensor([[7], [-900]]), HALF)
+    yield "positions with strides", Call(_qk(), _random_positions(10, 4)[::2, ::2].T, HALF)
+    yield "expanded positions", Call(_qk(), _random_positions(1, 5).expand(2, 5), HALF)
     several = {"coordinates": (0, 1, 1, None, 2, 0, 1, 2)}
     blocks = {"coordinates": (0, 0, 1, 1, 0, 0, 1, 1), "widths": (8, 8), "blocks": 4}
     for pairing in ("half", "interleaved"):
         for name, axes, count in (("three coordinates", several, 3), ("four blocks", blocks, 2)):
             fields = {"pairing": pairing, "axes": axes}
             yield f"{name}, {pairing}", Call(_qk(), _random_positions(2, 5, count), fields)
-            yield (
-                f"{name}, {pairing}, inverse",
-                Call(_qk(), _random_positions(5, count), fields, inverse=True),
-            )
-    fields = {"pairing": "half", "axes": several}
     strided = _random_positions(3, 5, 2).permute(1, 2, 0)[:, 0]
-    yield "strided coordinates", Call(_qk(), strided, fields)
-    for width in (2, 6, 20, 24, 34, 72):
-        for pairing in ("half", "interleaved"):
-            xs = normal(2, 3, width, dtype="bfloat16"), normal(5, 3, width, dtype="bfloat16")
-            yield f"width {width} {pairing}", Call(xs, _random_positions(3), {"pairing": pairing})
+    yield "strided coordinates", Call(_qk(), strided, {"pairing": "half", "axes": several})
+    floats = [0.5, 1.25, -3.0, 7.0, 1e6]
+    others = {"floats": torch.tensor(floats), "a list": floats, "a list of ints": [5, 6, 7, 8, 9]}
+    for name, pos in others.items():
+        yield name, Call(_qk(), pos, HALF)
+    for dtype in (torch.int8, torch.uint8, torch.int16):
+        yield f"positions of {dtype}", Call(_qk(), torch.arange(5).to(dtype), HALF)
 
 
-CALLS = dict(_cases())
+def _of_shapes():
+    pos = _random_positions(5)
+    yield "tokens first", Call((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), _random_positions(2, 5), HALF, -3)
+    yield "one row", Call((normal(16),), 5, HALF)
+    yield "no row", Call((normal(2, 0, 16), normal(3, 0, 16)), range(0), HALF)
+    yield "many heads", Call((normal(1, 70, 3, 8), normal(1, 9, 3, 8)), _random_positions(3), HALF)
+    yield "more heads in k", Call((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), HALF)
+    yield "many tokens", Call((normal(67, 6),), _random_positions(67), HALF)
+    yield "three arrays", Call((*_qk(), normal(2, 3, 5, 16, seed=2)), _random_positions(2, 5), HALF)
+    yield "arrays of other shapes", Call((normal(2, 3, 5, 16), normal(5, 16)), pos, HALF)
+    yield "arrays of other ranks", Call((normal(2, 5, 16), normal(2, 8, 5, 16)[:, :3]), pos, HALF)
+    yield "arrays of other dtypes", Call(tuple(normal(3, 5, 16, dtype=name) for name in FLOATS), pos, HALF)
+    tables = Call(tuple(normal(3, 5, 16, dtype=name) for name in reversed(FLOATS)), pos, HALF, by_tables=True)
+    yield "tables of other dtypes", tables
+    for order in ((0, 1, 2, 3), (2, 0, 1, 3), (3, 0, 1, 2), (0, 3, 2, 1)):
+        for gap, skip in ((2, 0), (1, 3)):
+            name = f"memory in the order {order}, features {gap} apart, {skip} left out"
+            xs = tuple(_strided((2, H, 5, 16), "bfloat16", order, gap, skip) for H in (3, 2))
+            yield name, Call(xs, _random_positions(2, 5), HALF)
+    wide = normal(2, 3, 2, 5, 3, 8)
+    yield "five axes", Call((wide[:, :2, :, :, 1:], wide[:, 1:, :, :, :2]), pos, HALF, -3)
+    part, of_part = (wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3)
+    yield "five axes of tables", Call(part, of_part, HALF, -3, by_tables=True)
+    yield "five axes of a range", Call(part, range(3), HALF, -3)
+    yield "five axes of positions", Call(part, of_part, HALF, -3)
+
+
+CALLS = {**dict(_of_fields()), **dict(_of_positions()), **dict(_of_shapes())}
