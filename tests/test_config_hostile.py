@@ -1,0 +1,312 @@
+"""Any value is read as a config or refused with a ConfigError: files, foreign objects, random configs."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from config_cases import model, refuse, rope
+from hypothesis import example, given, settings
+
+import rope_array as ra
+from rope_array._config import _model_defaults as defaults
+from rope_array._config._conventions_remote import REMOTE
+from rope_array.config import ConfigError, read
+
+LLAMA = model("llama", head_dim=128, rope_theta=500000.0, max_position_embeddings=131072)
+MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
+QWEN = model("qwen2_vl_text", head_dim=128, rope_theta=1e6, rope_scaling=MROPE)
+
+
+class Config:
+    """A config object that belongs to no library."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def to_dict(self):
+        return self.content
+
+
+# ---- entry points and files ----
+
+
+def test_all_entry_points_read_the_same_config(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    expected = ra.RoPE(128, base=5e5, pairing="half")
+    for source in (LLAMA, Config(LLAMA), file, str(file), tmp_path, str(tmp_path)):
+        assert rope(source) == ra.RoPE.from_config(source) == expected
+
+    class Own(ra.RoPE):
+        pass
+
+    assert type(Own.from_config(LLAMA)) is Own
+
+
+# One error each from the reader, a scaling rule and RoPE.
+@pytest.mark.parametrize(
+    ("scaling", "text"),
+    [
+        ({"type": "zork"}, "is 'zork', and the known rules are"),
+        ({"type": "linear", "factor": 0.0}, "llama: factor is 0.0"),
+        ({"type": "linear", "factor": 5e-324}, "llama: .* beyond the range of floats"),
+    ],
+)
+def test_both_entry_points_refuse_alike(scaling, text):
+    config = {**LLAMA, "rope_scaling": scaling}
+    refuse(text, config)
+    with pytest.raises(ConfigError, match=text):
+        ra.RoPE.from_config(config)
+
+
+@pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
+def test_other_values_are_not_configs(thing):
+    refuse("config is|no dict", thing)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe\x00\x01", "no JSON"),
+        (b"{'model_type': 1}", "no JSON"),
+        (b"[1, 2]", "holds"),
+        (b"null", "holds"),
+        (b'{"head_dim": 8, "head_dim": 16}', "twice"),
+        (b"[" * 200_000, "too deeply|no JSON"),
+        (b'{"a":' * 200_000, "too deeply|no JSON"),
+        (b'{"rope_theta": ' + b"9" * 10_000 + b"}", "no JSON"),
+        (b'{"model_type": "llama", "rope_theta": NaN}', "rope_theta is nan"),
+        (b'{"model_type": "llama", "rope_theta": 1e999}', "rope_theta is inf"),
+    ],
+    ids=["empty", "binary", "python", "list", "null", "twins", "brackets", "depth", "digits", "nan", "inf"],
+)
+def test_bad_files(tmp_path, content, text):
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    refuse(text, file)
+
+
+def test_paths_that_are_not_files(tmp_path):
+    refuse("the folder .* has no config.json; give the path of one", tmp_path)
+    refuse("no file or folder here is named", tmp_path / "absent")
+    refuse("cannot be read|no file or folder", "a\0b")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refuse("no file or folder|cannot be read", tmp_path / "loop")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        refuse("is no regular file", tmp_path / "pipe")
+    (tmp_path / "config.json").mkdir()
+    refuse("is no regular file", tmp_path)
+
+
+def test_a_file_too_large(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**21 + 1)  # sparse: it uses no disk space
+    refuse("has more than 2097152 bytes", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "blob"])
+def test_a_gguf_file_without_the_package(name, tmp_path, monkeypatch):
+    """Files with the package are in tests/edge/test_gguf_configs.py."""
+    (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(64))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refuse("is a GGUF file, .* python -m pip install gguf, or give the config.json", tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2", ".", "model/config.json"])
+def test_names_on_a_hub_are_not_fetched(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuse(f"{re.escape(repr(name))}.*download its config.json first: nothing is fetched", name)
+
+
+def test_reading_needs_no_array_library():
+    code = (
+        "import sys, rope_array.config as c; before = set(sys.modules)\n"
+        "c.read({'model_type': 'llama'})\n"
+        "print(*{n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) <= {"rope_array"}
+
+
+# ---- foreign objects ----
+
+
+def test_a_config_that_holds_itself():
+    config = model("zork")
+    config["text_config"] = config["rope_parameters"] = config
+    refuse("it holds itself", config)
+    refuse("it holds itself", config, part="text.text.text")
+    deep = 1
+    for _ in range(5000):
+        deep = [deep]
+    refuse("nested too deeply", {**LLAMA, "zork": deep})
+    shared = {}  # no cycle, however often it occurs
+    for _ in range(60):
+        shared = [shared, shared]
+    assert rope({**LLAMA, "zork": shared}) == rope(LLAMA)
+
+
+def raising(*args):
+    raise RuntimeError("no")
+
+
+def odd(base, **methods):
+    return type("Odd", (base,), methods)
+
+
+class Endless(Mapping):
+    def __getitem__(self, key):
+        return 1
+
+    def __iter__(self):
+        return iter(range(10**9))
+
+    def __len__(self):
+        return 10**9
+
+
+FOREIGN = {
+    "getitem": odd(dict, __getitem__=raising)(LLAMA),
+    "iter": odd(dict, __iter__=raising)(LLAMA),
+    "nested": {**LLAMA, "rope_parameters": odd(dict, __iter__=raising)()},
+    "list": {**LLAMA, "zork": odd(list, __iter__=raising)()},
+    "division": odd(dict, __iter__=lambda self: iter([1 // 0]))(),
+    "to_dict": odd(object, to_dict=raising)(),
+    "property": odd(object, to_dict=property(raising))(),
+    "arguments": odd(object, to_dict=lambda self, needed: {})(),
+    "class": odd(object, __class__=property(raising))(),
+    "path": odd(os.PathLike, __fspath__=raising)(),
+    "path that is not a string": odd(os.PathLike, __fspath__=lambda self: 3)(),
+    "endless": Endless(),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_errors_of_foreign_code_are_config_errors(name):
+    refuse("cannot be read|more than 2097152 values", FOREIGN[name])
+
+
+def test_subclasses_are_read_by_their_own_class():
+    text, integer = odd(str, __eq__=raising, __hash__=str.__hash__), odd(int, __eq__=raising)
+    assert rope(model(text("llama"), head_dim=integer(8))) == rope(model("llama", head_dim=8))
+
+
+def test_values_that_deny_their_class():
+    """isinstance asks the value itself: it may raise, or name a class that the value is not of."""
+    sections = odd(list, __class__=property(raising))([16, 24, 24])
+    assert rope({**QWEN, "rope_scaling": {**MROPE, "mrope_section": sections}}) == rope(QWEN)
+    number = odd(float, __class__=property(raising), __float__=raising, is_integer=raising)(1e6)
+    assert rope({**QWEN, "rope_theta": number}) == rope(QWEN)
+    for kind in (float, list, dict):
+        thing = odd(object, __class__=property(lambda self, kind=kind: kind))()
+        refuse("rope_theta is a Odd; it must be a number", {**LLAMA, "rope_theta": thing})
+        refuse("rope_scaling is a Odd; it must be an object", {**LLAMA, "rope_scaling": thing})
+
+
+@pytest.mark.parametrize("key", ["model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types"])
+def test_arrays_are_refused(key):
+    refuse("is a ndarray|type is .*ndarray", {**LLAMA, key: np.array([1, 2])}, layer_type=0)
+
+
+@pytest.mark.parametrize(
+    "source", [model("\x1b[31mred\n"), model("\x1b[31mred\n", rope_theta="x"), "x/" * 5000]
+)
+def test_messages_hold_no_raw_bytes_and_no_long_names(source):
+    with pytest.raises(ConfigError) as caught:
+        read(source)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
+# ---- arbitrary configs ----
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**400, -(10**400), 2**63]),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["default", "yarn", "longrope", "full_attention", "sliding_attention"]),
+)
+JSON = st.recursive(
+    SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=4), x, max_size=4)
+)
+PLAUSIBLE = st.one_of(
+    JSON, st.sampled_from([1, 2, 8, 64, 128, 0.5, 1.0, 2.0, 4096, [16, 24, 24], [1.0] * 32])
+)
+PARAMETERS = """
+    rope_type type rope_theta partial_rotary_factor factor alpha original_max_position_embeddings beta_fast
+    beta_slow attention_factor mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor long_factor
+    mrope_section mrope_interleaved full_attention sliding_attention main rope_dim zork
+"""
+TOP = """
+    head_dim hidden_size num_attention_heads num_hidden_layers max_position_embeddings rope_theta rotary_dim
+    partial_rotary_factor original_max_position_embeddings rotary_pct qk_rope_head_dim layer_types
+    no_rope_layers no_rope_layer_interval layer_rope_theta per_layer_config alibi sliding_window text_config vision_config
+    attn_config position_encoding_2d rope_interleaved rope_ratio rotary use_dynamic_ntk
+"""
+
+
+def some_of(keys, values, most):
+    return st.dictionaries(st.sampled_from(keys.split()), values, max_size=most)
+
+
+RULES = some_of(PARAMETERS, PLAUSIBLE, 6)
+CONFIGS = st.builds(
+    lambda kind, top, parameters: {"model_type": kind, **top, **parameters},
+    st.one_of(st.sampled_from(sorted({*defaults.MODELS, *REMOTE})), JSON),
+    some_of(TOP, PLAUSIBLE, 6),
+    some_of("rope_parameters rope_scaling", RULES | some_of("full_attention main", RULES, 2) | JSON, 2),
+)
+
+
+@settings(max_examples=400)
+@given(
+    CONFIGS,
+    st.sampled_from([None, None, "text", "vision", "text.text", "", 3]),
+    st.sampled_from([None, None, 0, 3, -1, 10**400, "full_attention", "main", True, 1.5]),
+)
+@example(model("neomme", rope_parameters={"full_attention": [1]}), None, None)
+def test_any_config_is_read_or_refused(config, part, layer_type):
+    with contextlib.suppress(ConfigError):
+        reading = read(config, part=part, layer_type=layer_type)
+        assert len(repr(reading)) < 100_000
+        assert hash(reading.rope) == hash(rope(config, part=part, layer_type=layer_type))
+
+
+@given(st.one_of(st.binary(max_size=64), CONFIGS.map(lambda c: json.dumps(c).encode("utf-8", "replace"))))
+def test_any_file_is_read_or_refused(tmp_path_factory, content):
+    file = tmp_path_factory.mktemp("configs") / "config.json"
+    file.write_bytes(content)
+    with contextlib.suppress(ConfigError):
+        read(file)
+
+
+# Python raises when it formats an integer with so many digits, so error messages must not contain it.
+@pytest.mark.parametrize("wrap", [int, lambda n: {"a": n}, lambda n: [n], lambda n: {n}], ids=str)
+@pytest.mark.parametrize(
+    "key", ["rope_theta", "head_dim", "rope_parameters", "num_hidden_layers", "model_type"]
+)
+def test_numbers_of_too_many_digits(key, wrap):
+    value = wrap(10**5000)
+    refuse(".", {**LLAMA, key: value}, layer_type=0)
+    refuse(".", {**LLAMA, "rope_parameters": {"rope_theta": value}})
+    refuse(".", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": value}})
+
+
+def test_a_huge_config_takes_no_time():
+    huge = model("smollm3", num_hidden_layers=2**60, layer_types=["full_attention"] * 10**6)
+    assert rope(huge, layer_type=3).rotary_dim == 0
+    refuse("layer_types has 1000000 values", huge, layer_type=2**50)
+    refuse("keys", {**LLAMA, "rope_scaling": {f"k{i}": 1 for i in range(10**5)}})
+    refuse("it must be a list of names", {**LLAMA, "layer_types": list(range(10**5))}, layer_type=3)
