@@ -246,14 +246,14 @@ PLAUSIBLE = st.one_of(
 )
 PARAMETERS = """
     rope_type type rope_theta partial_rotary_factor factor alpha original_max_position_embeddings beta_fast
-    beta_slow attention_factor mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor long_factor
-    mrope_section mrope_interleaved full_attention sliding_attention main rope_dim zork
+    beta_slow attention_factor mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor
+    long_factor mrope_section mrope_interleaved full_attention sliding_attention main rope_dim zork
 """
 TOP = """
     head_dim hidden_size num_attention_heads num_hidden_layers max_position_embeddings rope_theta rotary_dim
     partial_rotary_factor original_max_position_embeddings rotary_pct qk_rope_head_dim layer_types
-    no_rope_layers no_rope_layer_interval layer_rope_theta per_layer_config alibi sliding_window text_config vision_config
-    attn_config position_encoding_2d rope_interleaved rope_ratio rotary use_dynamic_ntk
+    no_rope_layers no_rope_layer_interval layer_rope_theta per_layer_config alibi sliding_window text_config
+    vision_config attn_config position_encoding_2d rope_interleaved rope_ratio rotary use_dynamic_ntk
 """
 
 
