@@ -1,9 +1,11 @@
 """Builders of positions against plain loops, on every library, traced and lazy; and their errors."""
 
+import inspect
 import itertools
 import math
 import random
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -58,24 +60,20 @@ def test_offset(lib, like, length, offsets):
         equals(lib, positions.offset(length, integers(lib, offsets)), want, shape=shape)
 
 
-def test_offset_without_offsets_is_arange(lib, like):
+def test_values_on_the_host_move_to_the_library_of_like(lib, like):
     equals(lib, positions.offset(3, like=like), [0, 1, 2])
+    for offsets in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), [np.int8(3), np.uint64(5)]):
+        equals(lib, positions.offset(1, offsets, like=like), [[3], [5]])
+    for one in (3, np.int64(3), np.array(3)):
+        equals(lib, positions.offset(np.int64(2), one, like=like), [3, 4])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
 def test_narrow_integers_are_widened_first(lib, like, dtype):
     """100 + 100 does not fit int8, nor 200 + 100 uint8."""
     start = 100 if dtype == "int8" else 200
-    equals(lib, positions.offset(3, integers(lib, [start], dtype)), [[start, start + 1, start + 2]])
     long = positions.offset(101, integers(lib, [start], dtype))
-    assert lib.to_numpy(long)[0, -1] == start + 100
-
-
-def test_values_on_the_host_move_to_the_device_of_like(lib, like):
-    for offsets in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), [np.int8(3), np.uint64(5)]):
-        equals(lib, positions.offset(1, offsets, like=like), [[3], [5]])
-    for one in (3, np.int64(3), np.array(3)):
-        equals(lib, positions.offset(np.int64(2), one, like=like), [3, 4])
+    equals(lib, long, [[*range(start, start + 101)]])
 
 
 def test_numpy_is_the_default_library():
@@ -87,14 +85,14 @@ def test_numpy_is_the_default_library():
 
 def test_dtypes_asked_for(lib, like):
     for build in (
-        lambda **k: positions.offset(2, 1, **k),
-        lambda **k: positions.packed([0, 2], **k),
-        lambda **k: positions.from_mask([1, 1], **k),
-        lambda **k: positions.context_parallel(4, 1, 2, **k),
-        lambda **k: positions.grid(2, 2, **k),
-        lambda **k: positions.video_grid(1, 1, 1, **k),
-        lambda **k: positions.mrope([0, 0], **k)[0],
-        lambda **k: positions.mrope([[0, 0]], **k)[1],
+        partial(positions.offset, 2, 1),
+        partial(positions.packed, [0, 2]),
+        partial(positions.from_mask, [1, 1]),
+        partial(positions.context_parallel, 4, 1, 2),
+        partial(positions.grid, 2, 2),
+        partial(positions.video_grid, 1, 1, 1),
+        lambda **options: positions.mrope([0, 0], **options)[0],
+        lambda **options: positions.mrope([[0, 0]], **options)[1],
     ):
         assert lib.dtype_of(build(like=like)) == default(lib)
         assert lib.dtype_of(build(like=like, dtype="int32")) == "int32"
@@ -105,44 +103,30 @@ def test_dtypes_asked_for(lib, like):
         assert lib.dtype_of(build(2, like=like, dtype="float32")) == "float32"
         with pytest.raises(ra.ArrayTypeError, match="dtype is 'bfloat16'"):
             build(2, like=like, dtype="bfloat16")
-    if lib.name == "jax":
+    wide = partial(positions.normalized_grid, 2, like=like, dtype="float64")
+    if lib.name != "jax":
+        assert lib.dtype_of(wide()) == "float64"
+        return
+    for build in (wide, partial(positions.offset, 2, like=like, dtype="int64")):
         with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
-            positions.offset(2, like=like, dtype="int64")
-        with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
-            positions.normalized_grid(2, like=like, dtype="float64")
-    else:
-        assert lib.dtype_of(positions.normalized_grid(2, like=like, dtype="float64")) == "float64"
+            build()
 
 
 @pytest.mark.library("jax")
-def test_offset_where_jax_promotes_no_ranks():
-    import jax
-
-    for offsets in (7, [0, 10, -2], [[1, 2], [3, 4]]):
-        with jax.numpy_rank_promotion("raise"):
-            result = positions.offset(4, jax.numpy.asarray(offsets))
-        assert result.shape == (*np.shape(offsets), 4)
-        assert np.ravel(result).tolist() == [start + k for start in np.ravel(offsets) for k in range(4)]
-
-
-@pytest.mark.library("jax")
-def test_jax_with_x64_has_int64():
+def test_settings_of_jax():
     import jax
     import jax.numpy as jnp
 
+    for offsets in (7, [0, 10, -2], [[1, 2], [3, 4]]):
+        with jax.numpy_rank_promotion("raise"):
+            result = positions.offset(4, jnp.asarray(offsets))
+        assert result.tolist() == positions.offset(4, offsets).tolist()
     with jax.enable_x64(True):
         assert positions.offset(2, jnp.asarray([1], jnp.int32)).dtype == jnp.int64
         assert positions.normalized_grid(2, like=jnp.ones(1), dtype="float64").dtype == jnp.float64
 
 
 # ---- packed ----
-
-
-def loop_packed(lengths, total, offsets, pad):
-    starts = offsets if isinstance(offsets, list) else [offsets] * len(lengths)
-    made = [start + k for n, start in zip(lengths, starts, strict=True) for k in range(n)]
-    return made + [pad] * (total - len(made))
-
 
 PACKS = [([3, 2], 0), ([1], 0), ([], 4), ([], 0), ([0], 2), ([0, 0], 0), ([0, 3, 0, 0, 2, 0], 3)]
 PACKS += [([5, 1, 1], 1)]
@@ -151,13 +135,13 @@ PACKS += [([5, 1, 1], 1)]
 @pytest.mark.parametrize(("lengths", "padding"), PACKS, ids=str)
 @pytest.mark.parametrize("offsets", [None, 5, "each"])
 def test_packed(lib, like, lengths, padding, offsets):
-    cu = [0, *itertools.accumulate(lengths)]
-    total = sum(lengths) + padding
-    each = [10 * i + 1 for i in range(len(lengths))] if offsets == "each" else offsets
-    want = loop_packed(lengths, total, each or 0 if each is None else each, -1)
-    made = positions.packed(cu, total, offsets=each, pad=-1, like=like)
-    equals(lib, made, want, shape=(total,))
-    own = integers(lib, each) if isinstance(each, list) and each else each
+    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths) + padding
+    if offsets == "each":
+        offsets = [10 * i + 1 for i in range(len(lengths))]
+    starts = offsets if isinstance(offsets, list) else [offsets or 0] * len(lengths)
+    want = [start + k for n, start in zip(lengths, starts, strict=True) for k in range(n)] + [-1] * padding
+    equals(lib, positions.packed(cu, total, offsets=offsets, pad=-1, like=like), want, shape=(total,))
+    own = integers(lib, offsets) if isinstance(offsets, list) and offsets else offsets
     for dtype in ("int32", "uint16", default(lib)):
         made = positions.packed(integers(lib, cu, dtype), total, offsets=own, pad=-1)
         equals(lib, made, want, shape=(total,))
@@ -167,14 +151,9 @@ def test_packed_finds_the_total_on_the_host(lib, like):
     equals(lib, positions.packed([0, 2, 5], like=like), [0, 1, 0, 1, 2])
     equals(lib, positions.packed(np.array([0, 2, 5], np.int32), like=like), [0, 1, 0, 1, 2])
     equals(lib, positions.packed([0, 2], 4, like=like), [0, 1, 0, 0])
-
-
-def test_packed_sequences_have_their_own_positions(lib, like):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((6, 4)).astype(np.float32)
-    together = ra.apply(lib.asarray(x), positions.packed(integers(lib, [0, 2, 6]), 6))
-    alone = [ra.apply(part, range(len(part))) for part in (x[:2], x[2:])]
-    assert np.allclose(lib.to_numpy(together), np.concatenate(alone), atol=1e-6)
+    if lib.name != "numpy":
+        with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
+            positions.packed(integers(lib, [0, 2]))
 
 
 @pytest.mark.library("torch")
@@ -211,14 +190,11 @@ def test_from_mask(lib, like, mask, pad):
         equals(lib, positions.from_mask(integers(lib, mask, dtype), pad=np.int8(pad)), want)
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (1, 1)])
-def test_from_mask_of_no_size(lib, like, shape):
-    equals(lib, positions.from_mask(lib.asarray(np.ones(shape, bool))), np.zeros(shape, int), shape=shape)
-
-
-def test_a_long_uint8_mask_counts_beyond_a_byte(lib, like):
-    made = positions.from_mask(integers(lib, np.ones(300), "uint8"))
-    assert lib.to_numpy(made).tolist() == [*range(300)]
+def test_from_mask_of_no_size_and_of_many(lib, like):
+    """300 ones do not fit a byte."""
+    for shape in ((0,), (2, 0), (0, 3), (1, 1)):
+        equals(lib, positions.from_mask(lib.asarray(np.ones(shape, bool))), np.zeros(shape, int), shape=shape)
+    equals(lib, positions.from_mask(integers(lib, np.ones(300), "uint8")), [*range(300)])
 
 
 def test_left_padding_rotates_as_no_padding_does(lib, like):
@@ -237,26 +213,49 @@ def loop_parallel(length, rank, size, layout):
     return [t for t in range(length) if min(chunks[t], 2 * size - 1 - chunks[t]) == rank]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("length", "size"), [(8, 2), (12, 3), (6, 1), (24, 4), (16, 8), (0, 2)])
-def test_context_parallel(lib, like, layout, length, size):
-    whole = np.arange(3 * length).reshape(3, length)
-    held = []
+def loop_parallel_packed(lengths, rank, size, layout):
+    """Cut each sequence on its own."""
+    starts = itertools.accumulate(lengths, initial=0)
+    return [
+        start + t
+        for start, length in zip(starts, lengths, strict=False)
+        for t in loop_parallel(length, rank, size, layout)
+    ]
+
+
+def check_ranks(lib, like, lengths, cu_seqlens, size, layout):
+    """Compare the indices of every rank, and arrays cut along any axis, with the loops."""
+    total = sum(lengths)
+    whole, held = np.arange(3 * total).reshape(3, total), []
     for rank in range(size):
-        want = loop_parallel(length, rank, size, layout)
-        shape = (length // size,)
+        want = loop_parallel_packed(lengths, rank, size, layout)
         held += want
-        call = {"layout": layout}
-        equals(lib, positions.context_parallel(length, rank, size, like=like, **call), want, shape=shape)
-        traced = integers(lib, rank)
-        equals(lib, positions.context_parallel(length, traced, size, **call), want, shape=shape)
-        for array, axis in ((whole, -1), (whole, 1), (whole.T, 0), (whole.T, -2)):
-            own = integers(lib, array)
-            part = np.take(array, np.array(want, int), axis=axis)
-            equals(lib, positions.context_parallel(own, rank, size, axis=axis, **call), part)
-            if length:
-                equals(lib, positions.context_parallel(own, traced, size, axis=axis, **call), part)
-    assert sorted(held) == [*range(length)]
+        for cu, number in itertools.product(cu_seqlens, (rank, integers(lib, rank))):
+            cut = partial(positions.context_parallel, rank=number, size=size, layout=layout, cu_seqlens=cu)
+            equals(lib, cut(total, like=like), want, shape=(total // size,))
+            for array, axis in ((whole, -1), (whole, 1), (whole.T, 0), (whole.T, -2)):
+                if cu is cu_seqlens[0] and (total or isinstance(number, int)):
+                    part = np.take(array, np.array(want, int), axis=axis)
+                    equals(lib, cut(integers(lib, array), axis=axis), part)
+    assert sorted(held) == [*range(total)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("length", "size"), [(8, 2), (12, 3), (6, 1), (24, 4), (0, 2)])
+def test_context_parallel(lib, like, layout, length, size):
+    check_ranks(lib, like, [length], [None], size, layout)
+
+
+PARTS = [([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4), ([4, 0, 0, 20, 0, 4], 4, 2), ([6, 4], 2, 1)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
+def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
+    """Each sequence is cut on its own, and the tokens after the last one."""
+    cu = [0, *itertools.accumulate(lengths)]
+    given = [cu, integers(lib, cu), integers(lib, cu, "int32")]
+    check_ranks(lib, like, [*lengths, padding], given, size, layout)
 
 
 def test_zigzag_is_that_of_megatron():
@@ -279,18 +278,6 @@ def test_rank_of_any_integer_kind():
         assert positions.context_parallel(4, rank, np.int32(2)).tolist() == [2, 3]
 
 
-# ---- context_parallel of packed sequences ----
-
-
-def loop_parallel_packed(lengths, total, rank, size, layout):
-    """Cut each sequence, and the tokens after the last one, on its own."""
-    index, start = [], 0
-    for length in (*lengths, total - sum(lengths)):
-        index += [start + t for t in loop_parallel(length, rank, size, layout)]
-        start += length
-    return index
-
-
 def transformer_engine(cu, rank, size):
     """The positions of the format "thd" in Transformer Engine: fused_rope.cu, fused_rope_forward_kernel.
 
@@ -305,32 +292,6 @@ def transformer_engine(cu, rank, size):
             second = length * size - (rank + 1) * length // 2 - length // 2
             made.append(token + (first if token < length // 2 else second))
     return made
-
-
-PARTS = [([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4), ([4, 0, 0, 20, 0, 4], 4, 2), ([6, 3], 3, 1)]
-PARTS += [([16, 48], 16, 8)]
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
-def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
-    if layout == "zigzag" and size == 1:
-        lengths, padding = [2 * n for n in lengths], 2 * padding
-    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths) + padding
-    x = np.arange(3 * total).reshape(3, total)
-    held, shape = [], (total // size,)
-    for rank in range(size):
-        want = loop_parallel_packed(lengths, total, rank, size, layout)
-        held += want
-        for lengths_given in (cu, integers(lib, cu), integers(lib, cu, "int32")):
-            for rank_given in (rank, integers(lib, rank)):
-                call = {"rank": rank_given, "size": size, "layout": layout, "cu_seqlens": lengths_given}
-                equals(lib, positions.context_parallel(total, like=like, **call), want, shape=shape)
-                part = np.take(x, np.array(want, int), axis=1)
-                equals(lib, positions.context_parallel(integers(lib, x), **call), part)
-                part = positions.context_parallel(integers(lib, x.T), axis=0, **call)
-                assert lib.to_numpy(part).tolist() == x.T[want].tolist()
-    assert sorted(held) == [*range(total)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -353,30 +314,16 @@ def test_packed_zigzag_indices_of_transformer_engine():
     assert got == [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]
 
 
-def test_packed_parts_with_offsets_and_coordinates(lib, like):
-    """Any array is cut: positions after caches, and coordinates on a later axis."""
-    cu = integers(lib, [0, 4, 12])
-    pos = positions.packed(cu, 16, offsets=integers(lib, [100, 7]), pad=-1)
-    call = {"layout": "zigzag", "cu_seqlens": cu}
-    equals(lib, positions.context_parallel(pos, 1, 2, **call), [101, 102, 9, 10, 11, 12, -1, -1])
-    equals(
-        lib,
-        positions.context_parallel(positions.text(pos, 2), 1, 2, axis=0, **call),
-        [[p] * 2 for p in [101, 102, 9, 10, 11, 12, -1, -1]],
-    )
-
-
 def test_lengths_on_a_device_beyond_the_total_are_cut_off(lib, like):
-    if lib.name == "numpy":
-        return  # NumPy's lengths are read, and refused
-    made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
-    equals(lib, made, [2, 3, 6, 7])
+    if lib.name != "numpy":  # NumPy's lengths are read, and refused
+        made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
+        equals(lib, made, [2, 3, 6, 7])
 
 
 # ---- text ----
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3, 4])
 def test_text(lib, like, n):
     for pos in (5, [1, 2, 3], range(3), [[1, 2], [3, 4]], []):
         want = [[p] * n for p in np.ravel(pos).tolist()]
@@ -384,14 +331,6 @@ def test_text(lib, like, n):
     for dtype in ("int8", "uint32", "float32"):
         own = lib.asarray(np.array([[1, 2]], dtype))
         equals(lib, positions.text(own, n), [[[1] * n, [2] * n]], dtype=dtype)
-
-
-def test_ids_of_hugging_face_are_moved():
-    """The documentation's expression for Hugging Face's ids."""
-    ids = np.arange(24).reshape(3, 2, 4)
-    ours = np.moveaxis(ids, 0, -1)
-    assert ours.shape == (2, 4, 3)
-    assert ours[1, 2].tolist() == [ids[0, 1, 2], ids[1, 1, 2], ids[2, 1, 2]]
 
 
 # ---- grids ----
@@ -407,10 +346,9 @@ def test_grid(lib, like, sizes, origin, step):
     o, s = np.broadcast_to(origin, n).tolist(), np.broadcast_to(step, n).tolist()
     points = itertools.product(*map(range, sizes))
     want = [[o[a] + s[a] * i for a, i in enumerate(point)] for point in points]
-    shape = (math.prod(sizes), n)
-    equals(lib, positions.grid(*sizes, origin=origin, step=step, like=like), want, shape=shape)
-    floats = positions.grid(*sizes, origin=origin, step=step, like=like, dtype="float32")
-    equals(lib, floats, want, dtype="float32", shape=shape)
+    for dtype in (None, "float32"):
+        made = positions.grid(*sizes, origin=origin, step=step, like=like, dtype=dtype)
+        equals(lib, made, want, dtype=dtype, shape=(math.prod(sizes), n))
 
 
 def test_grid_of_fractions_rounds_once(lib, like):
@@ -423,11 +361,8 @@ def loop_blocks(t, h, w, merge):
     """Return the patches of Qwen2-VL's vision tower: block by block, and row by row in a block."""
     return [
         [frame, merge * row + y, merge * column + x]
-        for frame in range(t)
-        for row in range(h // merge)
-        for column in range(w // merge)
-        for y in range(merge)
-        for x in range(merge)
+        for frame, row, column in itertools.product(range(t), range(h // merge), range(w // merge))
+        for y, x in itertools.product(range(merge), range(merge))
     ]
 
 
@@ -436,17 +371,13 @@ def test_video_grid(lib, like, sizes, merge):
     want = loop_blocks(*sizes, merge)
     made = positions.video_grid(*sizes, spatial_merge_size=merge, like=like)
     equals(lib, made, want, shape=(math.prod(sizes), 3))
-
-
-def test_video_grid_in_one_block_is_a_grid(lib, like):
-    made = positions.video_grid(2, 2, 3, like=like)
-    equals(lib, made, lib.to_numpy(positions.grid(2, 2, 3, like=like)))
+    if merge == 1:
+        equals(lib, positions.video_grid(*sizes, like=like), want)  # the default: a grid
 
 
 def test_video_grid_in_seconds(lib, like):
-    made = positions.video_grid(
-        3, 2, 2, origin=(1.5, 0, 4), step=(1 / 24, 1, 2), spatial_merge_size=2, like=like
-    )
+    options = {"origin": (1.5, 0, 4), "step": (1 / 24, 1, 2), "spatial_merge_size": 2}
+    made = positions.video_grid(3, 2, 2, **options, like=like)
     want = [[np.float32(1.5 + t / 24), y, 4 + 2 * x] for t, y, x in loop_blocks(3, 2, 2, 2)]
     assert np.allclose(lib.to_numpy(made), want, rtol=1e-7, atol=0)
     assert lib.dtype_of(made) == "float32"
@@ -460,7 +391,7 @@ def test_order_of_patches_in_transformers():
 
 
 @pytest.mark.parametrize("normalize", ["separate", "min", "max"])
-@pytest.mark.parametrize("sizes", [(2, 3), (7, 7), (1, 1), (0, 4), (4, 0), (5,), (2, 3, 7)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1), (0, 4), (4, 0), (5,), (2, 3, 7)], ids=str)
 def test_normalized_grid(lib, like, normalize, sizes):
     extents = {"separate": sizes, "min": [min(sizes)] * 3, "max": [max(sizes)] * 3}[normalize]
     exact = [
@@ -477,34 +408,36 @@ def test_normalized_grid(lib, like, normalize, sizes):
 # ---- augmentation ----
 
 COORDS = np.array([[-0.5, 0.25], [0.75, -1.0], [0.0, 0.5]], np.float32)
+AUGMENT = pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
 
 
-def drawn(limit, u):
-    return limit * (2 * u - 1)
-
-
-def by_hand(name, point, limit, u):
-    """Augment one point in Python's floats; u has one number for each coordinate."""
+def augmented(name, limit, u):
+    """Augment COORDS in Python's floats; u has one number for each coordinate, or one for all."""
+    drawn = [2 * v - 1 for v in np.broadcast_to(u, 2).tolist()]
     if name == "shift":
-        return [c + drawn(limit, v) for c, v in zip(point, u, strict=True)]
-    return [c * math.exp(drawn(math.log(limit), v)) for c, v in zip(point, u, strict=True)]
+        return [[c + limit * v for c, v in zip(point, drawn, strict=True)] for point in COORDS.tolist()]
+    return [[c * limit**v for c, v in zip(point, drawn, strict=True)] for point in COORDS.tolist()]
 
 
-@pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
-@pytest.mark.parametrize("u", [[0.0, 0.75], [1.0, 0.25], [0.5, 0.5]], ids=str)
-def test_augmentation(lib, like, name, u):
-    function = getattr(positions, name)
-    given = u[0] if name == "rescale" else u
-    want = [by_hand(name, point, 1.7, [given] * 2 if name == "rescale" else u) for point in COORDS.tolist()]
-    coords = lib.asarray(COORDS)
-    for numbers in (given, np.array(given), lib.asarray(np.array(given, np.float32))):
-        made = function(coords, 1.7, numbers)
-        assert lib.owns(made)
-        assert lib.dtype_of(made) == "float32"
-        assert np.allclose(lib.to_numpy(made), want, rtol=1e-6, atol=1e-7)
+@AUGMENT
+def test_augmentation(lib, like, name):
+    """Numbers of a sequence, of NumPy and of the library; a neutral limit changes nothing."""
+    function, coords = getattr(positions, name), lib.asarray(COORDS)
+    for u in ([0.0, 0.75], [1.0, 0.25], [0.5, 0.5]):
+        u = u[0] if name == "rescale" else u
+        for numbers in (u, np.array(u), lib.asarray(np.array(u, np.float32))):
+            made = function(coords, 1.7, numbers)
+            assert lib.owns(made)
+            assert lib.dtype_of(made) == "float32"
+            assert np.allclose(lib.to_numpy(made), augmented(name, 1.7, u), rtol=1e-6, atol=1e-7)
+        assert lib.to_numpy(function(coords, 1.0 - (name == "shift"), u)).tolist() == COORDS.tolist()
+    if lib.name == "numpy":
+        made = function(COORDS.astype(np.float64), 1.5, u)
+        assert made.dtype == np.float64
+        assert np.allclose(made, augmented(name, 1.5, u), rtol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
+@AUGMENT
 def test_augmentation_of_a_batch(lib, like, name):
     """Each image has its own numbers; images share coordinates, or each image has its own."""
     function = getattr(positions, name)
@@ -517,57 +450,27 @@ def test_augmentation_of_a_batch(lib, like, name):
         assert np.array_equal(lib.to_numpy(made), want)
 
 
-def test_augmentation_in_float64():
-    for name in ("shift", "jitter", "rescale"):
-        u = 0.3 if name == "rescale" else [0.3, 0.3]
-        made = getattr(positions, name)(COORDS.astype(np.float64), 1.5, u)
-        want = [by_hand(name, point, 1.5, [0.3, 0.3]) for point in COORDS.tolist()]
-        assert made.dtype == np.float64
-        assert np.allclose(made, want, rtol=1e-15)
-
-
-def test_neutral_settings_change_nothing(lib, like):
-    coords = lib.asarray(COORDS)
-    for made in (
-        positions.shift(coords, 0, [0.1, 0.9]),
-        positions.jitter(coords, 1, [0.1, 0.9]),
-        positions.rescale(coords, 1.0, 0.9),
-    ):
-        assert lib.to_numpy(made).tolist() == COORDS.tolist()
-
-
+@AUGMENT
 @pytest.mark.parametrize("make", [np.random.default_rng, random.Random], ids=["numpy", "python"])
-def test_random_generators(lib, like, make):
+def test_random_generators(lib, like, make, name):
     """shift and jitter draw one number for each axis, rescale draws one."""
-    coords = lib.asarray(COORDS)
-    for name, count in (("shift", 2), ("jitter", 2), ("rescale", 1)):
-        function, numbers = getattr(positions, name), make(7)
-        u = [float(numbers.random()) for _ in range(count)]
-        used = make(7)
-        made = function(coords, 2.0, used)
-        want = function(coords, 2.0, u if count > 1 else u[0])
-        assert lib.to_numpy(made).tolist() == lib.to_numpy(want).tolist()
-        assert used.random() == numbers.random()
+    coords, numbers, used = lib.asarray(COORDS), make(7), make(7)
+    u = float(numbers.random()) if name == "rescale" else [float(numbers.random()) for _ in range(2)]
+    made, want = (lib.to_numpy(getattr(positions, name)(coords, 2.0, given)) for given in (used, u))
+    assert made.tolist() == want.tolist()
+    assert used.random() == numbers.random()
 
 
 def test_jitter_and_rescale_are_uniform_in_the_logarithm():
     rng = np.random.default_rng(0)
-    one = np.ones((1, 1))
     for function in (positions.jitter, positions.rescale):
-        logs = [math.log2(function(one, 2.0, rng)[0, 0]) for _ in range(2000)]
+        logs = [math.log2(function(np.ones((1, 1)), 2.0, rng)[0, 0]) for _ in range(2000)]
         assert -1 <= min(logs) < -0.99
         assert 0.99 < max(logs) <= 1
         assert abs(np.mean(logs)) < 0.05
 
 
-def test_the_order_of_augmentation_matters():
-    u, v = [0.9, 0.2], [0.3, 0.8]
-    first = positions.jitter(positions.shift(COORDS, 0.5, u), 2.0, v)
-    other = positions.shift(positions.jitter(COORDS, 2.0, v), 0.5, u)
-    assert not np.allclose(first, other)
-
-
-# ---- mrope ----
+# ---- mrope: goldens are of transformers 5.23.0 ----
 
 
 def by_segments(segments, spatial=False):
@@ -583,9 +486,7 @@ def by_segments(segments, spatial=False):
         tokens += [{"image": 1, "video": 2}[kind]] * (t * rows * columns)
         points += [
             [start + math.floor(k * dt), start + i, start + j]
-            for k in range(t)
-            for i in range(rows)
-            for j in range(columns)
+            for k, i, j in itertools.product(range(t), range(rows), range(columns))
         ]
         start = start + max(rows, columns) if spatial else max(max(p) for p in points) + 1
     return tokens, points
@@ -603,33 +504,32 @@ def some_segments(rng):
     return made
 
 
+@pytest.mark.without("dask")  # mrope reads values
 @pytest.mark.parametrize("advance", ["max", "spatial"])
 @pytest.mark.parametrize("seed", range(12))
 def test_mrope(lib, like, advance, seed):
     """Random layouts, padded left or right; adjacent images need no text between them."""
-    if lib.name == "dask":
-        return  # mrope reads values: refused below
     rng = random.Random(seed)
     merge = rng.choice([1, 2, 3])
     batch = [some_segments(rng) for _ in range(rng.randint(1, 3))]
     expected = [by_segments(segments, advance == "spatial") for segments in batch]
     width = max(len(tokens) for tokens, _ in expected) + rng.randint(0, 2)
     left = rng.random() < 0.5
-    rows, mask, want = [], [], []
-    for tokens, points in expected:
-        gap = width - len(tokens)
-        before, behind = (gap, 0) if left else (0, gap)
-        rows.append([9] * before + tokens + [9] * behind)
-        mask.append([0] * before + [1] * len(tokens) + [0] * behind)
-        want.append([[-7] * 3] * before + points + [[-7] * 3] * behind)
+
+    def padded(row, pad):
+        gap = [pad] * (width - len(row))
+        return [*gap, *row] if left else [*row, *gap]
+
+    rows = [padded(tokens, 9) for tokens, _ in expected]
+    mask = [padded([1] * len(tokens), 0) for tokens, _ in expected]
+    want = [padded(points, [-7] * 3) for _, points in expected]
     deltas = [max(map(max, points), default=-1) + 1 - len(tokens) for tokens, points in expected]
     grids = {
         k: [(t, merge * h, merge * w) for s in batch for kind, t, h, w, _ in [x for x in s if x[0] == k]]
         for k in ("image", "video")
     }
-    intervals = [x[4] for s in batch for x in s if x[0] == "video"]
     options = {"spatial_merge_size": merge, "advance": advance, "pad": -7}
-    options["second_per_grid_ts"] = intervals or 1
+    options["second_per_grid_ts"] = [x[4] for s in batch for x in s if x[0] == "video"] or 1
     host = positions.mrope(rows, grids["image"], grids["video"], mask=mask, like=like, **options)
     given = [integers(lib, np.array(grids[k], int).reshape(-1, 3)) for k in ("image", "video")]
     own = positions.mrope(
@@ -641,149 +541,129 @@ def test_mrope(lib, like, advance, seed):
 
 
 def ids(text):
-    return [[int(x) for x in point.split(",")] for point in text.split()]
+    return [[float(x) for x in point.split(",")] for point in text.split()]
 
 
-def test_golden_of_qwen2_vl():
-    """get_rope_index of Qwen2VLModel, transformers 5.23.0: two images, and a video after left padding."""
-    tokens = [[0, 0, 1, 1, 1, 1, 0, 1, 1, 0], [0, 0, 0, 2, 2, 2, 2, 0, 0, 0]]
-    mask = [[1] * 10, [0, 0] + [1] * 8]
-    pos, delta = positions.mrope(tokens, [(1, 4, 4), (1, 2, 4)], [(4, 2, 2)], mask=mask, advance="spatial")
-    assert pos.tolist() == [
-        ids("0,0,0 1,1,1 2,2,2 2,2,3 2,3,2 2,3,3 4,4,4 5,5,5 5,5,6 7,7,7"),
-        ids("0,0,0 0,0,0 0,0,0 1,1,1 2,1,1 3,1,1 4,1,1 2,2,2 3,3,3 4,4,4"),
-    ]
-    assert delta.tolist() == [-2, -3]
-
-
-def test_golden_of_qwen2_5_vl():
-    """get_rope_index of Qwen2_5_VLModel, transformers 5.23.0: tokens_per_second 2, a video and an image."""
-    tokens = [0, 2, 2, 2, 2, 2, 2, 0, 1, 1, 0, 0]
-    options = {"tokens_per_second": 2, "second_per_grid_ts": [1 / 3 * 3.7], "advance": "spatial"}
-    pos, delta = positions.mrope(tokens, [(1, 4, 2)], [(3, 2, 4)], **options)
-    assert pos.tolist() == ids("0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7")
-    assert delta == -4
-
-
-def test_golden_of_qwen3_vl():
-    """get_rope_index of Qwen3VLModel, transformers 5.23.0: a video with text between its frames."""
-    tokens = [0, 2, 2, 0, 0, 2, 2, 0, 1, 0]
-    for advance in ("spatial", "max"):
-        pos, delta = positions.mrope(tokens, [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance=advance)
-        assert pos.tolist() == ids("0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9")
-        assert delta == 0
-
-
-# The golden tests of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
+# The golden rows of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
 OMNI = {"image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(3, 4, 2)], "audio_token_id": 3}
 OMNI |= {"tokens_per_second": 2, "time_rounding": "seconds", "advance": "last"}
-
-
-def test_golden_of_qwen2_5_omni():
-    """get_rope_index of Qwen2_5Omni, transformers 5.23.0: 2 positions per second, chunks of one second."""
-    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
-    pos, delta = positions.mrope(tokens, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)
-    assert pos.tolist() == ids(
+OF_QWEN3_OMNI = {
+    "tokens": [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7],
+    **OMNI, "second_per_grid_ts": 0.75,
+}  # fmt: skip
+# A video of 3 rows with 2 tokens of audio: "last" continues after the audio, "max" after the rows.
+WITH_AUDIO = {"tokens": [0, 2, 2, 2, 3, 3, 0], "video_grid_thw": [(1, 6, 2)], "audio_token_id": 3}
+AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
+LONG_VIDEO = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
+OF_QWEN3 = {
+    "tokens": [0, 2, 2, 0, 0, 2, 2, 0, 1, 0],
+    "image_grid_thw": [(1, 2, 2)], "video_grid_thw": [(2, 4, 2)], "split_frames": True,
+}  # fmt: skip
+QWEN3 = "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9"
+FLOAT = float(np.float32(1.7))
+# Arguments, positions, and how many positions more than tokens. Of models: get_rope_index.
+MROPE = {
+    "Qwen2VLModel, two images": (
+        {"tokens": [0, 0, 1, 1, 1, 1, 0, 1, 1, 0], "image_grid_thw": [(1, 4, 4), (1, 2, 4)],
+         "advance": "spatial"},
+        "0,0,0 1,1,1 2,2,2 2,2,3 2,3,2 2,3,3 4,4,4 5,5,5 5,5,6 7,7,7", -2,
+    ),
+    "Qwen2VLModel, a video after left padding": (
+        {"tokens": [0, 0, 0, 2, 2, 2, 2, 0, 0, 0], "video_grid_thw": [(4, 2, 2)], "advance": "spatial",
+         "mask": [0, 0] + [1] * 8},
+        "0,0,0 0,0,0 0,0,0 1,1,1 2,1,1 3,1,1 4,1,1 2,2,2 3,3,3 4,4,4", -3,
+    ),
+    "Qwen2_5_VLModel, a video in seconds and an image": (
+        {"tokens": [0, 2, 2, 2, 2, 2, 2, 0, 1, 1, 0, 0], "image_grid_thw": [(1, 4, 2)],
+         "video_grid_thw": [(3, 2, 4)], "tokens_per_second": 2, "second_per_grid_ts": [1 / 3 * 3.7],
+         "advance": "spatial"},
+        "0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7", -4,
+    ),
+    "Qwen3VLModel, text between frames": ({**OF_QWEN3, "advance": "spatial"}, QWEN3, 0),
+    "Qwen3VLModel, text between frames, max": (OF_QWEN3, QWEN3, 0),
+    "Qwen2_5Omni, chunks of one second": (
+        {"tokens": [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7],
+         **OMNI, "second_per_grid_ts": 1.0, "shared_delimiters": True},
         "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
         "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-        "19,19,19"
-    )
-    assert delta == -8
-
-
-def test_golden_of_qwen3_omni(lib, like):
-    """get_rope_index of Qwen3OmniMoe, transformers 5.23.0: times are fractions, 1.5 from frame to frame."""
-    if lib.name == "dask":
-        return  # mrope reads values
-    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
-    want = (
+        "19,19,19", -8,
+    ),
+    "Qwen3OmniMoe, times are fractions": (
+        {**OF_QWEN3_OMNI, "dtype": "float32"},
         "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
         "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-        "19,19,19 20,20,20"
-    )
-    want = [[float(x) for x in point.split(",")] for point in want.split()]
-    call = {**OMNI, "second_per_grid_ts": 0.75}
-    pos, delta = positions.mrope(tokens, **call, like=like, dtype="float32")
-    equals(lib, pos, want, dtype="float32")
+        "19,19,19 20,20,20", -6,
+    ),
+    "Ernie4_5_VLMoeModel, two frames are one token": (
+        {"tokens": [0, 2, 2, 2, 2, 0, 1, 1, 0], "image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(4, 2, 4)],
+         "temporal_merge_size": 2, "advance": "spatial"},
+        "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2,
+    ),
+    "fractions are rounded once": (
+        {"tokens": [0, 2, 2, 0], "video_grid_thw": [(2, 2, 2)], "second_per_grid_ts": 1.7,
+         "dtype": "float32"},
+        f"0,0,0 1,1,1 {1 + FLOAT},1,1 {2 + FLOAT},{2 + FLOAT},{2 + FLOAT}", 3 + FLOAT - 4,
+    ),
+    "text after audio, last": ({**WITH_AUDIO, "advance": "last"}, f"{AUDIO} 3,3,3", -3),
+    "text after audio, max": (WITH_AUDIO, f"{AUDIO} 4,4,4", -2),
+    "text after audio, spatial": ({**WITH_AUDIO, "advance": "spatial"}, f"{AUDIO} 4,4,4", -2),
+    "audio alone is text": (
+        {"tokens": [0, 3, 3, 0, 1, 3], "image_grid_thw": [(1, 2, 2)], "audio_token_id": 3,
+         "shared_delimiters": True},
+        "0,0,0 1,1,1 2,2,2 3,3,3 4,4,4 5,5,5", 0,
+    ),
+    "text after the last frame": (LONG_VIDEO, "0,0,0 1,1,1 2,1,1 3,1,1 4,4,4", 0),
+    "text after rows and columns": (
+        {**LONG_VIDEO, "advance": "spatial"}, "0,0,0 1,1,1 2,1,1 3,1,1 2,2,2", -1
+    ),
+    "ids of a vocabulary": (
+        {"tokens": [15, 151655, 151655, 16, 151656, 17], "image_grid_thw": [(1, 2, 4)],
+         "video_grid_thw": [(1, 2, 2)], "image_token_id": 151655, "video_token_id": 151656},
+        "0,0,0 1,1,1 1,1,2 3,3,3 4,4,4 5,5,5", 0,
+    ),
+    "a row of padding": ({"tokens": [0, 0], "mask": [0, 0], "pad": 1}, "1,1,1 1,1,1", 0),
+    "a row": ({"tokens": [0, 0], "mask": [1, 1], "pad": 1}, "0,0,0 1,1,1", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MROPE)
+def test_golden_mrope(name):
+    call, want, more = MROPE[name]
+    pos, delta = positions.mrope(**call)
+    np.testing.assert_array_equal(pos, np.array(ids(want), pos.dtype))
+    assert delta == np.asarray(more, pos.dtype)
+
+
+@pytest.mark.without("dask")
+def test_fractions_of_times_in_each_library(lib, like):
+    pos, delta = positions.mrope(**OF_QWEN3_OMNI, like=like, dtype="float32")
+    exact = ids(MROPE["Qwen3OmniMoe, times are fractions"][1])
+    equals(lib, pos, exact, dtype="float32")
     equals(lib, delta, -6, dtype="float32")
-    cut, _ = positions.mrope(tokens, **call)
-    assert cut.tolist() == [[math.floor(x) for x in point] for point in want]
-
-
-def test_golden_of_ernie_4_5_vl():
-    """get_rope_index of Ernie4_5_VLMoeModel, transformers 5.23.0: two frames are one token in time."""
-    tokens = [0, 2, 2, 2, 2, 0, 1, 1, 0]
-    call = {"temporal_merge_size": 2, "advance": "spatial"}
-    pos, delta = positions.mrope(tokens, [(1, 2, 4)], [(4, 2, 4)], **call)
-    assert pos.tolist() == ids("0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6")
-    assert delta == -2
-
-
-def test_fractions_of_times_are_kept_and_rounded_once():
-    pos, delta = positions.mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype="float32")
-    last = np.float32(1 + float(np.float32(1.7)))
-    assert pos.tolist() == [[0] * 3, [1] * 3, [last, 1, 1], [np.float32(2 + float(np.float32(1.7)))] * 3]
-    assert delta == np.float32(3 + float(np.float32(1.7)) - 4)
+    cut, _ = positions.mrope(**OF_QWEN3_OMNI, like=like)
+    equals(lib, cut, np.floor(exact).astype(int))
 
 
 def test_rounding_of_times():
-    """5 frames of 0.08 s at 25 positions a second: float32(0.08) is below 0.08, float32(25 · 0.08) is 2."""
-    frame = {kind: [] for kind in ("interval", "seconds")}
-    for kind, times in frame.items():
-        call = {"tokens_per_second": 25, "second_per_grid_ts": 0.08, "time_rounding": kind}
-        times += positions.mrope([2] * 6, (), [(6, 2, 2)], **call)[0][:, 0].tolist()
-    assert frame["interval"] == [0, 2, 4, 6, 8, 10]
+    """float32(0.08) is below 0.08, but float32(25 · 0.08) is 2; float32(10 · float32(0.7)) is 7, too."""
     f = np.float32
-    assert frame["seconds"] == [int(f(f(k) * f(0.08)) * f(25)) for k in range(6)] == [0, 2, 4, 6, 8, 9]
-
-
-def test_text_after_a_video_with_audio():
-    """The video has 3 rows, the audio 2 tokens: "last" continues after the audio, "max" after the rows."""
-    call = {"tokens": [0, 2, 2, 2, 3, 3, 0], "video_grid_thw": [(1, 6, 2)], "audio_token_id": 3}
-    block = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
-    for advance, after in (("last", " 3,3,3"), ("max", " 4,4,4"), ("spatial", " 4,4,4")):
-        assert positions.mrope(**call, advance=advance)[0].tolist() == ids(block + after)
-
-
-def test_audio_alone_is_text():
-    tokens = [0, 3, 3, 0, 1, 3, 3, 0]
-    with_id, _ = positions.mrope(tokens, [(1, 2, 2)], audio_token_id=3, shared_delimiters=True)
-    assert with_id.tolist() == positions.mrope([0, 0, 0, 0, 1, 0, 0, 0], [(1, 2, 2)])[0].tolist()
-
-
-def test_text_after_a_long_video():
-    """Text continues after the last frame, or with "spatial" after the rows and columns alone."""
-    call = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
-    assert positions.mrope(**call)[0].tolist() == ids("0,0,0 1,1,1 2,1,1 3,1,1 4,4,4")
-    assert positions.mrope(**call, advance="spatial")[0].tolist() == ids("0,0,0 1,1,1 2,1,1 3,1,1 2,2,2")
-
-
-def test_times_are_rounded_to_float32_before_they_are_cut():
-    """10 times float32(0.7) is below 7, but the models multiply in float32, which rounds to 7."""
-    assert int(10 * float(np.float32(0.7))) == 6
+    for kind, want in (("interval", [0, 2, 4, 6, 8, 10]), ("seconds", [0, 2, 4, 6, 8, 9])):
+        call = {"tokens_per_second": 25, "second_per_grid_ts": 0.08, "time_rounding": kind}
+        assert positions.mrope([2] * 6, (), [(6, 2, 2)], **call)[0][:, 0].tolist() == want
+    assert want == [int(f(f(k) * f(0.08)) * f(25)) for k in range(6)]
     pos, _ = positions.mrope([2] * 11, (), [(11, 2, 2)], second_per_grid_ts=0.7)
     assert pos[:, 0].tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7]
-    assert pos[:, 0].tolist() == [int(np.float32(k) * np.float32(0.7)) for k in range(11)]
-
-
-def test_token_ids_of_a_vocabulary():
-    tokens = [15, 151655, 151655, 16, 151656, 17]
-    pos, _ = positions.mrope(tokens, [(1, 2, 4)], [(1, 2, 2)], image_token_id=151655, video_token_id=151656)
-    assert pos.tolist() == positions.mrope([0, 1, 1, 0, 2, 0], [(1, 2, 4)], [(1, 2, 2)])[0].tolist()
 
 
 def test_deltas_place_the_tokens_that_are_decoded(lib, like):
     """Three tokens after the prompt have the positions offset(3, tokens before + delta)."""
-    prompts = [[0, 1, 1, 1, 1, 0], [2, 2, 2, 0, 0, 0]]
-    mask = [[0, *[1] * 5], [1] * 6]
-    prompts[0] = [0, 0, 1, 1, 1, 1]
+    prompts, mask = [[0, 0, 1, 1, 1, 1], [2, 2, 2, 0, 0, 0]], [[0, *[1] * 5], [1] * 6]
     grids = [(1, 4, 4)], [(3, 2, 2)]
     _, delta = positions.mrope(prompts, *grids, mask=mask, like=like)
-    more = positions.offset(3, delta + integers(lib, [5, 6]))
-    whole, _ = positions.mrope(
-        [p + [0] * 3 for p in prompts], *grids, mask=[m + [1] * 3 for m in mask], like=like
-    )
-    assert lib.to_numpy(positions.text(more)).tolist() == lib.to_numpy(whole)[:, 6:].tolist()
+    more = positions.text(positions.offset(3, delta + integers(lib, [5, 6])))
+    longer, masks = [p + [0] * 3 for p in prompts], [m + [1] * 3 for m in mask]
+    whole, _ = positions.mrope(longer, *grids, mask=masks, like=like)
+    assert lib.to_numpy(more).tolist() == lib.to_numpy(whole)[:, 6:].tolist()
 
 
 @pytest.mark.parametrize("tokens", [[], [[]], [[], []], [0], [[0, 0, 0]], np.zeros((0, 4), int)], ids=str)
@@ -795,89 +675,47 @@ def test_mrope_of_text(lib, like, tokens):
     equals(lib, delta, np.zeros(shape[:-1], int))
 
 
-def test_a_row_that_is_all_padding():
-    pos, delta = positions.mrope([[0, 0], [1, 0]], [(1, 2, 2)], mask=[[0, 0], [1, 1]], pad=1)
-    assert pos.tolist() == [[[1] * 3] * 2, [[0] * 3, [1] * 3]]
-    assert delta.tolist() == [0, 0]
-
-
 def test_mrope_of_packed_rows(lib, like):
     """Each sequence has positions of its own, with its images; tokens after the last are padding."""
     tokens = [0, 1, 1, 0, 0, 2, 2, 0, 0, 1, 0, 9, 9]
     cu, images, videos = [0, 4, 4, 8, 11], [(1, 2, 4), (1, 2, 2)], [(2, 2, 2)]
-    want = [
-        *ids("0,0,0 1,1,1 1,1,2 3,3,3"),
-        *ids("0,0,0 1,1,1 2,1,1 3,3,3"),
-        *ids("0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"),
-    ]
-    for given, form in ((tokens, (13,)), ([tokens], (1, 13))):
-        arrays = [] if lib.name == "dask" else [lib.asarray(np.array(cu, np.int32))]  # dask's has no values
-        for ends in (cu, np.array(cu), *arrays):
-            pos, delta = positions.mrope(given, images, videos, cu_seqlens=ends, pad=-1, like=like)
-            equals(lib, pos, np.reshape(want, (*form, 3)))
-            equals(lib, delta, [0, 0, 0, 0])
-    mask = [0] + [1] * 12
-    pos, delta = positions.mrope(tokens, images, videos, cu_seqlens=cu, mask=mask, like=like)
-    equals(lib, pos[:4, ...], ids("0,0,0 0,0,0 0,0,1 2,2,2"))
-    parts = [positions.mrope(tokens[8:11], images[1:]), positions.mrope(tokens[4:8], [], videos)]
-    for (part, of_part), span in zip(parts, (slice(8, 11), slice(4, 8)), strict=True):
-        equals(lib, pos[span, ...], part)
-        assert of_part == 0
-
-
-@pytest.mark.parametrize(
-    ("tokens", "cu_seqlens", "error", "says"),
-    [
-        ([[0, 0], [0, 0]], [0, 2], ra.ShapeError, "one row of packed tokens"),
-        ([0, 0], [1, 2], ra.PositionError, "begin with 0"),
-        ([0, 0], [0, 3], ra.PositionError, "3"),
-        ([0, 0], [0, 2, 1], ra.PositionError, "1"),
-        ([0, 0], [[0, 2]], ra.ShapeError, "one array of n"),
-        ([0, 0], [0, True], ra.ArrayTypeError, "no bools"),
-    ],
-    ids=["two rows", "begin", "end", "decreasing", "axes", "bool"],
-)
-def test_packed_rows_of_mrope_are_checked(tokens, cu_seqlens, error, says):
-    with pytest.raises(error, match=says):
-        positions.mrope(tokens, cu_seqlens=cu_seqlens)
-
-
-def test_a_block_of_packed_rows_ends_with_its_sequence():
-    """Patches of one image in two sequences are an error, not a block over the border."""
-    with pytest.raises(ra.ShapeError, match="needs 2 image tokens in a row"):
-        positions.mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])
+    parts = "0,0,0 1,1,1 1,1,2 3,3,3", "0,0,0 1,1,1 2,1,1 3,3,3", "0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"
+    want = np.array(ids(" ".join(parts)), int)
+    arrays = [] if lib.name == "dask" else [lib.asarray(np.array(cu, np.int32))]  # dask's has no values
+    for given, ends in itertools.product((tokens, [tokens]), (cu, np.array(cu), *arrays)):
+        pos, delta = positions.mrope(given, images, videos, cu_seqlens=ends, pad=-1, like=like)
+        equals(lib, pos, want.reshape(*np.shape(given), 3))
+        equals(lib, delta, [0, 0, 0, 0])
+    pos, _ = positions.mrope(tokens, images, videos, cu_seqlens=cu, mask=[0] + [1] * 12, like=like)
+    equals(lib, pos[:11, ...], [*np.array(ids("0,0,0 0,0,0 0,0,1 2,2,2"), int), *want[4:11]])
 
 
 # ---- traced, lazy, without values ----
 
 
-def calls(length):
-    """Return a call of each builder that traces, as a function of `arguments(lib)`."""
+def calls(a):
+    """Call each builder that traces, on `arguments(lib)`."""
+    zigzag = partial(positions.context_parallel, layout="zigzag")
     return {
-        "offset": lambda a: positions.offset(3, a["offsets"]),
-        "packed": lambda a: positions.packed(a["cu"], length, offsets=a["offsets"], pad=-1),
-        "from_mask": lambda a: positions.from_mask(a["mask"], pad=1),
-        "rank": lambda a: positions.context_parallel(length, a["rank"], 2, layout="zigzag"),
-        "cut": lambda a: positions.context_parallel(a["mask"], 1, 2, layout="zigzag"),
-        "cut by rank": lambda a: positions.context_parallel(a["cu"][1:], a["rank"], 2),
-        "rank of packed": lambda a: positions.context_parallel(
-            length, a["rank"], 2, layout="zigzag", cu_seqlens=a["parts"]
-        ),
-        "cut of packed": lambda a: positions.context_parallel(
+        "offset": positions.offset(3, a["offsets"]),
+        "packed": positions.packed(a["cu"], 8, offsets=a["offsets"], pad=-1),
+        "from_mask": positions.from_mask(a["mask"], pad=1),
+        "rank": zigzag(8, a["rank"], 2),
+        "cut": zigzag(a["mask"], 1, 2),
+        "cut by rank": positions.context_parallel(a["cu"][1:], a["rank"], 2),
+        "rank of packed": zigzag(8, a["rank"], 2, cu_seqlens=a["parts"]),
+        "cut of packed": positions.context_parallel(
             a["coords"], 1, 2, axis=-1, cu_seqlens=a["parts"][:2] // 2
         ),
-        "text": lambda a: positions.text(a["offsets"]),
-        "grid": lambda a: positions.grid(2, 3, like=a["coords"]),
-        "grid of fractions": lambda a: positions.grid(2, 3, step=0.1, like=a["coords"]),
-        "video_grid": lambda a: positions.video_grid(2, 2, 4, spatial_merge_size=2, like=a["coords"]),
-        "normalized_grid": lambda a: positions.normalized_grid(2, 3, like=a["coords"]),
-        "shift": lambda a: positions.shift(a["coords"], 0.5, a["uniform"]),
-        "jitter": lambda a: positions.jitter(a["coords"], 2.0, a["uniform"]),
-        "rescale": lambda a: positions.rescale(a["coords"], 2.0, a["uniform"][0]),
+        "text": positions.text(a["offsets"]),
+        "grid": positions.grid(2, 3, like=a["coords"]),
+        "grid of fractions": positions.grid(2, 3, step=0.1, like=a["coords"]),
+        "video_grid": positions.video_grid(2, 2, 4, spatial_merge_size=2, like=a["coords"]),
+        "normalized_grid": positions.normalized_grid(2, 3, like=a["coords"]),
+        "shift": positions.shift(a["coords"], 0.5, a["uniform"]),
+        "jitter": positions.jitter(a["coords"], 2.0, a["uniform"]),
+        "rescale": positions.rescale(a["coords"], 2.0, a["uniform"][0]),
     }
-
-
-CALLS = calls(8)
 
 
 def arguments(lib):
@@ -899,34 +737,44 @@ class AsNumPy:
     asarray = staticmethod(np.asarray)
 
 
+WANT = calls(arguments(AsNumPy))
+
+
+def test_traced_calls_are_all_builders():
+    """`calls` has every builder except mrope, which reads values."""
+    text = inspect.getsource(calls)
+    assert {n for n in positions.__all__ if f"positions.{n}" not in text} == {"mrope"}
+
+
 @pytest.mark.library("jax")
-@pytest.mark.parametrize("name", CALLS)
-def test_under_jax_jit(lib, like, name):
+def test_under_jax_jit(lib, like):
     import jax
 
-    made = jax.jit(CALLS[name])(arguments(lib))
-    want = CALLS[name](arguments(AsNumPy))
-    assert made.shape == want.shape
-    assert np.allclose(made, want, rtol=1e-6)
+    for name, made in jax.jit(calls)(arguments(lib)).items():
+        assert made.shape == WANT[name].shape, name
+        assert np.allclose(made, WANT[name], rtol=1e-6), name
 
 
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("name", CALLS)
-def test_under_torch_compile(lib, like, name):
+def test_under_torch_compile(lib, like):
+    """Other values compile nothing more."""
     import torch
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(CALLS[name], backend=counter, fullgraph=True)
-    made, want = compiled(arguments(lib)), CALLS[name](arguments(lib))
-    assert made.dtype == want.dtype
-    assert torch.equal(made, want)
-    assert counter.frame_count == 1
-    other = arguments(lib) | {"offsets": torch.tensor([11, 3]), "cu": torch.tensor([0, 7, 8])}
-    other |= {"parts": torch.tensor([0, 0, 4])}
-    assert torch.equal(compiled(other), CALLS[name](other))
-    assert counter.frame_count == 1  # other values compile nothing more
+    compiled = torch.compile(calls, backend=counter, fullgraph=True)
+    other = {
+        "offsets": torch.tensor([11, 3]),
+        "cu": torch.tensor([0, 7, 8]),
+        "parts": torch.tensor([0, 0, 4]),
+    }
+    for given in (arguments(lib), arguments(lib) | other):
+        want = calls(given)
+        for name, made in compiled(given).items():
+            assert made.dtype == want[name].dtype, name
+            assert torch.equal(made, want[name]), name
+        assert counter.frame_count == 1
 
 
 @pytest.mark.library("torch")
@@ -979,21 +827,19 @@ def test_exported_over_lengths(strict):
 
 
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("name", CALLS)
-def test_no_value_is_read(name):
+def test_no_value_is_read():
     """Tensors on the device meta have no values; results have the right shape and dtype."""
     import torch
 
     values = {k: torch.from_numpy(np.asarray(v)) for k, v in arguments(AsNumPy).items()}
-    made = CALLS[name]({k: v.to("meta") for k, v in values.items()})
-    want = CALLS[name](values)
-    assert made.device.type == "meta"
-    assert (made.shape, made.dtype) == (want.shape, want.dtype)
+    want = calls(values)
+    for name, made in calls({k: v.to("meta") for k, v in values.items()}).items():
+        assert made.device.type == "meta", name
+        assert (made.shape, made.dtype) == (want[name].shape, want[name].dtype), name
 
 
 @pytest.mark.library("dask")
-@pytest.mark.parametrize("name", CALLS)
-def test_dask_is_lazy(lib, like, name):
+def test_dask_is_lazy(lib, like):
     import dask
 
     def refuse(*args, **kwargs):
@@ -1001,19 +847,11 @@ def test_dask_is_lazy(lib, like, name):
 
     given = arguments(lib)
     with dask.config.set(scheduler=refuse):
-        made = CALLS[name](given)
-    assert lib.owns(made)
-    want = CALLS[name](arguments(AsNumPy))
-    assert made.shape == want.shape
-    assert np.array_equal(lib.to_numpy(made), want)
-
-
-def test_traced_calls_are_all_builders():
-    """`calls` has every builder except mrope, which reads values."""
-    import inspect
-
-    text = inspect.getsource(calls)
-    assert {n for n in positions.__all__ if f"positions.{n}(" not in text} == {"mrope"}
+        results = calls(given)
+    for name, made in results.items():
+        assert lib.owns(made), name
+        assert made.shape == WANT[name].shape, name
+        assert np.array_equal(lib.to_numpy(made), WANT[name]), name
 
 
 @pytest.mark.library("jax")
@@ -1021,9 +859,8 @@ def test_ranks_of_a_mesh(lib, like):
     """Under vmap, jax.lax.axis_index is a traced rank, as in shard_map."""
     import jax
 
-    made = jax.vmap(
-        lambda _: positions.context_parallel(8, jax.lax.axis_index("cp"), 2, layout="zigzag"), axis_name="cp"
-    )(np.zeros(2, np.float32))
+    zigzag = partial(positions.context_parallel, layout="zigzag")
+    made = jax.vmap(lambda _: zigzag(8, jax.lax.axis_index("cp"), 2), axis_name="cp")(np.zeros(2, np.float32))
     assert made.tolist() == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
 
@@ -1032,22 +869,25 @@ def test_results_are_on_the_device_of_the_arrays():
     import torch
 
     meta = torch.empty(2, device="meta", dtype=torch.int64)
-    grid = positions.grid(2, like=meta)
-    for made in (positions.offset(2, like=meta), positions.text([1], like=meta), grid):
+    for made in (
+        positions.offset(2, like=meta),
+        positions.text([1], like=meta),
+        positions.grid(2, like=meta),
+    ):
         assert made.device.type == "meta"
-    with pytest.raises(ra.ArrayTypeError, match="nothing moves silently"):
-        positions.offset(2, meta, like=torch.ones(1))
-    with pytest.raises(ra.ArrayTypeError, match="nothing moves silently"):
-        positions.packed(torch.tensor([0, 1, 2]), 2, offsets=meta)
-    with pytest.raises(ra.ArrayTypeError, match="on one device"):
-        positions.context_parallel(meta, 0, 2, like=torch.ones(1))
+    for call in (
+        partial(positions.offset, 2, meta, like=torch.ones(1)),
+        partial(positions.packed, torch.tensor([0, 1, 2]), 2, offsets=meta),
+        partial(positions.context_parallel, meta, 0, 2, like=torch.ones(1)),
+    ):
+        with pytest.raises(ra.ArrayTypeError, match=r"nothing moves silently|on one device"):
+            call()
 
 
 def test_inputs_are_not_written(lib, like):
     given = arguments(lib)
     before = {k: lib.snapshot(v) for k, v in given.items()}
-    for call in CALLS.values():
-        made = call(given)
+    for made in calls(given).values():
         assert not any(lib.shares_memory(made, v) for v in given.values())
     assert {k: lib.snapshot(v) for k, v in given.items()} == before
 
@@ -1055,266 +895,186 @@ def test_inputs_are_not_written(lib, like):
 # ---- errors ----
 
 Type, Shape, Spec, Position = ra.ArrayTypeError, ra.ShapeError, ra.SpecError, ra.PositionError
-F16, F32 = np.ones(2, np.float16), np.ones(2, np.float32)
-HUGE = 2**63
+HUGE, F16, F32 = 2**63, np.ones(2, np.float16), np.ones(2, np.float32)
+RING = []
+RING.append(RING)
 REFUSED = [
-    # offset
-    (lambda: positions.offset(2.0), Type, "length is 2.0"),
-    (lambda: positions.offset(True), Type, "length is True"),
-    (lambda: positions.offset("3"), Type, "length is '3'"),
-    (lambda: positions.offset(-1), Shape, "length is -1"),
-    (lambda: positions.offset(2, 1.5), Type, "offsets is 1.5"),
-    (lambda: positions.offset(2, None), Type, "offsets is None"),
-    (lambda: positions.offset(2, True), Type, "a bool"),
-    (lambda: positions.offset(2, [1, True]), Type, "a bool"),
-    (lambda: positions.offset(2, [1, 2.5]), Type, "offsets is 2.5"),
-    (lambda: positions.offset(2, [[1], [1, 2]]), Shape, "ragged"),
-    (lambda: positions.offset(2, F16), Type, "offsets is float16"),
-    (lambda: positions.offset(2, F32), Type, "offsets is float32"),
-    (lambda: positions.offset(2, np.array([1], np.uint64)), Type, "offsets is uint64"),
-    (lambda: positions.offset(2, np.array([True])), Type, "offsets is bool"),
-    (lambda: positions.offset(2, np.array(["1"])), Type, "offsets is"),
-    (lambda: positions.offset(2, np.ma.masked_array([1])), Type, "masked array"),
-    (lambda: positions.offset(2, HUGE), Position, "offsets holds 9223372036854775808"),
-    (lambda: positions.offset(2, -HUGE - 1), Position, "must fit"),
-    (lambda: positions.offset(2, HUGE - 1), Position, "must fit"),
-    (lambda: positions.offset(2, [0, 2**31 - 1], dtype="int32"), Position, "and 2 positions from there"),
-    (lambda: positions.offset(2, np.array([0, 2**40]), dtype="int32"), Position, "signed integer of 32 bits"),
-    (lambda: positions.offset(2, 10**5000), Position, "bits"),
-    (lambda: positions.offset(2, like=3), Type, "like is 3"),
-    (lambda: positions.offset(2, dtype="int8"), Type, "dtype is 'int8'"),
-    (lambda: positions.offset(2, dtype="float32"), Type, "dtype is 'float32'"),
-    # packed
-    (lambda: positions.packed(5), Shape, "cu_seqlens is 5"),
-    (lambda: positions.packed([]), Shape, "n \\+ 1"),
-    (lambda: positions.packed([[0, 1]]), Shape, "n \\+ 1"),
-    (lambda: positions.packed([1, 2]), Position, "begins with 1"),
-    (lambda: positions.packed([0, 3, 2]), Position, "falls from 3 to 2"),
-    (lambda: positions.packed([0, -1]), Position, "falls from 0 to -1"),
-    (lambda: positions.packed(np.array([0, 3, 2])), Position, "falls from 3 to 2"),
-    (lambda: positions.packed([0, 5], 4), Position, "beyond total 4"),
-    (lambda: positions.packed([0, 2.0]), Type, "cu_seqlens is 2.0"),
-    (lambda: positions.packed([0, True]), Type, "cu_seqlens"),
-    (lambda: positions.packed(np.array([0.0, 2.0])), Type, "cu_seqlens is float64"),
-    (lambda: positions.packed(np.array([0, 1], bool)), Type, "cu_seqlens is bool"),
-    (lambda: positions.packed([0, 2], -1), Shape, "total is -1"),
-    (lambda: positions.packed([0, 2], 2.0), Type, "total is 2.0"),
-    (lambda: positions.packed([0, 2], offsets=[1, 2]), Shape, "offsets has the shape \\(2,\\)"),
-    (lambda: positions.packed([0, 2], offsets=[[1]]), Shape, "offsets has the shape \\(1, 1\\)"),
-    (lambda: positions.packed([0, 2], offsets=[1.0]), Type, "offsets is 1.0"),
-    (lambda: positions.packed([0, 2], offsets=[2**31 - 1], dtype="int32"), Position, "offsets holds"),
-    (lambda: positions.packed([0, 2], pad=0.5), Type, "pad is 0.5"),
-    (lambda: positions.packed([0, 2], pad=HUGE), Position, "pad holds"),
-    (lambda: positions.packed([0, 2], pad=[1]), Type, "pad is a list"),
-    (lambda: positions.packed([0, 2**31], 3, dtype="int32"), Position, "beyond total 3"),
-    # from_mask
-    (lambda: positions.from_mask(1), Shape, "mask is 1"),
-    (lambda: positions.from_mask(np.array(1)), Shape, "mask is int64\\[\\]"),
-    (lambda: positions.from_mask([0, 2]), Position, "another number than 0 and 1"),
-    (lambda: positions.from_mask(np.array([[0, -1]])), Position, "another number than 0 and 1"),
-    (lambda: positions.from_mask([0.0, 1.0]), Type, "mask is 0.0"),
-    (lambda: positions.from_mask(F32), Type, "mask is float32"),
-    (lambda: positions.from_mask([[1], [1, 0]]), Shape, "ragged"),
-    (lambda: positions.from_mask([1], pad=HUGE), Position, "pad holds"),
-    (lambda: positions.from_mask([1], pad=True), Type, "a bool"),
-    # context_parallel
-    (lambda: positions.context_parallel(7, 0, 2), Shape, "7 tokens, no multiple of size = 2"),
-    (lambda: positions.context_parallel(6, 0, 2, layout="zigzag"), Shape, "no multiple of 2·size = 4"),
-    (lambda: positions.context_parallel(np.ones((4, 3)), 0, 2), Shape, "3 tokens"),
-    (lambda: positions.context_parallel(8, 2, 2), Spec, "rank is 2 of size 2"),
-    (lambda: positions.context_parallel(8, -1, 2), Spec, "rank is -1"),
-    (lambda: positions.context_parallel(8, np.array(2), 2), Spec, "rank is 2 of size 2"),
-    (lambda: positions.context_parallel(8, 0.0, 2), Spec, "rank is 0.0"),
-    (lambda: positions.context_parallel(8, np.array([0]), 2), Shape, "give one number"),
-    (lambda: positions.context_parallel(8, 0, 0), Spec, "size is 0"),
-    (lambda: positions.context_parallel(8, 0, 2, layout="striped"), Spec, "layout is 'striped'"),
-    (lambda: positions.context_parallel(8.0, 0, 2), Type, "sequence is 8.0"),
-    (lambda: positions.context_parallel(-8, 0, 2), Shape, "sequence is -8"),
-    (lambda: positions.context_parallel([0, 1], 0, 2), Type, "sequence is a list"),
-    (lambda: positions.context_parallel(np.ones(4), 0, 2, axis=1), Shape, "axis is 1"),
-    (lambda: positions.context_parallel(np.array(4), 0, 2), Shape, "axis is -1"),
-    (lambda: positions.context_parallel(np.ones(4), 0, 2, axis=0.0), Type, "axis is 0.0"),
-    (lambda: positions.context_parallel(np.ma.masked_array([1, 2]), 0, 2), Type, "masked array"),
+    ("offset(2.0)", Type, "length is 2.0"),
+    ("offset(-1)", Shape, "length is -1"),
+    ("offset(2, 1.5)", Type, "offsets is 1.5"),
+    ("offset(2, None)", Type, "offsets is None"),
+    ("offset(2, [1, True])", Type, "a bool"),
+    ("offset(2, [1, 2.5])", Type, "offsets is 2.5"),
+    ("offset(2, [[1], [1, 2]])", Shape, "ragged"),
+    ("offset(2, RING)", Shape, "holds itself"),
+    ("offset(2, F32)", Type, "offsets is float32"),
+    ("offset(2, np.array([1], np.uint64))", Type, "offsets is uint64"),
+    ("offset(2, np.array([True]))", Type, "offsets is bool"),
+    ("offset(2, np.ma.masked_array([1]))", Type, "masked array"),
+    ("offset(2, HUGE)", Position, "offsets holds 9223372036854775808"),
+    ("offset(2, -HUGE - 1)", Position, "must fit"),
+    ("offset(2, HUGE - 1)", Position, "must fit"),
+    ("offset(2, [0, 2**31 - 1], dtype='int32')", Position, "and 2 positions from there"),
+    ("offset(2, np.array([0, 2**40]), dtype='int32')", Position, "signed integer of 32 bits"),
+    ("offset(2, 10**5000)", Position, "bits"),
+    ("offset(2, like=3)", Type, "like is 3"),
+    ("offset(2, dtype='float32')", Type, "dtype is 'float32'"),
+    ("packed(5)", Shape, "cu_seqlens is 5"),
+    ("packed([])", Shape, r"n \+ 1"),
+    ("packed([[0, 1]])", Shape, r"n \+ 1"),
+    ("packed(RING)", Shape, "holds itself"),
+    ("packed([1, 2])", Position, "begins with 1"),
+    ("packed([0, 3, 2])", Position, "falls from 3 to 2"),
+    ("packed(np.array([0, 3, 2]))", Position, "falls from 3 to 2"),
+    ("packed([0, 5], 4)", Position, "beyond total 4"),
+    ("packed([0, 2.0])", Type, "cu_seqlens is 2.0"),
+    ("packed(np.array([0.0, 2.0]))", Type, "cu_seqlens is float64"),
+    ("packed([0, 2], -1)", Shape, "total is -1"),
+    ("packed([0, 2], offsets=[1, 2])", Shape, r"offsets has the shape \(2,\)"),
+    ("packed([0, 2], offsets=[2**31 - 1], dtype='int32')", Position, "offsets holds"),
+    ("packed([0, 2], pad=0.5)", Type, "pad is 0.5"),
+    ("packed([0, 2], pad=HUGE)", Position, "pad holds"),
+    ("from_mask(1)", Shape, "mask is 1"),
+    ("from_mask(np.array(1))", Shape, r"mask is int64\[\]"),
+    ("from_mask([0, 2])", Position, "another number than 0 and 1"),
+    ("from_mask(F32)", Type, "mask is float32"),
+    ("from_mask([1], pad=True)", Type, "a bool"),
+    ("context_parallel(7, 0, 2)", Shape, "7 tokens, no multiple of size = 2"),
+    ("context_parallel(6, 0, 2, layout='zigzag')", Shape, "no multiple of 2·size = 4"),
+    ("context_parallel(np.ones((4, 3)), 0, 2)", Shape, "3 tokens"),
+    ("context_parallel(8, 2, 2)", Spec, "rank is 2 of size 2"),
+    ("context_parallel(8, -1, 2)", Spec, "rank is -1"),
+    ("context_parallel(8, 0.0, 2)", Spec, "rank is 0.0"),
+    ("context_parallel(8, np.array([0]), 2)", Shape, "give one number"),
+    ("context_parallel(8, 0, 0)", Spec, "size is 0"),
+    ("context_parallel(8, 0, 2, layout='striped')", Spec, "layout is 'striped'"),
+    ("context_parallel(8.0, 0, 2)", Type, "sequence is 8.0"),
+    ("context_parallel([0, 1], 0, 2)", Type, "sequence is a list"),
+    ("context_parallel(np.ones(4), 0, 2, axis=1)", Shape, "axis is 1"),
+    ("context_parallel(np.array(4), 0, 2)", Shape, "axis is -1"),
+    ("context_parallel(np.ones(4), 0, 2, axis=0.0)", Type, "axis is 0.0"),
+    ("context_parallel(np.ma.masked_array([1, 2]), 0, 2)", Type, "masked array"),
+    ("context_parallel(2**33, 0, 2**33, dtype='int32')", Position, "signed integer of 32 bits"),
+    ("context_parallel(8, 0, 2, layout='zigzag', cu_seqlens=[0, 2, 8])", Shape, r"sequence 0 .* 2·size = 4"),
+    ("context_parallel(8, 0, 2, cu_seqlens=[0, 8, 4])", Position, "falls from 8 to 4"),
+    ("context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12]))", Position, "beyond total 8"),
+    ("context_parallel(6, 0, 4, cu_seqlens=[0, 4])", Shape, "the sequence has 6 tokens"),
+    ("text([0], 0)", Shape, "n is 0"),
+    ("text([0.5])", Type, "pos is 0.5"),
+    ("text(F16)", Type, "pos is float16"),
+    ("text(HUGE)", Position, "pos holds"),
+    ("grid()", Shape, "no axis"),
+    ("grid(2, -1)", Shape, r"sizes\[1\] is -1"),
+    ("grid((2, 3))", Type, r"sizes\[0\] is a tuple"),
+    ("grid(2, 2, origin=(1, 2, 3))", Shape, "origin has 3 numbers for 2 axes"),
+    ("grid(2, 2, step=[1])", Shape, "step has 1 numbers"),
+    ("grid(2, origin=math.nan)", Spec, "origin is nan"),
+    ("grid(2, step=math.inf)", Spec, "step is inf"),
+    ("grid(2, step=0.5, dtype='int64')", Spec, "give an integer, or dtype='float32'"),
+    ("grid(2, origin=HUGE)", Position, "a coordinate of the grid"),
+    ("grid(3, step=2**30, dtype='int32')", Position, "integer of 32 bits"),
+    ("grid(2, origin=1e39)", Position, "beyond float32"),
+    ("grid(2, step=1e308, origin=1e308, dtype='float64')", Position, "beyond float64"),
+    ("grid(2, origin=10**400, step=0.5)", Spec, "origin"),
+    ("video_grid(1, 3, 2, spatial_merge_size=2)", Shape, "height is 3"),
+    ("video_grid(1, 2, 3, spatial_merge_size=2)", Shape, "width is 3"),
+    ("video_grid(1, -2, 2)", Shape, "is -2"),
+    ("video_grid(1, 2, 2, step=(1, 1))", Shape, "step has 2 numbers for 3 axes"),
+    ("normalized_grid(2, normalize='mean')", Spec, "normalize is 'mean'"),
+    ("normalized_grid(2, dtype='int64')", Type, "dtype is 'int64'"),
+    ("shift(COORDS, -0.5, [0, 0])", Spec, "amount is -0.5"),
+    ("jitter(COORDS, 0.5, [0, 0])", Spec, "factor is 0.5"),
+    ("rescale(COORDS, 0.5, 0)", Spec, "factor is 0.5"),
+    ("shift([[0.5]], 0.5, [0])", Type, "coords is a list"),
+    ("shift(np.ones((2, 2), np.float16), 0.5, [0, 0])", Type, "coords is float16"),
+    ("shift(F32, 0.5, [0, 0])", Shape, r"coords is float32\[2\]"),
+    ("shift(COORDS, 0.5, [0, 0, 0])", Shape, r"uniform has the shape \(3,\)"),
+    ("shift(COORDS, 0.5, 0.5)", Shape, r"uniform has the shape \(\)"),
+    ("jitter(COORDS[None].repeat(2, 0), 2.0, np.ones((3, 2)))", Shape, "axes of images"),
+    ("rescale(COORDS[None].repeat(2, 0), 2.0, [0.5] * 3)", Shape, "uniform has the shape"),
+    ("shift(COORDS, 0.5, [0, 1.5])", Position, "holds 1.5; give random numbers from 0 to 1"),
+    ("shift(COORDS, 0.5, [0, math.nan])", Position, "uniform holds nan"),
+    ("shift(COORDS, 0.5, [0, '1'])", Type, "uniform is '1'"),
+    ("shift(COORDS, 0.5, RING)", Shape, "holds itself"),
+    ("shift(COORDS, 0.5, F16)", Type, "uniform is float16"),
+    ("mrope(0)", Shape, "tokens is 0"),
+    ("mrope([[[0]]])", Shape, "tokens"),
+    ("mrope(F32)", Type, "tokens is float32"),
+    ("mrope([[0], [0, 0]])", Shape, "ragged"),
+    ("mrope([1])", Shape, "there is no grid"),
+    ("mrope([0, 2], [(1, 2, 2)])", Shape, "a block of video tokens"),
+    ("mrope([0], [(1, 2, 2)])", Shape, "image_grid_thw has 1 blocks more"),
+    ("mrope([0], (), [(2, 2, 2)])", Shape, "video_grid_thw has 1 blocks more"),
+    ("mrope([1, 1, 0], [(1, 2, 6)])", Shape, "needs 3 image tokens in a row, and tokens has 2"),
+    ("mrope([1, 0, 1], [(1, 2, 4)])", Shape, "tokens has 1 from token 0"),
+    ("mrope([1, 1], [(1, 2, 2)])", Shape, "there is no grid"),
+    ("mrope([1], [(1, 3, 2)])", Shape, "multiples of spatial_merge_size 2"),
+    ("mrope([1], [(0, 2, 2)])", Shape, "at least 1"),
+    ("mrope([1], [(1, 2)])", Shape, r"image_grid_thw has the shape \(1, 2\)"),
+    ("mrope([1], (1, 2, 2))", Shape, r"image_grid_thw has the shape \(3,\)"),
+    ("mrope([1], np.array([[1.0, 2, 2]]))", Type, "image_grid_thw is float64"),
+    ("mrope([0, 0], mask=[1])", Shape, r"mask has the shape \(1,\) and tokens \(2,\)"),
+    ("mrope([0, 0], mask=[1, 2])", Position, "another number than 0 and 1"),
+    ("mrope([0, 0], mask=F32)", Type, "mask is float32"),
+    ("mrope([0], image_token_id=2)", Spec, "are both 2"),
+    ("mrope([0], video_token_id=-1)", Spec, "video_token_id is -1"),
+    ("mrope([0], spatial_merge_size=0)", Shape, "spatial_merge_size is 0"),
+    ("mrope([0], advance='time')", Spec, "advance is 'time'"),
+    ("mrope([0], tokens_per_second=0)", Spec, "tokens_per_second is 0"),
+    ("mrope([0], second_per_grid_ts=F16)", Type, "give integers, float32 or float64"),
+    ("mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[1, 2])", Shape, "for 1 videos"),
+    ("mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[math.nan])", Spec, "is nan"),
+    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e300)", Spec, "tokens_per_second"),
+    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30)", Spec, "takes 2 frames out"),
+    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype='int32')", Position, "32"),
+    ("mrope([0], audio_token_id=2)", Spec, "video_token_id and audio_token_id are both 2"),
+    ("mrope([2, 3], (), [(1, 2, 4)], audio_token_id=3)", Shape, "tokens has 1 from token 0"),
+    ("mrope([2, 3, 2], (), [(1, 2, 4)])", Shape, "audio_token_id for audio among them"),
+    ("mrope([0], shared_delimiters=1)", Spec, "shared_delimiters is 1"),
+    ("mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], **SHARED)", Shape, r"two text tokens .* at tokens 1 to 3"),
     (
-        lambda: positions.context_parallel(2**33, 0, 2**33, dtype="int32"),
-        Position,
-        "signed integer of 32 bits",
-    ),
-    (
-        lambda: positions.context_parallel(8, 0, 2, layout="zigzag", cu_seqlens=[0, 2, 8]),
-        Shape,
-        "sequence 0 of cu_seqlens has 2 tokens, no multiple of 2·size = 4",
-    ),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8, 4]), Position, "falls from 8 to 4"),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[2, 8]), Position, "begins with 2"),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12])), Position, "beyond total 8"),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[[0, 8]]), Shape, "n \\+ 1"),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8.0]), Type, "cu_seqlens is 8.0"),
-    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=F32), Type, "cu_seqlens is float32"),
-    (lambda: positions.context_parallel(6, 0, 4, cu_seqlens=[0, 4]), Shape, "the sequence has 6 tokens"),
-    # text
-    (lambda: positions.text([0], 0), Shape, "n is 0"),
-    (lambda: positions.text([0], 1.0), Type, "n is 1.0"),
-    (lambda: positions.text([0.5]), Type, "pos is 0.5"),
-    (lambda: positions.text(F16), Type, "pos is float16"),
-    (lambda: positions.text(np.array([True])), Type, "pos is bool"),
-    (lambda: positions.text(HUGE), Position, "pos holds"),
-    # grids
-    (lambda: positions.grid(), Shape, "no axis"),
-    (lambda: positions.grid(2, -1), Shape, "sizes\\[1\\] is -1"),
-    (lambda: positions.grid(2.0), Type, "sizes\\[0\\] is 2.0"),
-    (lambda: positions.grid((2, 3)), Type, "sizes\\[0\\] is a tuple"),
-    (lambda: positions.grid(2, 2, origin=(1, 2, 3)), Shape, "origin has 3 numbers for 2 axes"),
-    (lambda: positions.grid(2, 2, step=[1]), Shape, "step has 1 numbers"),
-    (lambda: positions.grid(2, origin=math.nan), Spec, "origin is nan"),
-    (lambda: positions.grid(2, step=math.inf), Spec, "step is inf"),
-    (lambda: positions.grid(2, step="1"), Spec, "step is '1'"),
-    (lambda: positions.grid(2, step=True), Spec, "step is True"),
-    (lambda: positions.grid(2, step=0.5, dtype="int64"), Spec, "give an integer, or dtype='float32'"),
-    (lambda: positions.grid(2, origin=HUGE), Position, "a coordinate of the grid"),
-    (lambda: positions.grid(3, step=2**30, dtype="int32"), Position, "integer of 32 bits"),
-    (lambda: positions.grid(3, step=2**62), Position, "integer of 64 bits"),
-    (lambda: positions.grid(2, origin=1e39), Position, "beyond float32"),
-    (lambda: positions.grid(2, step=1e308, origin=1e308, dtype="float64"), Position, "beyond float64"),
-    (lambda: positions.grid(2, origin=10**400, step=0.5), Spec, "origin"),
-    (lambda: positions.grid(2, dtype="float16"), Type, "dtype is 'float16'"),
-    (lambda: positions.video_grid(1, 3, 2, spatial_merge_size=2), Shape, "height is 3"),
-    (lambda: positions.video_grid(1, 2, 3, spatial_merge_size=2), Shape, "width is 3"),
-    (lambda: positions.video_grid(1, 2, 2, spatial_merge_size=0), Shape, "spatial_merge_size is 0"),
-    (lambda: positions.video_grid(1, -2, 2), Shape, "is -2"),
-    (lambda: positions.video_grid(1, 2, 2, step=(1, 1)), Shape, "step has 2 numbers for 3 axes"),
-    (lambda: positions.normalized_grid(), Shape, "no axis"),
-    (lambda: positions.normalized_grid(2, normalize="mean"), Spec, "normalize is 'mean'"),
-    (lambda: positions.normalized_grid(2, dtype="int64"), Type, "dtype is 'int64'"),
-    # augmentation
-    (lambda: positions.shift(COORDS, -0.5, [0, 0]), Spec, "amount is -0.5"),
-    (lambda: positions.shift(COORDS, math.nan, [0, 0]), Spec, "amount is nan"),
-    (lambda: positions.jitter(COORDS, 0.5, [0, 0]), Spec, "factor is 0.5"),
-    (lambda: positions.rescale(COORDS, 0.5, 0), Spec, "factor is 0.5"),
-    (lambda: positions.rescale(COORDS, None, 0), Spec, "factor is None"),
-    (lambda: positions.shift([[0.5]], 0.5, [0]), Type, "coords is a list"),
-    (lambda: positions.shift(np.ones((2, 2), int), 0.5, [0, 0]), Type, "coords is int64"),
-    (lambda: positions.shift(np.ones((2, 2), np.float16), 0.5, [0, 0]), Type, "coords is float16"),
-    (lambda: positions.shift(F32, 0.5, [0, 0]), Shape, "coords is float32\\[2\\]"),
-    (lambda: positions.shift(COORDS, 0.5, [0, 0, 0]), Shape, "uniform has the shape \\(3,\\)"),
-    (lambda: positions.shift(COORDS, 0.5, 0.5), Shape, "uniform has the shape \\(\\)"),
-    (lambda: positions.jitter(COORDS[None].repeat(2, 0), 2.0, np.ones((3, 2))), Shape, "axes of images"),
-    (lambda: positions.rescale(COORDS[None].repeat(2, 0), 2.0, [0.5] * 3), Shape, "uniform has the shape"),
-    (lambda: positions.shift(COORDS, 0.5, [0, 1.5]), Position, "holds 1.5; give random numbers from 0 to 1"),
-    (lambda: positions.shift(COORDS, 0.5, [0, math.nan]), Position, "uniform holds nan"),
-    (lambda: positions.shift(COORDS, 0.5, [0, -0.5]), Position, "uniform holds -0.5"),
-    (lambda: positions.shift(COORDS, 0.5, [0, "1"]), Type, "uniform is '1'"),
-    (lambda: positions.shift(COORDS, 0.5, None), Type, "uniform is None"),
-    (lambda: positions.shift(COORDS, 0.5, F16), Type, "uniform is float16"),
-    (lambda: positions.shift(COORDS, 0.5, np.ones(2, int)), Type, "uniform is int64"),
-    # mrope
-    (lambda: positions.mrope(0), Shape, "tokens is 0"),
-    (lambda: positions.mrope([[[0]]]), Shape, "tokens"),
-    (lambda: positions.mrope([0.0]), Type, "tokens is 0.0"),
-    (lambda: positions.mrope(F32), Type, "tokens is float32"),
-    (lambda: positions.mrope(np.array([True])), Type, "tokens is bool"),
-    (lambda: positions.mrope([[0], [0, 0]]), Shape, "ragged"),
-    (lambda: positions.mrope([1]), Shape, "there is no grid"),
-    (lambda: positions.mrope([0, 2], [(1, 2, 2)]), Shape, "a block of video tokens"),
-    (lambda: positions.mrope([0], [(1, 2, 2)]), Shape, "image_grid_thw has 1 blocks more"),
-    (lambda: positions.mrope([0], (), [(2, 2, 2)]), Shape, "video_grid_thw has 1 blocks more"),
-    (
-        lambda: positions.mrope([1, 1, 0], [(1, 2, 6)]),
-        Shape,
-        "needs 3 image tokens in a row, and tokens has 2",
-    ),
-    (lambda: positions.mrope([1, 0, 1], [(1, 2, 4)]), Shape, "tokens has 1 from token 0"),
-    (lambda: positions.mrope([1, 1], [(1, 2, 2)]), Shape, "there is no grid"),
-    (lambda: positions.mrope([1], [(1, 3, 2)]), Shape, "multiples of spatial_merge_size 2"),
-    (lambda: positions.mrope([1], [(0, 2, 2)]), Shape, "at least 1"),
-    (lambda: positions.mrope([1], [(1, 2)]), Shape, "image_grid_thw has the shape \\(1, 2\\)"),
-    (lambda: positions.mrope([1], (1, 2, 2)), Shape, "image_grid_thw has the shape \\(3,\\)"),
-    (lambda: positions.mrope([1], [(1, 2.0, 2)]), Type, "image_grid_thw is 2.0"),
-    (lambda: positions.mrope([1], np.array([[1.0, 2, 2]])), Type, "image_grid_thw is float64"),
-    (lambda: positions.mrope([0, 0], mask=[1]), Shape, "mask has the shape \\(1,\\) and tokens \\(2,\\)"),
-    (lambda: positions.mrope([0, 0], mask=[1, 2]), Position, "another number than 0 and 1"),
-    (lambda: positions.mrope([0, 0], mask=F32), Type, "mask is float32"),
-    (lambda: positions.mrope([0], image_token_id=2), Spec, "are both 2"),
-    (lambda: positions.mrope([0], video_token_id=-1), Spec, "video_token_id is -1"),
-    (lambda: positions.mrope([0], image_token_id=None), Spec, "image_token_id is None"),
-    (lambda: positions.mrope([0], spatial_merge_size=0), Shape, "spatial_merge_size is 0"),
-    (lambda: positions.mrope([0], advance="time"), Spec, "advance is 'time'"),
-    (lambda: positions.mrope([0], tokens_per_second=0), Spec, "tokens_per_second is 0"),
-    (lambda: positions.mrope([0], second_per_grid_ts=-1), Spec, "second_per_grid_ts is -1"),
-    (lambda: positions.mrope([0], second_per_grid_ts=F16), Type, "give integers, float32 or float64"),
-    (lambda: positions.mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[1, 2]), Shape, "for 1 videos"),
-    (lambda: positions.mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[math.nan]), Spec, "is nan"),
-    (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e300), Spec, "tokens_per_second"),
-    (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30), Spec, "takes 2 frames out"),
-    (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype="int32"), Position, "32"),
-    (lambda: positions.mrope([0], audio_token_id=2), Spec, "video_token_id and audio_token_id are both 2"),
-    (lambda: positions.mrope([0], audio_token_id=-3), Spec, "audio_token_id is -3"),
-    (lambda: positions.mrope([2, 3], (), [(1, 2, 4)], audio_token_id=3), Shape, "tokens has 1 from token 0"),
-    (lambda: positions.mrope([2, 3, 2], (), [(1, 2, 4)]), Shape, "audio_token_id for audio among them"),
-    (lambda: positions.mrope([0], shared_delimiters=1), Spec, "shared_delimiters is 1"),
-    (
-        lambda: positions.mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], audio_token_id=3, shared_delimiters=True),
-        Shape,
-        "two text tokens before and after the video with audio at tokens 1 to 3",
-    ),
-    (
-        lambda: positions.mrope(
-            [0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], audio_token_id=3, shared_delimiters=True
-        ),
+        "mrope([0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], **SHARED)",
         Shape,
         "two text tokens before and after",
     ),
-    (lambda: positions.mrope([0], temporal_merge_size=0), Shape, "temporal_merge_size is 0"),
-    (lambda: positions.mrope([2], (), [(3, 2, 2)], temporal_merge_size=2), Shape, "pad the video"),
-    (lambda: positions.mrope([0], time_rounding="frames"), Spec, "time_rounding is 'frames'"),
-    (lambda: positions.mrope([0], dtype="float64"), Type, "dtype is 'float64'"),
-    (lambda: positions.mrope([0], pad=HUGE), Position, "pad holds"),
-    (lambda: positions.mrope([0], pad=0.5), Type, "pad is 0.5"),
+    ("mrope([0], temporal_merge_size=0)", Shape, "temporal_merge_size is 0"),
+    ("mrope([2], (), [(3, 2, 2)], temporal_merge_size=2)", Shape, "pad the video"),
+    ("mrope([0], time_rounding='frames')", Spec, "time_rounding is 'frames'"),
+    ("mrope([0], dtype='float64')", Type, "dtype is 'float64'"),
+    ("mrope([[0, 0], [0, 0]], cu_seqlens=[0, 2])", Shape, "one row of packed tokens"),
+    ("mrope([0, 0], cu_seqlens=[1, 2])", Position, "begin with 0"),
+    ("mrope([0, 0], cu_seqlens=[0, 3])", Position, "3"),
+    ("mrope([0, 0], cu_seqlens=[[0, 2]])", Shape, "one array of n"),
+    ("mrope([0, 0], cu_seqlens=[0, True])", Type, "no bools"),
+    # A block of packed rows ends with its sequence.
+    ("mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])", Shape, "needs 2 image tokens in a row"),
 ]
+SHARED = {"audio_token_id": 3, "shared_delimiters": True}
 
 
-def test_a_list_that_holds_itself_is_refused():
-    ring: list = []
-    ring.append(ring)
-    for call in (positions.text, positions.packed, positions.from_mask, positions.mrope):
-        with pytest.raises(ra.ShapeError, match="holds itself"):
-            call(ring)
-    for call in (lambda: positions.offset(2, ring), lambda: positions.shift(COORDS, 0.5, ring)):
-        with pytest.raises(ra.ShapeError, match="holds itself"):
-            call()
-
-
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=words)
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[call for call, _, _ in REFUSED])
 def test_refused(call, error, match):
     with pytest.raises(error, match=match):
-        call()
-
-
-def test_total_is_required_except_for_numpy(lib, like):
-    if lib.name == "numpy":
-        return  # NumPy's lengths are read
-    with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
-        positions.packed(integers(lib, [0, 2]))
+        eval(call, globals() | vars(positions))
 
 
 def test_dtypes_are_refused_in_every_library(lib, like):
     floats = lib.asarray(np.ones(2, np.float32))
-    with pytest.raises(ra.ArrayTypeError, match="offsets is float32"):
-        positions.offset(2, floats)
-    with pytest.raises(ra.ArrayTypeError, match="mask is float32"):
-        positions.from_mask(floats)
-    with pytest.raises(ra.ArrayTypeError, match="cu_seqlens is float32"):
-        positions.packed(floats, 2)
-    with pytest.raises(ra.ArrayTypeError, match="rank is float32"):
-        positions.context_parallel(4, lib.asarray(np.array(0.0, np.float32)), 2)
-    with pytest.raises(ra.ArrayTypeError, match="tokens is float32"):
-        positions.mrope(floats)
+    rank = lib.asarray(np.array(0.0, np.float32))
+    refused = [
+        (partial(positions.offset, 2, floats), "offsets is float32"),
+        (partial(positions.from_mask, floats), "mask is float32"),
+        (partial(positions.packed, floats, 2), "cu_seqlens is float32"),
+        (partial(positions.context_parallel, 4, rank, 2), "rank is float32"),
+        (partial(positions.mrope, floats), "tokens is float32"),
+    ]
     if "float16" in lib.dtypes:
         half = lib.asarray(np.ones((2, 2), np.float32), "float16")
-        with pytest.raises(ra.ArrayTypeError, match="pos is float16"):
-            positions.text(half)
-        with pytest.raises(ra.ArrayTypeError, match="coords is float16"):
-            positions.shift(half, 0.5, [0, 0])
+        refused.append((partial(positions.text, half), "pos is float16"))
+        refused.append((partial(positions.shift, half, 0.5, [0, 0]), "coords is float16"))
+    for call, match in refused:
+        with pytest.raises(ra.ArrayTypeError, match=match):
+            call()
 
 
 @pytest.mark.library("jax", "torch")
@@ -1337,13 +1097,13 @@ def test_libraries_are_not_mixed():
 @pytest.mark.library("jax")
 def test_numbers_beyond_32_bits_do_not_wrap_in_jax(lib, like):
     for call in (
-        lambda: positions.offset(1, 2**31, like=like),
-        lambda: positions.offset(2, np.array([2**31 - 1]), like=like),
-        lambda: positions.text([2**31], like=like),
-        lambda: positions.grid(2, origin=2**31 - 1, like=like),
+        partial(positions.offset, 1, 2**31),
+        partial(positions.offset, 2, np.array([2**31 - 1])),
+        partial(positions.text, [2**31]),
+        partial(positions.grid, 2, origin=2**31 - 1),
     ):
         with pytest.raises(ra.PositionError, match="32 bits"):
-            call()
+            call(like=like)
 
 
 @pytest.mark.library("jax")
@@ -1355,15 +1115,11 @@ def test_mrope_under_a_tracer(lib, like):
 
 
 @pytest.mark.library("dask")
-def test_mrope_of_dask(lib, like):
-    with pytest.raises(ra.ArrayTypeError, match="compute"):
-        positions.mrope(integers(lib, [0, 0]))
-
-
-@pytest.mark.library("dask")
-def test_dask_of_unknown_sizes(lib, like):
+def test_values_and_sizes_that_dask_does_not_know(lib, like):
     import dask.array as da
 
+    with pytest.raises(ra.ArrayTypeError, match="compute"):
+        positions.mrope(integers(lib, [0, 0]))
     mask = da.from_array(np.array([0, 1, 1, 0, 1]), chunks=2)
     some = mask[mask >= 0]
     assert np.isnan(some.shape[0])
@@ -1402,18 +1158,13 @@ class Huge(int):
         return 10**30
 
 
-@pytest.mark.library("numpy")
-@pytest.mark.parametrize(
-    ("build", "want"),
-    [
-        (lambda: positions.packed(Long([0, Huge(3), 5])), [0, 1, 2, 0, 1]),
-        (lambda: positions.offset(2, Huge(4)), [4, 5]),
-        (lambda: positions.offset(2, Long([0, Huge(4)])), [[0, 1], [4, 5]]),
-        (lambda: positions.from_mask(Long([0, 1, 1])), [0, 0, 1]),
-        (lambda: positions.text(Long([0, 1]), 2), [[0, 0], [1, 1]]),
-        (lambda: positions.mrope(Long([0, 0]))[0], [[0, 0, 0], [1, 1, 1]]),
-    ],
-    ids=["packed", "one offset", "offsets", "mask", "text", "mrope"],
-)
-def test_subclasses_of_numbers_and_lists_count_by_their_values(build, want):
-    assert build().tolist() == want
+def test_subclasses_of_numbers_and_lists_count_by_their_values():
+    for made, want in (
+        (positions.packed(Long([0, Huge(3), 5])), [0, 1, 2, 0, 1]),
+        (positions.offset(2, Huge(4)), [4, 5]),
+        (positions.offset(2, Long([0, Huge(4)])), [[0, 1], [4, 5]]),
+        (positions.from_mask(Long([0, 1, 1])), [0, 0, 1]),
+        (positions.text(Long([0, 1]), 2), [[0, 0], [1, 1]]),
+        (positions.mrope(Long([0, 0]))[0], [[0, 0, 0], [1, 1, 1]]),
+    ):
+        assert made.tolist() == want
