@@ -1,6 +1,8 @@
-"""Cases of DTensors for `test_torch.py`, run as one rank of a fake process group.
+"""Cases of DTensors for `test_torch.py`: values, gradients, compiled programs, meshes, refusals.
 
-Each function `case_...` takes the mesh and asserts; `main` runs all cases and fails if a case fails.
+Run as one rank of a fake process group, which communicates nothing: a value that needed a sum would be wrong.
+Each function `case_...` takes a mesh of 2 x 2 and a mesh of 4, and asserts. The oracle is the call on whole
+tensors, cut by PyTorch's `distribute_tensor`.
 """
 
 import functools
@@ -14,41 +16,34 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rope_array as ra
-from rope_array.testing._contract import assert_contract
 
 normal = functools.partial(compare.normal, "torch")
-WORLD = 4
-FIELDS = [
-    {},
-    {"pairing": "half", "base": 500_000.0},
-    {"pairing": "half", "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
-    {"out_pairing": "half", "rotary_dim": 12},
-    {"scaling": ra.YaRN(4.0, 64)},
-]
 ROPE = ra.RoPE(16, base=500_000.0, pairing="half")
-INTERLEAVED = ra.RoPE(16, rotary_dim=12)
-DIMS = {"replicated": None, "batch": 0, "heads": 1, "sequence": 2}
+PARTIAL_WIDTH = ra.RoPE(16, rotary_dim=8, rotary_start=4, attention_factor=1.25)
+ROPES = [ROPE, PARTIAL_WIDTH, ra.RoPE(16, out_pairing="half", scaling=ra.YaRN(4.0, 64))]
 
 
-def shard(tensor, dim, mesh):
-    """Return this rank's part of a tensor, or the whole tensor if dim is None; the last part may be short."""
-    if dim is None:
-        return tensor
-    size = -(-tensor.shape[dim] // WORLD)
-    start = min(mesh.get_local_rank() * size, tensor.shape[dim])
-    return tensor.narrow(dim, start, min(size, tensor.shape[dim] - start))
+def cut(tensor, mesh, *places):
+    """Return a whole tensor as a DTensor; places are axes, None for replicated, or PyTorch's own."""
+    names = {int: Shard, type(None): lambda _: Replicate()}
+    places = [names.get(type(place), lambda place: place)(place) for place in places]
+    return distribute_tensor(tensor, mesh, places, src_data_rank=None)
 
 
-def placed(tensor, dim, mesh):
-    place = Replicate() if dim is None else Shard(dim)
-    whole = {"shape": tensor.shape, "stride": tensor.stride()}
-    return DTensor.from_local(shard(tensor, dim, mesh), mesh, [place], run_check=False, **whole)
+def check(ys, whole, parts):
+    """Assert that each y has the placements of its x, and that its local tensor is the truth's part."""
+    for y, truth, x in zip(ys, whole, parts, strict=True):
+        assert (y.placements, y.shape, y.dtype) == (x.placements, truth.shape, truth.dtype)
+        assert torch.equal(y.to_local(), cut(truth.detach(), x.device_mesh, *x.placements).to_local())
 
 
 def silently(function, *arguments, **options):
@@ -59,216 +54,258 @@ def silently(function, *arguments, **options):
     return result
 
 
-def check(y, x, truth, dim, mesh):
-    """Assert that y has the placements of x, and that its local tensor is this rank's part of the truth."""
-    assert y.placements == x.placements, (y.placements, x.placements)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)
-    assert torch.equal(y.to_local(), shard(truth, dim, mesh)), "values"
+def check_call(rope, dx, own, x, pos):
+    """Check a call, its inverse, and a Rotation."""
+    truth = rope.apply(x, pos)
+    check([silently(rope.apply, dx, own)], [truth], [dx])
+    check([silently(silently(rope.rotation, own, like=dx).apply, dx)], [truth], [dx])
+    check([silently(rope.apply, dx, own, inverse=True)], [rope.apply(x, pos, inverse=True)], [dx])
 
 
-# Positions for an x of (batch, head, sequence, features), and the sharded axis of the positions.
+# ---- positions, sizes ----
+
+# Positions for an x of (batch, head, sequence, features), their sharded axis, and the axis of x with it.
 POSITIONS = {
-    "number": (7, None),
-    "float": (0.5, None),
-    "range": (range(12), None),
-    "list": ([*range(6), *range(6)], None),
-    "replicated": (torch.arange(12) * 1_000_003, None),
-    "replicated floats": (torch.arange(12) * 0.25, None),
-    "for each batch": (torch.arange(96).reshape(8, 12), None),
-    "one for each batch": (torch.arange(8)[:, None], None),
-    "batch sharded": (torch.arange(96).reshape(8, 12), 0),
-    "sequence sharded": (torch.arange(12)[None].expand(8, 12), 1),
-    "sequence sharded alone": (torch.arange(12) * 1_000_003, 0),
+    "number": (7, None, None),
+    "float": (0.5, None, None),
+    "range": (range(12), None, None),
+    "list": ([*range(6), *range(6)], None, None),
+    "replicated": (torch.arange(12) * 1_000_003, None, None),
+    "replicated floats": (torch.arange(12) * 0.25, None, None),
+    "of each batch": (torch.arange(96).reshape(8, 12), None, None),
+    "one of each batch": (torch.arange(8)[:, None], None, None),
+    "batch sharded": (torch.arange(96).reshape(8, 12), 0, 0),
+    "sequence sharded": (torch.arange(12)[None].expand(8, 12), 1, 2),
+    "sequence sharded alone": (torch.arange(12) * 1_000_003, 0, 2),
 }
-TOGETHER = {"batch sharded": 0, "sequence sharded": 2, "sequence sharded alone": 2}
 
 
-def check_positions(dim, name, mesh):
-    pos, pos_dim = POSITIONS[name]
+def case_positions(_, mesh):
     x = normal(8, 8, 12, 16)
-    own = placed(pos, pos_dim, mesh) if isinstance(pos, torch.Tensor) else pos
-    for fields in FIELDS:
-        rope = ra.RoPE(16, **fields)
-        truth, dx = rope.apply(x, pos), placed(x, dim, mesh)
-        check(silently(rope.apply, dx, own), dx, truth, dim, mesh)
-        rotation = silently(rope.rotation, own, like=dx)
-        check(silently(rotation.apply, dx), dx, truth, dim, mesh)
-        inverse = silently(rope.apply, dx, own, inverse=True)
-        check(inverse, dx, rope.apply(x, pos, inverse=True), dim, mesh)
-        if "scaling" not in fields:  # the definition takes rules as dicts
-            numbers = pos.numpy() if isinstance(pos, torch.Tensor) else pos
-            assert_contract(truth.numpy(), x.numpy(), numbers, **fields)
+    for dim, (pos, pos_dim, x_dim) in itertools.product((None, 0, 1, 2), POSITIONS.values()):
+        if x_dim in (None, dim):
+            own = cut(pos, mesh, pos_dim) if isinstance(pos, torch.Tensor) else pos
+            for rope in ROPES:
+                check_call(rope, cut(x, mesh, dim), own, x, pos)
 
 
-def check_sizes(sizes, dim, mesh):
+def case_sizes(_, mesh):
     """Shards that are uneven or empty, and axes of size 1."""
-    x = normal(*sizes, 16)
-    pos = torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], sizes[2]) * 1_000_003
-    dx, own = placed(x, dim, mesh), placed(pos, {0: 0, 1: None, 2: 1}[dim], mesh)
-    for rope in (ROPE, INTERLEAVED):
-        truth = rope.apply(x, pos)
-        check(silently(rope.apply, dx, own), dx, truth, dim, mesh)
-        check(silently(rope.rotation(own, like=dx).apply, dx), dx, truth, dim, mesh)
-        check(silently(rope.apply, dx, placed(pos, None, mesh)), dx, truth, dim, mesh)
-        check(silently(rope.apply, dx, range(sizes[2])), dx, rope.apply(x, range(sizes[2])), dim, mesh)
-        check(silently(rope.apply, dx, 5), dx, rope.apply(x, 5), dim, mesh)
+    for sizes, dim in itertools.product([(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], range(3)):
+        x, pos = normal(*sizes, 16), torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], sizes[2])
+        dx = cut(x, mesh, dim)
+        for rope in (ROPE, PARTIAL_WIDTH):
+            check_call(rope, dx, cut(pos, mesh, {0: 0, 1: None, 2: 1}[dim]), x, pos)
+            check_call(rope, dx, cut(pos, mesh, None), x, pos)
+            check_call(rope, dx, range(sizes[2]), x, range(sizes[2]))
 
 
-def case_gradient(mesh):
-    x, weight, pos = normal(8, 8, 12, 16), normal(8, 8, 12, 16, seed=1), torch.arange(12)
-    truth = ROPE.rotation(pos, like=x).adjoint().apply(weight)
-    for dim in DIMS.values():
-        dx, own = placed(x, dim, mesh).requires_grad_(), placed(pos, 0 if dim == 2 else None, mesh)
-        y = silently(ROPE.apply, dx, own)
-        (gradient,) = silently(torch.autograd.grad, y, dx, placed(weight, dim, mesh))
-        check(gradient, dx, truth, dim, mesh)
-
-
-def case_tuple_and_seq_axis(mesh):
-    q, k = normal(8, 12, 4, 16), normal(8, 12, 2, 16, dtype=torch.bfloat16)
-    pos = torch.arange(96).reshape(8, 12)
-    truth = ROPE.apply((q, k), pos, seq_axis=-3)
-    for dim in (0, 1):
-        xs, own = (placed(q, dim, mesh), placed(k, dim, mesh)), placed(pos, dim, mesh)
-        for y, x, t in zip(silently(ROPE.apply, xs, own, seq_axis=-3), xs, truth, strict=True):
-            check(y, x, t, dim, mesh)
-
-
-def case_coordinates(mesh):
+def case_coordinates(_, mesh):
     """Coordinates of one token, a sequence and a batch: replicated, sharded like x, and on the host."""
     x, rope = normal(8, 8, 12, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
     pos = torch.arange(8 * 12 * 3).reshape(8, 12, 3) * 1_003
-    for dim in DIMS.values():
-        dx = placed(x, dim, mesh)
-        cases = ((pos, None), (pos, 0), (pos, 1), (pos[0], None), (pos[0], 0), (pos[0, 0], None))
-        for given, pos_dim in cases:
-            truth = rope.apply(x, given)
-            if pos_dim is None or {0: 2 if given.ndim == 2 else 0, 1: 2}[pos_dim] == dim:
-                own = placed(given, pos_dim, mesh)
-                check(silently(rope.apply, dx, own), dx, truth, dim, mesh)
-                check(silently(rope.rotation(own, like=dx).apply, dx), dx, truth, dim, mesh)
-        check(silently(rope.apply, dx, pos[0].tolist()), dx, rope.apply(x, pos[0]), dim, mesh)
+    for dim in (None, 0, 1, 2):
+        dx = cut(x, mesh, dim)
+        for given in (pos, pos[0], pos[0, 0]):
+            check_call(rope, dx, cut(given, mesh, None), x, given)
+        check_call(rope, dx, pos[0].tolist(), x, pos[0])
         with pytest.raises(ra.ShapeError, match="coordinates split"):
-            rope.rotation(placed(pos, 2, mesh), like=dx)
+            rope.rotation(cut(pos, mesh, 2), like=dx)
+    for dim, given, pos_dim in ((0, pos, 0), (2, pos, 1), (2, pos[0], 0)):
+        check_call(rope, cut(x, mesh, dim), cut(given, mesh, pos_dim), x, given)
 
 
-def case_dtypes(mesh):
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        x, pos = normal(8, 2, 12, 16, dtype=dtype), torch.arange(12) * 1_000_003
-        dx, own = placed(x, 2, mesh), placed(pos, 0, mesh)
-        check(silently(ROPE.apply, dx, own), dx, ROPE.apply(x, pos), 2, mesh)
-    mixed = placed(x, 2, mesh), placed(x.float(), 2, mesh)
-    for y, dx, truth in zip(
-        silently(ROPE.apply, mixed, own), mixed, ROPE.apply((x, x.float()), pos), strict=True
+# ---- gradients, compiled programs ----
+
+AXES = {-2: {"batch": 0, "heads": 1, "sequence": 2}, -3: {"batch": 0, "sequence": 1, "heads": 2}}
+
+
+def positions(length):
+    return torch.arange(4 * length).reshape(4, length) * 1_000_003
+
+
+def inputs(mesh, names, seq_axis, *, sharded_pos, length=6):
+    """Return whole and sharded arrays: q of 4 heads, k of 2, weights of their gradients, and positions."""
+    shapes = [(4, heads, length, 16) if seq_axis == -2 else (4, length, heads, 16) for heads in (4, 2)]
+    whole = [normal(*shape, seed=seed) for seed in (0, 1) for shape in shapes]
+    parts = [cut(tensor, mesh, *map(AXES[seq_axis].get, names)) for tensor in whole]
+    pos_axes = {"batch": 0, "sequence": 1} if sharded_pos else {}
+    return whole, parts, cut(positions(length), mesh, *map(pos_axes.get, names))
+
+
+def rotate_both(q, k, pos, rope, seq_axis):
+    """Rotate by positions, and then by a Rotation."""
+    q, k = rope.apply((q, k), pos, seq_axis=seq_axis)
+    return rope.rotation(pos, like=q).apply((q, k), seq_axis=seq_axis)
+
+
+def with_gradient(function, arrays, *arguments):
+    """Return function's results for q and k, and their gradients by the weights."""
+    q, k, *weights = (array.detach() for array in arrays)
+    xs = q.requires_grad_(), k.requires_grad_()
+    ys = function(*xs, *arguments)
+    return [*ys, *torch.autograd.grad(ys, xs, weights)]
+
+
+def case_gradients(mesh, _):
+    for names in itertools.product(("replicated", *AXES[-2]), repeat=2):
+        for seq_axis, sharded_pos, rope in ((-2, True, ROPE), (-3, True, PARTIAL_WIDTH), (-3, False, ROPE)):
+            whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=sharded_pos)
+            found = silently(with_gradient, rotate_both, parts, pos, rope, seq_axis)
+            check(found, with_gradient(rotate_both, whole, positions(6), rope, seq_axis), parts)
+
+
+def case_compiled(mesh, _):
+    """No graph has a collective; two compilations serve all lengths."""
+    for names, seq_axis, lengths in (
+        (("batch", "heads"), -2, [6]),
+        (("heads", "sequence"), -2, [6, 8, 10, 12]),
+        (("sequence", "sequence"), -3, [7]),
     ):
-        check(y, dx, truth, 2, mesh)
+        graphs = []
+
+        def record(graph, example_inputs, graphs=graphs):
+            graphs.append(graph)
+            return make_boxed_func(graph.forward)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(rotate_both, backend=aot_autograd(fw_compiler=record), fullgraph=True)
+        for length in lengths:
+            whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=True, length=length)
+            found = with_gradient(compiled, parts, pos, ROPE, seq_axis)
+            check(found, with_gradient(rotate_both, whole, positions(length), ROPE, seq_axis), parts)
+        assert len(graphs) == 2 * min(len(lengths), 2), "forward and backward"
+        assert not [node for graph in graphs for node in graph.graph.nodes if "c10d" in str(node.target)]
 
 
-def case_identity(mesh):
+def case_partial_gradient(mesh, _):
+    """A gradient that is still to be summed is summed once, to the placements of x."""
+    x = cut(normal(4, 4, 6, 16), mesh, 0, None).requires_grad_()
+    y = ROPE.apply(x, range(6))
+    weight = DTensor.from_local(normal(2, 4, 6, 16), mesh, [Shard(0), Partial()])
+    with CommDebugMode() as communications:
+        (gradient,) = torch.autograd.grad(y, x, weight)
+    assert gradient.placements == x.placements
+    assert communications.get_total_counts() == 1
+
+
+def case_second_gradient(mesh, _):
+    def second(x, pos):
+        x = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(ROPE.apply(x * x, pos).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    x, pos = normal(4, 4, 6, 16), positions(6)
+    dx = cut(x, mesh, 0, 1)
+    check([second(dx, cut(pos, mesh, None, None))], [second(x, pos)], [dx])
+
+
+# ---- placements, memory ----
+
+
+def case_tuples_of_other_placements(mesh, _):
+    """Arrays of one call may be placed in different ways, and have other dtypes."""
+    dtypes, places = (torch.float32, torch.float64, torch.bfloat16), ((0, 1), (2, None), (None, 2))
+    xs = [normal(4, 2 * i + 2, 6, 16, dtype=dtype) for i, dtype in enumerate(dtypes)]
+    parts = [cut(x, mesh, *place) for x, place in zip(xs, places, strict=True)]
+    pos = positions(6)
+    check(ROPE.apply(tuple(parts), cut(pos, mesh, None, None)), ROPE.apply(tuple(xs), pos), parts)
+
+
+def case_identity(_, mesh):
     x = normal(8, 2, 12, 16)
-    dx = placed(x, 0, mesh)
+    dx = cut(x, mesh, 0)
     y = silently(ra.apply, dx, 3, rotary_dim=0)
-    check(y, dx, x, 0, mesh)
+    check([y], [x], [dx])
     assert y.to_local().data_ptr() != dx.to_local().data_ptr()
 
 
-def case_plain_position(mesh):
+def case_flattened_axes(mesh, _):
+    """Flattening two sharded axes gives a placement that is no Shard."""
+    x, pos = normal(4, 6, 2, 16), positions(6)
+    dx = cut(x, mesh, 0, 1)
+    truth = cut(ROPE.apply(x, pos, seq_axis=-3), mesh, 0, 1).to_local().flatten(0, 1)
+    for own in (cut(pos, mesh, 0, 1).flatten(), cut(pos.flatten(), mesh, None, None)):
+        y = ROPE.apply(dx.flatten(0, 1), own, seq_axis=0)
+        assert isinstance(y.placements[1], _StridedShard)
+        assert torch.equal(y.to_local(), truth)
+    with pytest.raises(ra.ShapeError, match="members of a pair"):
+        ROPE.apply(cut(x, mesh, _StridedShard(3, split_factor=2), 3), 5)
+
+
+def case_strides(mesh, _):
+    """The DTensor states the strides of its shard: else a view of it fails."""
+    x = normal(4, 6, 2, 16)
+    for places in ((0, 2), (1, None)):
+        permuted = cut(x, mesh, *places).transpose(1, 2)  # (batch, heads, sequence, features)
+        rows = cut(x.transpose(1, 2), mesh, *permuted.placements)
+        for dx in (permuted, rows):
+            for y in (ROPE.apply(dx, positions(6).tolist()), ROPE.rotation(range(6), like=dx).apply(dx)):
+                assert y.is_contiguous() == y.to_local().is_contiguous()
+                assert y.transpose(1, 2).flatten(2).shape == (4, 6, 32)
+
+
+# ---- refusals ----
+
+
+def case_plain_positions(_, mesh):
+    """They could be of the shard or of the whole: the message has a call for each, and both are right."""
     x, pos = normal(8, 2, 12, 16), torch.arange(12)
-    truth, dx = ROPE.apply(x, pos), placed(x, 2, mesh)
-    for refused in (pos, shard(pos, 0, mesh), shard(pos, 0, mesh).float()):
-        for call in (ROPE.apply, lambda dx, pos: ROPE.rotation(pos, like=dx)):
-            with pytest.raises(ra.ArrayTypeError) as caught:
-                call(dx, refused)
-            message = str(caught.value)
-            assert "DTensor.from_local(pos, x.device_mesh, placements)" in message
-            assert "distribute_tensor(pos, x.device_mesh, [Replicate()] * x.device_mesh.ndim)" in message
-    of_shard = DTensor.from_local(shard(pos, 0, mesh), dx.device_mesh, [Shard(0)])
-    check(ROPE.apply(dx, of_shard), dx, truth, 2, mesh)
-    of_whole = distribute_tensor(pos, dx.device_mesh, [Replicate()] * dx.device_mesh.ndim, src_data_rank=None)
-    check(ROPE.apply(dx, of_whole), dx, truth, 2, mesh)
+    truth, dx = ROPE.apply(x, pos), cut(x, mesh, 2)
+    of_shard = cut(pos, mesh, 0).to_local()
+    names = {"DTensor": DTensor, "distribute_tensor": distribute_tensor, "Replicate": Replicate, "x": dx}
+    for refused in (pos, of_shard):
+        with pytest.raises(ra.ArrayTypeError, match="of this shard, give") as caught:
+            ROPE.apply(dx, refused)
+        with pytest.raises(ra.ArrayTypeError):
+            ROPE.rotation(refused, like=dx)
+    given = str(caught.value).partition("of the whole, give ")[2].rstrip(".")
+    check([ROPE.apply(dx, eval(given, names | {"pos": pos}))], [truth], [dx])
+    own = DTensor.from_local(of_shard, dx.device_mesh, [Shard(0)])
+    check([ROPE.apply(dx, own)], [truth], [dx])
     with implicit_replication():
-        check(silently(ROPE.apply, dx, pos), dx, truth, 2, mesh)
-    with pytest.raises(ra.ArrayTypeError):
-        ROPE.apply(dx, pos)
+        check([silently(ROPE.apply, dx, pos)], [truth], [dx])
 
 
-def case_plain_tables(mesh):
-    x = normal(8, 2, 12, 16)
-    dx = placed(x, 2, mesh)
-    plain = ROPE.rotation(range(12), like=x)
-    with pytest.raises(ra.ArrayTypeError, match=r"the Rotation has plain tables; make it by rope\.rotation"):
-        plain.apply(dx)
-    with pytest.raises(ra.RoPEError):
-        ROPE.rotation(range(12), like=dx).apply(x)
-
-
-def case_refusals(mesh):
+def case_refusals(other, mesh):
     x, pos = normal(8, 2, 12, 16), torch.arange(12)
-    split, whole = placed(x, 3, mesh), placed(x, 0, mesh)
-    one_shard = "members of a pair must be in one shard"
-    with pytest.raises(ra.ShapeError, match=one_shard):
-        ROPE.apply(split, 5)
-    with pytest.raises(ra.ShapeError, match=one_shard):
-        ROPE.rotation(range(12), like=whole).apply(split)
-    with pytest.raises(ra.ShapeError, match="redistribute"):
-        ROPE.apply(DTensor.from_local(x, mesh, [Partial()], run_check=False), 5)
-    with pytest.raises(ra.ArrayTypeError, match="plain"):
-        ROPE.apply((whole, x), 5)
-    with pytest.raises(ra.ArrayTypeError, match="plain"):
-        ROPE.apply(x, placed(pos, None, mesh))
-    with pytest.raises(ra.ArrayTypeError, match="redistribute"):
-        ROPE.apply(whole, DTensor.from_local(pos, mesh, [Partial()], run_check=False))
-    with pytest.raises(ra.ShapeError, match="line up"):
-        ROPE.apply(whole, placed(torch.arange(11), None, mesh))
-    with pytest.raises(ra.ArrayTypeError, match="numpy"):
-        ROPE.apply(whole, np.arange(12))
-
-
-def case_mesh_of_two_axes(mesh):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
-    row, column = mesh.get_coordinate()
-    batch, sequence = slice(2 * row, 2 * row + 2), slice(3 * column, 3 * column + 3)
-    x, pos = normal(4, 2, 6, 16), torch.arange(24).reshape(4, 6)
-    dx = DTensor.from_local(x[batch, :, sequence], mesh, [Shard(0), Shard(2)], run_check=False)
-    own = DTensor.from_local(pos[batch, sequence], mesh, [Shard(0), Shard(1)], run_check=False)
-    y = silently(ROPE.apply, dx, own)
-    assert y.placements == dx.placements
-    assert torch.equal(y.to_local(), ROPE.apply(x, pos)[batch, :, sequence])
-    replicated = DTensor.from_local(pos, mesh, [Replicate(), Replicate()], run_check=False)
-    y = silently(ROPE.apply, dx, replicated)
-    assert y.placements == dx.placements
-    assert torch.equal(y.to_local(), ROPE.apply(x, pos)[batch, :, sequence])
-
-
-def cases():
-    """Yield the name and the function of every case."""
-    for (where, dim), name in itertools.product(DIMS.items(), POSITIONS):
-        if TOGETHER.get(name, dim) == dim:
-            yield f"{where}, positions {name}", functools.partial(check_positions, dim, name)
-    # In the last two, every axis has fewer elements than there are ranks.
-    for sizes, (where, dim) in itertools.product(
-        [(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], [*DIMS.items()][1:]
+    split, whole = cut(x, mesh, 3), cut(x, mesh, 0)
+    partial = functools.partial(DTensor.from_local, device_mesh=mesh, placements=[Partial()], run_check=False)
+    on_other = cut(pos, other, None, None)
+    rotation = ROPE.rotation(on_other, like=cut(x, other, None, None))
+    for error, match, call in (
+        (ra.ShapeError, "one shard", lambda: ROPE.apply(split, 5)),
+        (ra.ShapeError, "one shard", lambda: ROPE.rotation(range(12), like=whole).apply(split)),
+        (ra.ShapeError, "redistribute", lambda: ROPE.apply(partial(x), 5)),
+        (ra.ArrayTypeError, "redistribute", lambda: ROPE.apply(whole, partial(pos))),
+        (ra.ArrayTypeError, "plain", lambda: ROPE.apply((whole, x), 5)),
+        (ra.ArrayTypeError, "plain", lambda: ROPE.apply(x, cut(pos, mesh, None))),
+        (ra.ArrayTypeError, "plain tables", lambda: ROPE.rotation(range(12), like=x).apply(whole)),
+        (ra.RoPEError, "DTensor", lambda: ROPE.rotation(range(12), like=whole).apply(x)),
+        (ra.ShapeError, "line up", lambda: ROPE.apply(whole, cut(torch.arange(11), mesh, None))),
+        (ra.ArrayTypeError, "numpy", lambda: ROPE.apply(whole, np.arange(12))),
+        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.apply(whole, on_other)),
+        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.rotation(on_other, like=whole)),
+        (ra.ArrayTypeError, "x's mesh", lambda: rotation.apply(whole)),
     ):
-        yield f"sizes {sizes} by {where}", functools.partial(check_sizes, sizes, dim)
-    for name, case in globals().items():
-        if name.startswith("case_"):
-            yield name, case
+        with pytest.raises(error, match=match):
+            call()
 
 
 def main():
-    run(cases(), (WORLD,))
-
-
-def run(cases, sizes, names=None):
-    """Run cases as the rank that the command line names, in a group without other processes."""
+    """Run all cases as the rank that the command line names, in a group without other processes."""
     warnings.simplefilter("error")
-    dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=WORLD)
-    mesh, failed = init_device_mesh("cpu", sizes, mesh_dim_names=names), []
-    for name, case in cases:
-        try:
-            case(mesh)
-        except (Exception, pytest.fail.Exception):
-            failed.append(f"{name}: {traceback.format_exc()}")
+    dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=4)
+    meshes, failed = (
+        (init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model")), init_device_mesh("cpu", (4,))),
+        [],
+    )
+    for name, case in [*globals().items()]:  # Dynamo adds names
+        if name.startswith("case_"):
+            try:
+                case(*meshes)
+            except (Exception, pytest.fail.Exception):
+                failed.append(f"{name}: {traceback.format_exc()}")
     dist.destroy_process_group()
     if failed:
         raise SystemExit("\n".join([*failed, f"{len(failed)} cases failed"]))

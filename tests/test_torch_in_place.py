@@ -13,6 +13,7 @@ from torch_cases import (
     OTHER,
     POS,
     ROPES,
+    compiled,
     forward_ad,
     judge_gradient,
     near,
@@ -30,11 +31,15 @@ NEEDS_KERNEL = pytest.mark.skipif(_native.kernel is None, reason="the operator c
 NEEDS_COMPILER = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
 )
-INDUCTOR = pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])
-AT_NIGHT = pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.nightly, NEEDS_COMPILER])
-by_compiler = pytest.mark.parametrize("backend", ["eager", "aot_eager", AT_NIGHT])
-by_each_compiler = pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
-by_source = pytest.mark.parametrize("source", ["positions", "rotation"])
+NIGHTLY = pytest.mark.nightly
+by_compiler = pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param("eager", marks=NIGHTLY),
+        pytest.param("inductor", marks=[pytest.mark.slow, NIGHTLY, NEEDS_COMPILER]),
+    ],
+)
 HEADS = 4, 2, 2  # of q, k and v
 
 
@@ -63,17 +68,19 @@ def judge_projection(qkv, before, pos, name="half"):
     assert same(v, unchanged)
 
 
-def compiled(function, backend="aot_eager", **options):
-    return torch.compile(function, fullgraph=True, backend=backend, **options)
-
-
 # ---- the values ----
 
 
 @by_compiler
-@by_source
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype", "source"),
+    [
+        ("plain", torch.float32, "positions"),
+        ("half", torch.bfloat16, "rotation"),
+        ("partial", torch.float64, "positions"),
+        ("mixed", torch.float32, "rotation"),
+    ],
+)
 def test_views_of_one_projection(name, dtype, source, backend, fresh_dynamo):
     def layer(qkv, pos):
         q, k, _ = views_of(qkv)
@@ -82,21 +89,19 @@ def test_views_of_one_projection(name, dtype, source, backend, fresh_dynamo):
         assert ys[1] is k
         return qkv + 0
 
-    qkv = projection(dtype=dtype)
+    qkv, eager = projection(dtype=dtype), projection(dtype=dtype)
     y = compiled(layer, backend)(qkv, POS)
     judge_projection(qkv, projection(dtype=dtype), LIST, name)
     assert same(y, qkv)
-    eager = projection(dtype=dtype)
     layer(eager, POS)
     assert same(qkv, eager)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@by_compiler
-def test_modes(mode, backend, fresh_dynamo):
+def test_modes(mode, fresh_dynamo):
     with mode():
         qkv = projection()
-        compiled(lambda qkv, pos: rotate_in_place(views_of(qkv)[:2], pos), backend)(qkv, POS)
+        compiled(lambda qkv, pos: rotate_in_place(views_of(qkv)[:2], pos))(qkv, POS)
         judge_projection(qkv, projection(), LIST)
 
 
@@ -125,14 +130,9 @@ def test_without_the_second_functionalization(fresh_dynamo):
     assert same(y, views_of(qkv)[0])
 
 
-@by_compiler
-def test_one_tensor(backend, fresh_dynamo):
-    x, rotation = normal(2, 5, 16), OTHER.rotation(POS, like=normal(1))
-    compiled(lambda x, rotation: rotation.apply(x, out=x), backend)(x, rotation)
-    assert same(x, rotation.apply(normal(2, 5, 16)))
-
-
-@by_each_compiler
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", "eager", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])]
+)
 def test_reads_before_and_after(backend, fresh_dynamo):
     """Values that are read before the call are unrotated, through views too, until they are used."""
 
@@ -199,7 +199,7 @@ MROPE = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
 
 
 @by_compiler
-@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)], ids=["tokens", "batch"])
+@pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5), marks=NIGHTLY)], ids=["batch", "tokens"])
 def test_coordinates_first(shape, backend, fresh_dynamo):
     """Engines have positions of M-RoPE as (3, tokens) or (3, batch, tokens)."""
     pos = torch.randint(0, 10**6, shape)
@@ -256,24 +256,41 @@ def test_overlaps_are_refused_when_the_program_runs(name, backend, fresh_dynamo)
     assert same(qkv, projection())
 
 
+def split_of(x):
+    return (x * 1).split(1)[0]
+
+
 REFUSED = {
-    "twice": (lambda x: HALF.apply((x, x), POS, out=(x, x)), "given twice"),
+    "twice": (lambda x: HALF.apply((x, x), POS, out=(x, x)), False, "given twice"),
     "expanded": (
         lambda x: HALF.apply(x[:1].expand(2, 5, 16), POS, out=x[:1].expand(2, 5, 16)),
+        False,
         "share memory",
     ),
-    "shape": (lambda x: HALF.apply(x, POS, out=x[:1]), "give out x's shape"),
-    "a tuple": (lambda x: HALF.apply(x, POS, out=(x,)), "give one array"),
+    "shape": (lambda x: HALF.apply(x, POS, out=x[:1]), False, "out"),
+    "a tuple": (lambda x: HALF.apply(x, POS, out=(x,)), False, "one array"),
+    "a leaf": (lambda x: HALF.apply(x, POS, out=x), True, "a leaf"),
+    "a view of a leaf": (lambda x: HALF.apply(x[:1], POS, out=x[:1]), True, "a view of a leaf"),
+    "a part of split": (
+        lambda x: (lambda y: HALF.apply(y, POS, out=y))(split_of(x)),
+        True,
+        "split|multiple views|Split",
+    ),
+    "other memory, a gradient": (
+        lambda x: HALF.apply(x * 1, POS, out=torch.zeros(2, 5, 16)),
+        True,
+        "would lose",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_while_compiling(name, fresh_dynamo):
-    of, message = REFUSED[name]
-    x = normal(2, 5, 16)
+    of, grad, message = REFUSED[name]
+    x = normal(2, 5, 16).requires_grad_(grad)
     with pytest.raises(Exception, match=message):
         compiled(of)(x)
-    assert same(x, normal(2, 5, 16))
+    assert same(x.detach(), normal(2, 5, 16))
 
 
 # ---- gradients ----
@@ -283,8 +300,7 @@ IN_PLACE = {"product": lambda x: x * 1, "view": lambda x: torch.cat([x, x], -1)[
 
 
 @by_compiler
-@by_source
-@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize(("name", "source"), [("product", "positions"), ("view", "rotation")])
 def test_a_gradient_is_recorded(name, source, backend, fresh_dynamo):
     """Of q alone, of q and k, and of k alone."""
 
@@ -303,34 +319,6 @@ def test_a_gradient_is_recorded(name, source, backend, fresh_dynamo):
             if needed:
                 (gradient,) = torch.autograd.grad(y, leaf, weight, retain_graph=True)
                 judge_gradient(gradient.transpose(0, 1), weight.transpose(0, 1), LIST, "half")
-
-
-NOT_IN_PLACE = {
-    "a leaf": (lambda x: x, "a leaf"),
-    "a view of a leaf": (lambda x: x[:1], "a view of a leaf"),
-    "a part of split": (lambda x: (x * 1).split(1)[0], "split|multiple views|Split"),
-}
-
-
-@pytest.mark.parametrize("name", NOT_IN_PLACE)
-def test_tensors_that_autograd_does_not_write(name, fresh_dynamo):
-    view, message = NOT_IN_PLACE[name]
-
-    def layer(x):
-        y = view(x)
-        return HALF.apply(y, POS, out=y)
-
-    x = normal(2, 5, 16).requires_grad_()
-    with pytest.raises(Exception, match=message):
-        compiled(layer)(x)
-    assert same(x.detach(), normal(2, 5, 16))
-
-
-def test_other_memory_would_lose_a_gradient(fresh_dynamo):
-    with pytest.raises(Exception, match="would lose"):
-        compiled(lambda x, out: HALF.apply(x * 1, POS, out=out))(
-            normal(2, 5, 16).requires_grad_(), torch.zeros(2, 5, 16)
-        )
 
 
 def test_a_parameter_is_rotated_without_a_gradient(fresh_dynamo):
@@ -357,8 +345,14 @@ def plan_text(rope):
     return rope._plan.text
 
 
+def operator_in_place(x):
+    torch.ops.rope_array.rotate_at_([x], POS, plan_text(HALF), False, -2)
+
+
 @NEEDS_KERNEL
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    "name", ["mixed", *(pytest.param(name, marks=NIGHTLY) for name in FIELDS if name != "mixed")]
+)
 def test_the_operator_passes_pytorch_s_checks(name):
     rope, ops = ROPES[name], torch.ops.rope_array
     cos, sin = rope.rotation(POS, like=normal(1))
@@ -374,10 +368,7 @@ def test_the_operator_passes_pytorch_s_checks(name):
 
 @NEEDS_KERNEL
 def test_the_operator_records_no_gradient():
-    def call(x, pos=POS):
-        torch.ops.rope_array.rotate_at_([x], pos, plan_text(HALF), False, -2)
-
-    x = normal(2, 5, 16).requires_grad_()
+    call, x = operator_in_place, normal(2, 5, 16).requires_grad_()
     for given in (x, x * 1):
         with pytest.raises(ArrayTypeError, match="records none"):
             call(given)
@@ -393,36 +384,32 @@ def test_the_operator_refuses_dual_numbers():
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, x)
         with pytest.raises(ArrayTypeError, match="dual number"):
-            torch.ops.rope_array.rotate_at_([dual], POS, plan_text(HALF), False, -2)
+            operator_in_place(dual)
     assert same(x, normal(2, 5, 16))
 
 
-@NEEDS_KERNEL
-@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
-def test_autograd_sees_saved_tensors_change(backend, fresh_dynamo):
-    rotate = lambda x: HALF.apply(x, POS, out=x)  # noqa: E731
-    if backend is None:
-        rotate = lambda x: torch.ops.rope_array.rotate_at_([x], POS, plan_text(HALF), False, -2)  # noqa: E731
-    else:
-        rotate = compiled(rotate, backend)
-    weight, x = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
-    y = (weight * x).sum()
-    rotate(x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
-
-
-@NEEDS_KERNEL
-def test_tables_that_the_kernel_cannot_read(fresh_dynamo):
-    """Copies of the tables are read, and the write is counted."""
-
-    def layer(x, cos, sin):
-        HALF.rotation_from(cos, sin).apply(x, out=x)
-
+def rotate_by_copied_tables(x):
+    """The kernel cannot read these tables, and reads copies."""
     tables = [table.repeat_interleave(2, -1)[..., ::2] for table in HALF.rotation(POS, like=normal(1))]
+    compiled(lambda x, cos, sin: HALF.rotation_from(cos, sin).apply(x, out=x), "eager")(x, *tables)
+
+
+WRITES = {
+    "the operator": operator_in_place,
+    "copied tables": rotate_by_copied_tables,
+    **{
+        name: lambda x, name=name: compiled(lambda x: HALF.apply(x, POS, out=x), name)(x)
+        for name in ("eager", "aot_eager")
+    },
+}
+
+
+@NEEDS_KERNEL
+@pytest.mark.parametrize("name", WRITES)
+def test_autograd_sees_saved_tensors_change(name, fresh_dynamo):
     weight, x = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
     y = (weight * x).sum()
-    compiled(layer, "eager")(x, *tables)
+    WRITES[name](x)
     judge(x, normal(2, 5, 16, seed=1), LIST, **FIELDS["half"])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
@@ -451,75 +438,55 @@ def program_of(function, *args):
     return program[program.index("def call(") :]
 
 
-@NEEDS_KERNEL
-@pytest.mark.slow
-@NEEDS_COMPILER
-@by_source
-@pytest.mark.parametrize("made", ["inside", "outside"])
-def test_nothing_is_copied(source, made, fresh_dynamo):
-    """Of two layers in a row: one operator each, and no buffer but the projection's and the tables'."""
-
-    def layers(qkv, weight, pos):
-        if made == "inside":
-            qkv = qkv @ weight
-        for rope in (HALF, OTHER):
-            rotate_in_place(views_of(qkv)[:2], pos, rope, source)
-        return qkv if made == "inside" else None
-
-    code = program_of(layers, projection(), normal(128, 128, seed=1), POS)
-    name = "rotate_at_" if source == "positions" else "rotate_by_"
-    assert re.findall(r"torch\.ops\.rope_array\.(\w+)\.default\(", code) == [name] * 2
-    buffers = re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code)
-    of_qkv = [each for each in buffers if "128" in each]
-    assert len(of_qkv) == (made == "inside")
-    assert all(each.startswith("5, ") for each in buffers)  # tables of 5 positions, and the projection
-    if source == "positions":
-        assert "cpp_fused" not in code
-        assert buffers == of_qkv
+def two_layers(qkv, weight, pos, source):
+    qkv = qkv @ weight
+    for rope in (HALF, OTHER):
+        rotate_in_place(views_of(qkv)[:2], pos, rope, source)
+    return qkv
 
 
-@NEEDS_KERNEL
-@pytest.mark.slow
-@NEEDS_COMPILER
-def test_two_projections_are_not_copied(fresh_dynamo):
-    """q and k of a buffer each, with the heads before the tokens."""
+def two_projections(x, of_q, of_k, pos):
+    xs = tuple((x @ weight).view(1, 5, -1, 16).transpose(1, 2) for weight in (of_q, of_k))
+    return HALF.apply(xs, pos, out=xs)
 
-    def layer(x, of_q, of_k, pos):
-        xs = tuple((x @ weight).view(1, 5, -1, 16).transpose(1, 2) for weight in (of_q, of_k))
-        return HALF.apply(xs, pos, out=xs)
 
-    code = program_of(layer, normal(5, 32), normal(32, 64, seed=1), normal(32, 32, seed=2), POS)
-    assert code.count("rope_array.rotate_at_.default(") == 1
-    assert re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code) == ["5, 64", "5, 32"]
-    assert "cpp_fused" not in code
+def coordinates(x, pos):
+    MROPE.apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
+
+
+QKV = projection(), normal(128, 128, seed=1), POS
+# Each program's arguments, its operators, and the sizes of its buffers.
+PROGRAMS = {
+    "positions": (lambda *args: two_layers(*args, "positions"), QKV, ["rotate_at_"] * 2, ["5, 128"]),
+    "rotation": (
+        lambda *args: two_layers(*args, "rotation"),
+        QKV,
+        ["rotate_by_"] * 2,
+        ["5, 128", *["5, 8"] * 2, *["5, 4"] * 2],  # tables of two ropes
+    ),
+    "two projections, heads before tokens": (
+        two_projections,
+        (normal(5, 32), normal(32, 64, seed=1), normal(32, 32, seed=2), POS),
+        ["rotate_at_"],
+        ["5, 64", "5, 32"],
+    ),
+    "coordinates first": (coordinates, (normal(5, 4, 16), torch.arange(15).view(3, 5)), ["rotate_at_"], []),
+}
 
 
 @NEEDS_KERNEL
 @pytest.mark.slow
 @NEEDS_COMPILER
-def test_coordinates_first_are_no_copy(fresh_dynamo):
-    def layer(x, pos):
-        return MROPE.apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
-
-    code = program_of(layer, normal(5, 4, 16), torch.arange(15).view(3, 5))
-    assert re.search(r"rotate_at_\.default\(\[\w+\], reinterpret_tensor\(\w+, \(5, 3\), \(1, 5\), 0\)", code)
-    assert "empty_strided" not in code
-    assert "cpp_fused" not in code
-
-
-@pytest.mark.slow
-@NEEDS_COMPILER
-def test_no_operator_without_the_kernel(fresh_dynamo):
-    """As on a device that the kernel does not serve."""
-
-    def layer(qkv, pos):
-        rotate_in_place(views_of(qkv)[:2], pos, backend="torch")
-
-    qkv = projection()
-    code = program_of(layer, qkv, POS)
-    assert "torch.ops" not in code
-    before = projection()
-    judge_projection(qkv, before, LIST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NIGHTLY if "two" in name else ()) for name in PROGRAMS]
+)
+def test_nothing_is_copied(name, fresh_dynamo):
+    """One operator for each layer, and no buffer but the projection's and the tables'."""
+    function, arguments, operators, buffers = PROGRAMS[name]
+    code = program_of(function, *arguments)
+    assert re.findall(r"torch\.ops\.rope_array\.(\w+)\.default\(", code) == operators
+    assert sorted(re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code)) == sorted(buffers)
+    assert ("cpp_fused" in code) == (name == "rotation")  # the loops that make tables
 
 
 def test_other_devices_run_pytorch_s_operations(fresh_dynamo):
@@ -568,8 +535,7 @@ QUIET = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch
 
 
 @QUIET
-@by_source
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+@pytest.mark.parametrize(("strict", "source"), [(False, "positions"), (True, "rotation")])
 def test_an_exported_program_writes_its_input(strict, source):
     program = export(source, strict)
     functional = program.run_decompositions()
