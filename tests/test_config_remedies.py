@@ -34,7 +34,7 @@ def hunyuan(**keys):
     return model("hunyuan_vl_text", head_dim=128, **keys)
 
 
-# A config; the words of the remedy; the keys that follow it (None leaves one out, a dot is of rope_scaling); the
+# A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the
 # rope of the model's code, or the reason of the refusal that remains.
 REMEDIES = {
     "a misspelt key": (
