@@ -13,8 +13,8 @@ from unittest.mock import MagicMock
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS, GROUPS = PYPROJECT["project"]["optional-dependencies"], PYPROJECT["dependency-groups"]
 DEMO = "-P -m rope_array demo"
 PACKAGE = "--no-build-isolation --no-deps"  # options of the call that installs the package alone
 
@@ -64,41 +64,24 @@ def installs(call):
     return specs.split()
 
 
-def test_installs_what_is_needed_then_the_package(project):
+def test_the_demo_installs_what_is_needed_once_and_after_changes(project):
     packages, package, demo = project.dev("demo", "a file.txt")[0]
     assert {*EXTRAS["dask"], *GROUPS["strict"]} < {*installs(packages)}
     assert PACKAGE in package
     assert package.endswith(f" {project.folder}")
     assert demo == f"{DEMO} a file.txt"
-
-
-def test_installs_nothing_twice(project):
-    project.dev("demo")
     assert project.dev("demo")[0] == [DEMO]
 
-
-def test_all_adds_two_libraries_and_its_absence_installs_nothing(project):
-    project.dev("demo")
     packages, demo = project.dev("demo", "--all")[0]
     assert installs(packages) == [*EXTRAS["jax"], *GROUPS["torch"]]
-    assert demo == DEMO
-    assert project.dev("demo")[0] == [DEMO]
-    assert project.dev("demo", "--all")[0] == [DEMO]
+    assert project.dev("demo")[0] == project.dev("demo", "--all")[0] == [DEMO]
 
+    for file in ("rope_array/__init__.py", "backends/new.hpp", "CMakeLists.txt"):
+        with (project.folder / file).open("a", encoding="utf-8") as stream:
+            stream.write("\n# changed\n")
+        package, demo = project.dev("demo")[0]
+        assert PACKAGE in package, file
 
-@pytest.mark.parametrize("file", ["rope_array/__init__.py", "backends/new.hpp", "CMakeLists.txt"])
-def test_a_change_of_the_code_installs_the_package_alone(project, file):
-    project.dev("demo")
-    with (project.folder / file).open("a", encoding="utf-8") as stream:
-        stream.write("\n# changed\n")
-    package, demo = project.dev("demo")[0]
-    assert PACKAGE in package
-    assert demo == DEMO
-    assert project.dev("demo")[0] == [DEMO]
-
-
-def test_a_new_requirement_is_installed(project):
-    project.dev("demo")
     pyproject = project.folder / "pyproject.toml"
     pyproject.write_text(pyproject.read_text("utf-8").replace("array-api-strict>=2.3", "strict>=9"), "utf-8")
     packages, package, _ = project.dev("demo")[0]
@@ -106,12 +89,11 @@ def test_a_new_requirement_is_installed(project):
     assert PACKAGE in package
 
 
-@pytest.mark.parametrize("command", ["lint", "types"])
-def test_a_session_of_nox(project, command):
-    packages, nox = project.dev(command)[0]
+def test_a_session_of_nox(project):
+    packages, nox = project.dev("lint")[0]
     assert installs(packages) == GROUPS["dev"]
-    assert nox == f"-P -m nox -f {project.folder}/noxfile.py -s {command}"
-    assert len(project.dev(command)[0]) == 1
+    assert nox == f"-P -m nox -f {project.folder}/noxfile.py -s lint"
+    assert len(project.dev("lint")[0]) == 1
 
 
 def test_a_failed_installation_shows_why_and_is_tried_again(project):
@@ -128,10 +110,8 @@ def test_without_a_compiler_the_demo_runs_and_the_next_tries_again(project):
     project.python_does('echo "rope_array: the C++ kernel was NOT built; see the messages"')
     calls, printed = project.dev("demo")
     assert calls[-1] == DEMO
-    (line,) = [line for line in printed.splitlines() if "kernel is missing" in line]
-    assert str(project.folder / "build/dev.log") in line
-    package, _ = project.dev("demo")[0]
-    assert PACKAGE in package
+    assert "kernel is missing" in printed
+    assert PACKAGE in project.dev("demo")[0][0]
 
 
 @pytest.mark.slow
@@ -139,7 +119,6 @@ def test_prints_at_least_every_five_seconds(project):
     project.python_does('case "$*" in *dask*) sleep 4.5;; esac')
     first, second, last, *_ = project.dev("demo")[1].split("\n")
     assert first.startswith("   0 s  installing ")
-    assert "dask" in first
     assert second in ("   4 s  ...", "   5 s  ...")
     assert last in [f"   {seconds} s  done" for seconds in (4, 5, 6)]
 
@@ -158,20 +137,17 @@ def nox_file(monkeypatch, tmp_path):
     return SimpleNamespace(**functions)
 
 
-WHOLE, A_PART = SimpleNamespace(posargs=[]), SimpleNamespace(posargs=["-k", "one"])
-
-
 def test_a_session_runs_unless_it_has_passed_with_the_same_files(nox_file, monkeypatch):
-    assert nox_file.passed_before(WHOLE, "study", "hash") == ""  # nothing is recorded
-    nox_file.record_pass(A_PART, "study", "hash")
-    assert nox_file.passed_before(WHOLE, "study", "hash") == ""
-    nox_file.record_pass(WHOLE, "study", "hash")
-    nox_file.record_pass(WHOLE, "proof", "another")
-    assert "it has passed with these files" in nox_file.passed_before(WHOLE, "study", "hash")
-    assert nox_file.passed_before(WHOLE, "study", "another") == ""
-    assert nox_file.passed_before(A_PART, "study", "hash") == ""
+    whole, a_part = SimpleNamespace(posargs=[]), SimpleNamespace(posargs=["-k", "one"])
+    passed = nox_file.passed_before
+    nox_file.record_pass(a_part, "study", "hash")
+    assert passed(whole, "study", "hash") == ""
+    nox_file.record_pass(whole, "study", "hash")
+    nox_file.record_pass(whole, "proof", "another")
+    assert "it has passed" in passed(whole, "study", "hash")
+    assert passed(whole, "study", "another") == passed(a_part, "study", "hash") == ""
     monkeypatch.setenv("ROPE_ARRAY_NIGHTLY", "1")
-    assert nox_file.passed_before(WHOLE, "study", "hash") == ""
+    assert passed(whole, "study", "hash") == ""
 
 
 def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
@@ -181,21 +157,20 @@ def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
         file.write_bytes(content.encode())
         return {name: nox_file.content_of(name, tmp_path / "root") for name in ("study", "proof", "gpu-code")}
 
-    first = write("proof/theorems.py", "one\n")
-    assert write("proof/theorems.py", "one\r\n") == first
-    for path in ("proof/__pycache__/theorems.pyc", "backends/_native/_kernel.so", "rope_array/hf/_patch.py"):
-        assert write(path) == first
+    before = write("proof/theorems.py", "one\n")
     for path, changed in (
+        ("proof/__pycache__/theorems.pyc", set()),
+        ("backends/_native/_kernel.so", set()),
+        ("rope_array/hf/_patch.py", set()),
         ("proof/theorems.py", {"proof"}),
         ("bench/roformer/data/more/a.txt", {"study"}),
         ("tests/test_triton_compile.py", {"gpu-code"}),
-        ("backends/_native/cos_sin.h", {"study", "proof", "gpu-code"}),
-        ("rope_array/_rope.py", {"study", "proof", "gpu-code"}),
+        ("backends/_native/cos_sin.h", {"proof", "gpu-code"}),
     ):
-        before, after = write("unrelated.py"), write(path)
+        after = write(path)
         assert {name for name in after if after[name] != before[name]} == changed, path
-
-
-def test_every_pattern_of_files_names_a_file(nox_file):
-    for pattern in itertools.chain(nox_file.READ_BY_EACH, *nox_file.READ_BY.values()):
+        before = after
+    assert write("proof/theorems.py", "1\r\n") != before
+    assert write("proof/theorems.py", "1\n") == write("proof/theorems.py", "1\r\n")
+    for pattern in itertools.chain(*nox_file.READ_BY.values()):
         assert any(ROOT.glob(pattern)), pattern
