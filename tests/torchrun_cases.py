@@ -12,16 +12,17 @@ import warnings
 
 import compare
 import pytest
+import test_torch_modules as modules
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
 import rope_array as ra
-from rope_array.torch import LearnedRotaryEmbedding, RotaryEmbedding
+from rope_array.torch import RotaryEmbedding
 
 normal = functools.partial(compare.normal, "torch")
 ROPE = ra.RoPE(16, pairing="half")
@@ -137,13 +138,6 @@ def case_fsdp_compiled_and_checkpointed(mesh):
         close(found, truth)
 
 
-def case_fsdp_shards_learned_frequencies(mesh):
-    def make():
-        return Model(Layer(LearnedRotaryEmbedding(ROPE)), Layer(LearnedRotaryEmbedding(ROPE)))
-
-    close(losses(make, mesh), losses(make))
-
-
 class Rotating(Model):
     """A model that makes one Rotation for all layers."""
 
@@ -173,6 +167,68 @@ def case_fsdp_in_mixed_precision(mesh):
         truth = made(Rotating).to(half)(x.to(half), positions)
     assert torch.equal(loss(made(Model, RotaryEmbedding(ROPE)), True), truth)
     assert torch.equal(loss(made(Rotating), False), truth)
+
+
+# ---- the modules ----
+
+
+def step(model, x, pos):
+    """Return the result, and the whole gradients of the parameters."""
+    y = model(x, pos)
+    y.float().square().sum().backward()
+    return [y.detach(), *(getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters())]
+
+
+def case_modules(mesh):
+    """Each rank has the whole batch: a mean of its gradients is the gradient of one process."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for name, make in modules.MODULES.items():
+        model = modules.Attention(modules.changed(make()))
+        x, pos = normal(2, 5, 32), modules.positions_for(model.rotary, 5)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        truth = step(model, x, pos)
+
+        def fresh(first=False, make=make, state=state, **options):
+            model = modules.Attention(make())
+            model.load_state_dict(state)
+            if first:  # the rotary module is a group of its own
+                fully_shard(model.rotary, mesh=mesh)
+            return fully_shard(model, mesh=mesh, **options) if options else model
+
+        for model in (
+            nn.parallel.DistributedDataParallel(fresh()),
+            fresh(reshard_after_forward=True),
+            fresh(first=True, reshard_after_forward=True),
+        ):
+            close(step(model, x, pos), truth)
+
+        # In bfloat16 the parameters of the rotary module need a group of their own.
+        step(fresh(first=True, mp_policy=policy), x, pos)
+        # `rotation` is no forward: fully_shard gathers for it only if it is registered.
+        sharded = fully_shard(fresh().rotary, mesh=mesh)
+        if name != "fixed":
+            with pytest.raises(ra.ArrayTypeError, match="shard this module first"):
+                step(fresh(mp_policy=policy), x, pos)
+            with pytest.raises(
+                ra.ArrayTypeError, match=r'register_fsdp_forward_method\(module, "rotation"\)'
+            ):
+                sharded.rotation(pos, like=x[..., :16])
+        register_fsdp_forward_method(sharded, "rotation")
+        sharded.rotation(pos, like=x[..., :16])
+
+        # Without memory at first, then sharded, allocated and initialised.
+        with torch.device("meta"):
+            model = modules.Attention(make())
+        fully_shard(model, mesh=mesh).to_empty(device="cpu")
+        model.qkv.reset_parameters()
+        if name != "fixed":
+            model.rotary.reset_parameters()
+        for parameter in model.rotary.parameters():
+            value = parameter.full_tensor().detach()
+            if name == "mixed":  # directions are random
+                value = torch.linalg.vector_norm(value, dim=1) / torch.tensor(modules.HALF.frequencies) - 1
+            close(value, torch.zeros_like(value))
+        assert torch.isfinite(model(x, pos)).all()
 
 
 def main():
