@@ -1,6 +1,5 @@
 """Libraries that the array-api backend serves or refuses, and the backends that adapt a library to it."""
 
-import logging
 import re
 import types
 from pathlib import Path
@@ -47,9 +46,9 @@ class Array:
 
 
 def without(name):
-    """Return an array of a library without a function."""
+    """Return an array without an attribute, or of a library without a function."""
     x = Array()
-    delattr(x.xp, name)
+    delattr(x if hasattr(x, name) else x.xp, name)
     return x
 
 
@@ -75,40 +74,25 @@ def fresh_types(monkeypatch):
     monkeypatch.setattr(_library, "_found", {})
 
 
-@pytest.mark.usefixtures("fresh_types")
-@pytest.mark.parametrize("name", _trial.FUNCTIONS)
-def test_a_library_without_a_function_is_refused(name):
-    text = explained(without(name))
-    assert f"lacks {name} of the Python Array API" in text
-    assert "docs/backends.md" in text
+FLAT = {"reshape": lambda array, shape: numpy_xp.reshape(array, (-1,))}
+IN_TRIAL = "raised ValueError: half of it is missing in a trial rotation"
+INCOMPLETE = {
+    **{f"no {name}": (without(name), f"lacks {name} of the Python Array API") for name in _trial.FUNCTIONS},
+    **{f"no array's {name}": (without(name), f"lacks the array's {name}") for name in ("device", "ndim")},
+    **{
+        f"{name} raises": (Array(**{name: raises}), IN_TRIAL)
+        for name in ("asarray", "arange", "astype", "concat", "reshape", "where")
+    },
+    "another shape": (Array(**FLAT), "returned float32[4] (numpy), not float32[2, 2]"),
+    "no dtypes": (Array(__array_namespace_info__=raises), "raised ValueError in __array_namespace_info__"),
+}
 
 
 @pytest.mark.usefixtures("fresh_types")
-@pytest.mark.parametrize("name", ["device", "ndim"])
-def test_a_library_whose_arrays_lack_an_attribute_is_refused(name):
-    x = Array()
-    delattr(x, name)
-    assert f"lacks the array's {name}" in explained(x)
-
-
-@pytest.mark.usefixtures("fresh_types")
-@pytest.mark.parametrize("name", ["asarray", "arange", "astype", "concat", "reshape", "where"])
-def test_a_library_with_a_broken_function_is_refused(name):
-    assert "raised ValueError: half of it is missing in a trial rotation" in explained(
-        Array(**{name: raises})
-    )
-
-
-@pytest.mark.usefixtures("fresh_types")
-def test_a_library_whose_results_have_another_shape_is_refused():
-    text = explained(Array(reshape=lambda array, shape: numpy_xp.reshape(array, (-1,))))
-    assert "returned float32[4] (numpy), not float32[2, 2]" in text
-
-
-@pytest.mark.usefixtures("fresh_types")
-def test_a_library_without_information_on_dtypes_is_refused():
-    text = explained(Array(__array_namespace_info__=raises))
-    assert "raised ValueError in __array_namespace_info__" in text
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_an_incomplete_library_is_refused(name):
+    x, reason = INCOMPLETE[name]
+    assert reason in explained(x)
 
 
 @pytest.mark.usefixtures("fresh_types")
@@ -154,12 +138,6 @@ def test_a_sparse_array_is_refused():
     text = explained(sparse.COO.from_numpy(np.ones((2, 4), np.float32)))
     assert "sparse lacks arange" in text
     assert "its todense()" in text
-
-
-@pytest.mark.library("sparse")
-def test_positions_of_another_library_are_refused():
-    import sparse
-
     with pytest.raises(ra.ArrayTypeError, match="Give positions of NumPy"):
         ra.apply(values(5, 16), sparse.COO(np.arange(5)))
 
@@ -187,51 +165,47 @@ def test_a_compressed_array_is_refused():
 def test_a_version_of_the_standard_without_information_on_dtypes_is_refused():
     import array_api_strict
 
-    x = array_api_strict.asarray([[1.0, 2.0, 3.0, 4.0]] * 2, dtype=array_api_strict.float32)
-    with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):
-        assert "2022.12" in explained(x)
-    assert ra.explain(x, range(2)).backend == "array-api"
-    with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):  # the type is known now
-        assert "2022.12" in explained(x)
+    x = array_api_strict.asarray(values(2, 4))
+    for _ in range(2):  # before and after the type is known
+        with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):
+            assert "2022.12" in explained(x)
+        assert ra.explain(x, range(2)).backend == "array-api"
 
 
 # ---- a device without 64-bit dtypes ----
 
 
-@pytest.fixture
-def on_narrow_device():
-    """Make arrays on array-api-strict's device without 64-bit dtypes."""
+def on_narrow_device(array):
     import array_api_strict as xp
 
-    return lambda array: xp.asarray(array, device=xp.Device("no_x64"))
+    return xp.asarray(array, device=xp.Device("no_x64"))
 
 
 @pytest.mark.library("strict")
-@pytest.mark.parametrize("pos", [[0, 1, -5, 2**31 - 1], np.float32([0.5, 1, 3.25, 7]), range(4)], ids=str)
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_a_device_without_int64_has_the_same_bits(on_narrow_device, pos, fields):
+def test_a_device_without_int64_has_the_same_bits(fields):
     import array_api_strict as xp
 
-    x = values(2, 4, 16)
-    here = there = pos
-    if isinstance(pos, np.ndarray):  # Python floats are float64, which the device lacks
-        here, there = xp.asarray(pos), on_narrow_device(pos)
-    y = ra.apply(on_narrow_device(x), there, **fields)
-    assert y.device == xp.Device("no_x64")
-    want = ra.apply(xp.asarray(x), here, **fields)
-    assert bits(xp.asarray(y, device=xp.Device("CPU_DEVICE"))) == bits(want)
+    x, floats = values(2, 4, 16), np.float32([0.5, 1, 3.25, 7])
+    same = [0, 1, -5, 2**31 - 1], range(4)
+    # Not Python floats: they are float64, which the device lacks.
+    for here, there in (*zip(same, same, strict=True), (xp.asarray(floats), on_narrow_device(floats))):
+        y = ra.apply(on_narrow_device(x), there, **fields)
+        assert y.device == xp.Device("no_x64")
+        want = ra.apply(xp.asarray(x), here, **fields)
+        assert bits(xp.asarray(y, device=xp.Device("CPU_DEVICE"))) == bits(want)
 
 
 @pytest.mark.library("strict")
-def test_a_device_without_int64_has_positions_and_tables(on_narrow_device):
+def test_a_device_without_int64_has_positions_and_tables():
     x = on_narrow_device(values(2, 4))
     pos = ra.positions.offset(2, 5, like=x)
     assert str(pos.dtype).endswith("int32")
     assert pos.device == x.device == ra.RoPE(4).rotation(pos, like=x).cos.device
     assert ra.RoPE(4).matrix(3, like=x).device == x.device
-    with pytest.raises(ra.PositionError, match=r"2\*\*31, as this device"):
+    with pytest.raises(ra.PositionError, match=r"2\*\*31"):
         ra.apply(x, 2**31)
-    with pytest.raises(ra.ArrayTypeError, match="no 64-bit dtypes on this device"):
+    with pytest.raises(ra.ArrayTypeError, match="no 64-bit dtypes"):
         ra.positions.offset(2, 5, like=x, dtype="int64")
 
 
@@ -301,8 +275,7 @@ def test_mlx_maps_a_call():
     import mlx.core as mx
 
     x, pos = mx.array(values(4, 3, 16)), mx.array(FAR[:3])
-    mapped = mx.vmap(lambda one: ra.apply(one, pos))(x)
-    assert np.array_equal(np.array(mapped), np.array(ra.apply(x, pos)))
+    assert bool(mx.array_equal(mx.vmap(lambda one: ra.apply(one, pos))(x), ra.apply(x, pos)))
 
 
 @pytest.mark.library("mlx")
@@ -327,30 +300,14 @@ def test_an_old_mlx_is_refused(monkeypatch):
 # ---- TensorFlow ----
 
 
-@pytest.fixture
-def logged():
-    """The messages that TensorFlow logs, such as AutoGraph's about code that it cannot translate."""
-    import tensorflow as tf
-
-    messages = []
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    handler = Handler()
-    tf.get_logger().addHandler(handler)
-    yield messages
-    tf.get_logger().removeHandler(handler)
-
-
 @pytest.mark.library("tensorflow")
 @pytest.mark.parametrize("fields", [*FIELDS.values(), "axes"], ids=[*FIELDS, "axes"])
-def test_tensorflow_traces_unknown_sizes(fields, logged):
+def test_tensorflow_traces_unknown_sizes(fields, caplog):
     import tensorflow as tf
 
     axes = fields == "axes"
     rope = ra.RoPE(16, axes=ra.Axes.axial(8, 8, blocks=True)) if axes else ra.RoPE(16, **fields)
+    tf.get_logger().addHandler(caplog.handler)
     traced, shape = [], (None, 2) if axes else (None,)
 
     @tf.function(
@@ -366,7 +323,8 @@ def test_tensorflow_traces_unknown_sizes(fields, logged):
         for y in rotate(x, pos):
             np.testing.assert_allclose(y, rope.apply(x, pos), rtol=0, atol=1e-6)
     assert len(traced) == 1
-    assert not [message for message in logged if "AutoGraph" in message]
+    tf.get_logger().removeHandler(caplog.handler)
+    assert "AutoGraph" not in caplog.text  # which warns of code that it cannot translate
 
 
 @pytest.mark.library("tensorflow")
@@ -381,7 +339,8 @@ def test_unknown_sizes_that_do_not_line_up_fail_in_tensorflow(fields, by_xla):
         lambda x, pos: ra.apply(x, pos, **fields), [x, pos], jit_compile=by_xla, autograph=False
     )
     assert rotate.get_concrete_function().output_shapes.as_list() == x.shape.as_list()
-    assert rotate(tf.ones((2, 3, 5, 16)), tf.ones((1, 5), tf.int64)).shape == (2, 3, 5, 16)
+    given = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR[None])
+    np.testing.assert_allclose(rotate(*given), ra.apply(*given, **fields), rtol=0, atol=1e-6)
     for size in ((2, 3, 1, 16), (1, 3, 5, 16), (1, 3, 1, 16)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             rotate(tf.ones(size), tf.ones((2, 5), tf.int64))
@@ -415,15 +374,6 @@ def test_tensorflow_rotates_in_graphs_of_version_1():
 
 
 @pytest.mark.library("tensorflow")
-def test_tensorflow_compiles_by_xla():
-    import tensorflow as tf
-
-    x, pos = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR)
-    y = tf.function(lambda x, pos: ra.apply(x, pos), jit_compile=True, autograph=False)(x, pos)
-    np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
-
-
-@pytest.mark.library("tensorflow")
 def test_tensorflow_saves_a_call(tmp_path):
     import tensorflow as tf
 
@@ -446,19 +396,12 @@ def test_tensorflow_has_gradients_of_float_positions():
 
 
 @pytest.mark.library("tensorflow")
-def test_a_tensorflow_variable_is_refused():
+def test_a_tensorflow_variable_is_refused_and_positions_of_numpy_are_not():
     import tensorflow as tf
 
-    x = tf.Variable(values(2, 4))
+    x = tf.Variable(values(5, 16))
     assert "tf.convert_to_tensor" in explained(x)
-    assert ra.apply(tf.convert_to_tensor(x), range(2)).shape == (2, 4)
-
-
-@pytest.mark.library("tensorflow")
-def test_tensorflow_takes_positions_of_numpy():
-    import tensorflow as tf
-
-    x = tf.constant(values(5, 16))
+    x = tf.convert_to_tensor(x)
     assert bool(tf.reduce_all(ra.apply(x, FAR) == ra.apply(x, tf.constant(FAR))))
 
 
@@ -546,28 +489,22 @@ def test_sizes_that_a_graph_has_to_know():
 
 
 @pytest.mark.library("ndonnx")
-def test_an_onnx_graph_of_coordinates_and_of_float_positions():
-    x, rope = values(2, 3, 5, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 4))
-    coordinates = np.stack([FAR, FAR[::-1]], axis=-1)
-    y = run_in_onnxruntime(rope.apply, x=x, coordinates=coordinates)
-    np.testing.assert_allclose(y, rope.apply(x, coordinates), rtol=0, atol=1e-6)
-    pos = np.array([0.25, 1, 2.5, -3, 100], np.float32)
-    y = run_in_onnxruntime(ra.apply, x=x, pos=pos)
-    np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
-
-
-@pytest.mark.library("ndonnx")
-def test_an_onnx_graph_takes_positions_with_values():
-    x = values(2, 3, 5, 16)
-    for pos in (range(3, 8), FAR):
-        y = run_in_onnxruntime(lambda x, pos=pos: ra.apply(x, as_ndonnx(pos)), x=x)
-        np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
-
-
-def as_ndonnx(pos):
+def test_an_onnx_graph_of_coordinates_of_float_positions_and_of_positions_with_values():
     import ndonnx as ndx
 
-    return pos if isinstance(pos, range) else ndx.asarray(pos)
+    x, rope = values(2, 3, 5, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 4))
+    coordinates, floats = np.stack([FAR, FAR[::-1]], axis=-1), np.array([0.25, 1, 2.5, -3, 100], np.float32)
+    made = {
+        "coordinates": (
+            run_in_onnxruntime(rope.apply, x=x, coordinates=coordinates),
+            rope.apply(x, coordinates),
+        ),
+        "floats": (run_in_onnxruntime(ra.apply, x=x, pos=floats), ra.apply(x, floats)),
+        "range": (run_in_onnxruntime(lambda x: ra.apply(x, range(3, 8)), x=x), ra.apply(x, range(3, 8))),
+        "array": (run_in_onnxruntime(lambda x: ra.apply(x, ndx.asarray(FAR)), x=x), ra.apply(x, FAR)),
+    }
+    for name, (y, want) in made.items():
+        np.testing.assert_allclose(y, want, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.library("ndonnx")
@@ -595,25 +532,15 @@ def test_two_namespaces_of_marray_are_not_mixed():
 
 
 @pytest.mark.library("marray")
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_a_masked_feature_masks_its_pair(pairing):
+def test_a_masked_feature_masks_its_pair_and_a_masked_position_its_row():
     from marray import numpy as xp
 
-    mask = np.zeros((2, 4), bool)
-    mask[1, 0] = True
-    data = values(2, 4)
-    y = ra.apply(xp.asarray(data, mask=mask), range(2), pairing=pairing)
-    partner = 2 if pairing == "half" else 1
-    assert np.argwhere(np.asarray(y.mask)).tolist() == [[1, 0], [1, partner]]
-    want = ra.apply(data, range(2), pairing=pairing, backend="array-api")
-    assert np.array_equal(np.asarray(y.data)[~y.mask], want[~y.mask])
-
-
-@pytest.mark.library("marray")
-def test_a_masked_position_masks_its_row():
-    from marray import numpy as xp
-
+    data, mask = values(2, 4), np.arange(8).reshape(2, 4) == 4
+    for pairing, partner in (("half", 2), ("interleaved", 1)):
+        y = ra.apply(xp.asarray(data, mask=mask), range(2), pairing=pairing)
+        assert np.argwhere(np.asarray(y.mask)).tolist() == [[1, 0], [1, partner]]
+        want = ra.apply(data, range(2), pairing=pairing, backend="array-api")
+        assert np.array_equal(np.asarray(y.data)[~y.mask], want[~y.mask])
     pos = xp.asarray(np.arange(3), mask=np.array([False, True, False]))
-    y = ra.apply(xp.asarray(values(2, 3, 4)), pos)
-    assert np.asarray(y.mask).all(axis=-1).tolist() == [[False, True, False]] * 2
-    assert np.asarray(y.mask).any(axis=-1).tolist() == [[False, True, False]] * 2
+    masked = np.asarray(ra.apply(xp.asarray(values(2, 3, 4)), pos).mask)
+    assert masked.all(axis=-1).tolist() == masked.any(axis=-1).tolist() == [[False, True, False]] * 2
