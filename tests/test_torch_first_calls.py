@@ -3,12 +3,16 @@
 One child imports PyTorch; each case is a process that it forks.
 """
 
+import importlib
 import os
 
 import child
 import pytest
 
-pytest.importorskip("torch")
+import rope_array as ra
+from rope_array._backends import _native
+
+torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.library("torch"),
     pytest.mark.slow,
@@ -81,7 +85,16 @@ CASES = """
             compiled(*call)
         assert counter.frame_count == before
 
+    def first_is_an_operator():
+        # It reads a plan that another process has written.
+        ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
+        x, pos = torch.arange(32.0).reshape(2, 16), torch.tensor([3, 10**9])
+        (y,) = torch.ops.rope_array.rotate_at([x], pos, sys.argv[1], False, -2)
+        assert torch.equal(y, ra.RoPE(16, base=77.0, attention_factor=1.25).apply(x, pos))
+
     in_a_process(imports_no_compiler)
+    if _native.kernel:
+        in_a_process(first_is_an_operator)
     for name in MODES if _native.kernel else ():
         in_a_process(first_in_a_mode, name)
     import torch._inductor.config  # imported before warnings become errors: it warns
@@ -94,4 +107,8 @@ CASES = """
 
 
 def test_every_kind_of_first_call():
-    child.run(CASES)
+    plan = ra.RoPE(16, base=77.0, attention_factor=1.25)._plan
+    if _native.kernel:
+        ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
+        importlib.import_module("rope_array._backends.torch._operator").write_text(plan)
+    child.run(CASES, plan.text or "")

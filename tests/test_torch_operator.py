@@ -1,11 +1,11 @@
 """The rotation in a compiled program on the CPU: one operator each way; elsewhere one loop each way."""
 
 import re
+import shutil
 
-import child
 import pytest
-from compare import same
-from torch_cases import HALF, IGNORED, OTHER, POS, near, normal
+from compare import judge, same
+from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, compiled, forward_ad, near, normal
 
 import rope_array as ra
 
@@ -17,6 +17,10 @@ if kernel is None:
     pytest.skip("the operator calls the C++ kernel", allow_module_level=True)
 operator = pytest.importorskip("rope_array._backends.torch._operator")
 
+NIGHTLY = pytest.mark.nightly
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
+)
 ROPES = {
     "plain": ra.RoPE(16),
     "half": HALF,
@@ -27,97 +31,31 @@ ROPES = {
 }
 
 
-def graphs_of(function, *args):
-    """Compile a function; return its results, and the operations of its forward and backward graphs."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return make_boxed_func(graph)
-
-    torch._dynamo.reset()
-    ys = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))(
-        *args
-    )
-    torch.autograd.backward(ys, [torch.ones_like(y) for y in ys])
-    torch._dynamo.reset()
-    return graphs
+# ---- the operators ----
 
 
-def operations(graph):
-    return [str(n.target).partition(".default")[0] for n in graph.graph.nodes if n.op == "call_function"]
+def text_of(rope):
+    operator.write_text(rope._plan)
+    return rope._plan.text
 
 
-@pytest.mark.parametrize("source", ["positions", "Rotation"])
-def test_forward_and_backward_are_one_operator_and_save_no_x(source):
-    q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 1, 5, 16).requires_grad_()
-    pos = torch.arange(5)
-    rotation = HALF.rotation(pos, like=q)
-    by = (
-        (lambda q, k: HALF.apply((q, k), pos))
-        if source == "positions"
-        else lambda q, k: rotation.apply((q, k))
-    )
-    forward, backward = graphs_of(by, q, k)
-    name = "rope_array.rotate_at" if source == "positions" else "rope_array.rotate_by"
-    assert [each for each in operations(forward) if "getitem" not in each] == [name]
-    assert [each for each in operations(backward) if "getitem" not in each and each != "aten.neg"] == [name]
-    *_, output = forward.graph.nodes
-    kept = [node.meta["val"] for node in output.args[0][2:]]
-    assert all(tensor.shape[-1] != 16 for tensor in kept)  # positions, or tables of 8 pairs: no q and no k
+def rotate_in_place(x):
+    torch.ops.rope_array.rotate_at_([x], POS, text_of(HALF), False, -2)
 
 
-def test_arrays_without_a_gradient_have_their_own_operator():
-    q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 1, 5, 16)
-    _, backward = graphs_of(lambda q, k: HALF.apply((q, k), POS)[:1], q, k)
-    assert [each for each in operations(backward) if "getitem" not in each] == ["rope_array.rotate_at"]
-
-
-LOOPS = {
-    "half": ({"pairing": "half"}, torch.bfloat16),
-    "interleaved": ({}, torch.float32),
-    "interleaved, partial": ({"rotary_dim": 32, "rotary_start": 8}, torch.bfloat16),
-    "half, partial": ({"pairing": "half", "rotary_dim": 32}, torch.float32),
-}
-BY_DEFAULT = ("half", "interleaved, partial")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in LOOPS]
-)
-def test_fused_loops_without_the_operator(name):
-    """As on a device that the kernel does not serve: no temporary, and tables once per position.
-
-    The compiler joins a concatenation into the loop of its parts on every device but the CPU, unless told to.
-    """
-    from torch._inductor import config
-    from torch._inductor.utils import run_and_get_code
-
-    fields, dtype = LOOPS[name]
-    rope, pos = ra.RoPE(64, **fields), torch.arange(40)
-    q, k = (normal(1, heads, 40, 64, dtype=dtype).requires_grad_() for heads in (4, 2))
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, pos: rope.apply((q, k), pos, backend="torch"), fullgraph=True)
-
-    def step():
-        ys = compiled(q, k, pos)
-        return torch.autograd.grad(ys, (q, k), tuple(map(torch.ones_like, ys)))
-
-    with config.patch(force_pointwise_cat=True):
-        grads, programs = run_and_get_code(step)
-    torch._dynamo.reset()
-    assert len(programs) == 2
-    for program in programs:
-        assert len(re.findall(r"for\(int64_t x0=", program)) == 3  # tables, q and k
-        made = re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", program)
-        assert len(made) == 4  # cos and sin, q and k
-    for x, grad in zip((q, k), grads, strict=True):
-        want = rope.rotation(pos, like=x).adjoint().apply(torch.ones_like(x))
-        assert near(grad, want)
+@pytest.mark.parametrize("name", ROPES)
+def test_the_operators_pass_pytorch_s_checks(name):
+    rope, pos = ROPES[name], POS[:, None] + torch.arange(3) if name == "axes" else POS
+    _, start, stop, pairing, out_pairing, _, blocks = rope._plan.layout
+    by_positions = pos, text_of(rope), False, -2
+    by_tables = *rope.rotation(pos, like=normal(1)), start, stop, pairing, out_pairing, blocks, -2
+    for op, source in (("rotate_at", by_positions), ("rotate_by", by_tables)):
+        for name_of_op in (op, f"{op}_"):
+            buffer = normal(2, 5, 48)
+            checks = ["test_schema", "test_faketensor"]
+            checks += ["test_aot_dispatch_dynamic"] if name == "partial" and name_of_op.endswith("_") else []
+            call = getattr(torch.ops.rope_array, name_of_op).default
+            torch.library.opcheck(call, ([*buffer.split(16, -1)][:2], *source), test_utils=checks)
 
 
 @pytest.mark.parametrize("inverse", [False, True], ids=["", "inverse"])
@@ -129,48 +67,119 @@ def test_plan_text_round_trip(name, inverse):
     assert operator._read_text(plan.text) == plan
 
 
-@pytest.mark.parametrize("name", ROPES)
-def test_the_operator_passes_pytorch_s_checks(name):
-    rope, x = ROPES[name], normal(2, 5, 16)
-    pos = POS[:, None] + torch.arange(3) if rope.axes is not None and rope is ROPES["axes"] else POS
-    operator.write_text(rope._plan)
-    checks = ("test_schema", "test_faketensor")
-    ops = torch.ops.rope_array
-    torch.library.opcheck(ops.rotate_at.default, ([x], pos, rope._plan.text, False, -2), test_utils=checks)
-    _, start, stop, pairing, out_pairing, _, blocks = rope._plan.layout
-    layout = start, stop, pairing, out_pairing, blocks
-    cos, sin = rope.rotation(pos, like=x)
-    torch.library.opcheck(ops.rotate_by.default, ([x, 2 * x], cos, sin, *layout, -2), test_utils=checks)
+def test_the_operator_in_place_records_no_gradient():
+    x = normal(2, 5, 16).requires_grad_()
+    for given in (x, x * 1):
+        with pytest.raises(ra.ArrayTypeError, match="records none"):
+            rotate_in_place(given)
+    with forward_ad.dual_level(), pytest.raises(ra.ArrayTypeError, match="dual number"):
+        rotate_in_place(forward_ad.make_dual(x.detach(), normal(2, 5, 16)))
+    assert same(x.detach(), normal(2, 5, 16))
+    with torch.no_grad():
+        rotate_in_place(x)
+    judge(x.detach(), normal(2, 5, 16), LIST, **FIELDS["half"])
 
 
-def test_tables_that_the_kernel_cannot_read():
-    rotation, x = HALF.rotation(POS, like=normal(1)), normal(2, 5, 16)
-    cos, sin = (table.repeat_interleave(2, -1)[..., ::2] for table in rotation)
-    by = lambda x, cos, sin: HALF.rotation_from(cos, sin).apply(x)  # noqa: E731
-    torch._dynamo.reset()
-    assert same(torch.compile(by, fullgraph=True, backend="aot_eager")(x, cos, sin), rotation.apply(x))
+def strided_tables():
+    """Return tables that the kernel cannot read: it reads copies."""
+    return [table.repeat_interleave(2, -1)[..., ::2] for table in HALF.rotation(POS, like=normal(1))]
 
 
-ANOTHER_PROCESS = """
-    import sys
-    import torch
-    import rope_array as ra
-
-    ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
-    x = torch.arange(32.0).reshape(2, 16)
-    (y,) = torch.ops.rope_array.rotate_at([x], torch.tensor([3, 10**9]), sys.argv[1], False, -2)
-    rope = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
-    assert torch.equal(y, rope.apply(x, torch.tensor([3, 10**9])))
-    """
+def rotate_by_tables(x, cos, sin, **options):
+    return HALF.rotation_from(cos, sin).apply(x, **options)
 
 
-def test_another_process_reads_the_text():
-    operator.write_text(OTHER._plan)
-    child.run(ANOTHER_PROCESS, OTHER._plan.text)
+WRITES = {
+    "the operator": rotate_in_place,
+    "eager": compiled(lambda x: HALF.apply(x, POS, out=x), "eager"),
+    "aot_eager": compiled(lambda x: HALF.apply(x, POS, out=x)),
+    "tables": lambda x: compiled(lambda x, *tables: rotate_by_tables(x, *tables, out=x))(
+        x, *strided_tables()
+    ),
+}
 
 
-@pytest.mark.parametrize("how", ["apply", "rotation", "inverse"])
-def test_a_module_s_rope_may_be_replaced(how):
+@pytest.mark.parametrize("name", WRITES)
+def test_autograd_sees_saved_tensors_change(name, fresh_dynamo):
+    weight, x = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
+    y = (weight * x).sum()
+    WRITES[name](x)
+    judge(x, normal(2, 5, 16, seed=1), LIST, **FIELDS["half"])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_tables_that_the_kernel_cannot_read(fresh_dynamo):
+    x = normal(2, 5, 16)
+    assert same(compiled(rotate_by_tables)(x, *strided_tables()), HALF.rotation(POS, like=x).apply(x))
+
+
+def test_the_operator_reads_no_memory_while_traced():
+    """Its rule takes the tensors of any device, and makes none: nothing to allocate in a CUDA graph."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, pos = torch.empty(2, 5, 16, device="cuda"), torch.empty(5, dtype=torch.int64, device="cuda")
+        assert torch.ops.rope_array.rotate_at_([x], pos, "not read", False, -2) is None
+
+
+# ---- the graphs ----
+
+
+def graphs_of(function, *args):
+    """Compile a function; return its forward and backward graphs."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    ys = compiled(function, aot_autograd(fw_compiler=keep, bw_compiler=keep))(*args)
+    torch.autograd.backward(ys, [torch.ones_like(y) for y in ys])
+    return graphs
+
+
+def operations(graph):
+    names = [str(n.target).partition(".default")[0] for n in graph.graph.nodes if n.op == "call_function"]
+    return [name for name in names if "getitem" not in name and name != "aten.neg"]
+
+
+@pytest.mark.parametrize("source", ["positions", "rotation"])
+def test_forward_and_backward_are_one_operator_and_save_no_x(source, fresh_dynamo):
+    q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 1, 5, 16).requires_grad_()
+    rotation = HALF.rotation(POS, like=q)
+    by = {"positions": lambda q, k: HALF.apply((q, k), POS), "rotation": lambda q, k: rotation.apply((q, k))}
+    forward, backward = graphs_of(by[source], q, k)
+    name = {"positions": "rope_array.rotate_at", "rotation": "rope_array.rotate_by"}[source]
+    assert operations(forward) == operations(backward) == [name]
+    *_, output = forward.graph.nodes
+    kept = [node.meta["val"] for node in output.args[0][2:]]
+    assert all(tensor.shape[-1] != 16 for tensor in kept)  # positions, or tables of 8 pairs: no q and no k
+    if source == "positions":  # arrays without a gradient have an operator of their own
+        _, backward = graphs_of(lambda q, k: HALF.apply((q, k), POS)[:1], q, k.detach())
+        assert operations(backward) == [name]
+
+
+def test_other_devices_run_pytorch_s_operations(fresh_dynamo):
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    x, rotation = normal(2, 5, 16).to("meta"), HALF.rotation_from(*normal(2, 5, 8).to("meta"))
+    compiled(lambda x: rotation.apply(x, out=x), keep)(x)
+    names = [str(node.target) for node in graphs[0].graph.nodes]
+    assert "copy_" in names
+    assert not any("rope_array" in name for name in names)
+
+
+@pytest.mark.parametrize("rope", [ROPES["plain"], ROPES["rule"]], ids=["plain", "rule"])
+@pytest.mark.parametrize("how", ["apply", pytest.param("rotation", marks=NIGHTLY), "inverse"])
+def test_a_module_s_rope_may_be_replaced(how, rope, fresh_dynamo):
     """Dynamo compiles anew, and takes no plan or layout of the first rope."""
 
     class Module(torch.nn.Module):
@@ -182,46 +191,128 @@ def test_a_module_s_rope_may_be_replaced(how):
             rotation = self.rope.rotation(pos, like=x)
             return (rotation if how == "rotation" else rotation.inverse()).apply(x)
 
-    torch._dynamo.reset()
     module, x, pos = Module(), normal(2, 5, 16), torch.arange(5)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    for name in ("half", "plain", "partial", "out_pairing", "rule"):
-        module.rope = ROPES[name]
-        assert same(compiled(x, pos), module(x, pos))
-    torch._dynamo.reset()
+    run = compiled(module)
+    run(x, pos)
+    for module.rope in (rope, ROPES["partial"]):
+        assert same(run(x, pos), module(x, pos))
 
 
-LOADED = """
-    import sys
-    import torch
-    import rope_array as ra
-
-    x = torch.load(sys.argv[2])
-    rope = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
-    rotation = rope.rotation(range(5), like=x)
-    program = torch.export.load(sys.argv[1])
-    assert torch.allclose(program.module()(x, rotation), rotation.apply(x), atol=1e-6)
-    """
-
-
-def test_a_saved_program_with_a_rotation_among_its_inputs(tmp_path):
-    class Module(torch.nn.Module):
-        def forward(self, x, rotation):
-            return rotation.apply(x)
-
-    x = normal(2, 5, 16)
-    program = torch.export.export(Module(), (x, OTHER.rotation(range(5), like=x)))
-    torch.export.save(program, tmp_path / "program.pt2")
-    torch.save(x, tmp_path / "x.pt")
-    child.run(LOADED, str(tmp_path / "program.pt2"), str(tmp_path / "x.pt"))
-
-
-@pytest.mark.parametrize("grad", [False, True], ids=["no gradient", "gradient"])
-def test_inductor_s_cpp_wrapper_is_refused(grad):
+@pytest.mark.parametrize("how", ["no gradient", "gradient", "in place"])
+def test_inductor_s_cpp_wrapper_is_refused(how, fresh_dynamo):
     """It would crash at the operator; PyTorch's operations are served."""
-    x = normal(2, 5, 16).requires_grad_(grad)
-    options = {"cpp_wrapper": True}
-    torch._dynamo.reset()
+    x = normal(2, 5, 16).requires_grad_(how == "gradient")
+    of = lambda x: HALF.apply(x, POS, **({"out": x} if how == "in place" else {}))  # noqa: E731
     with pytest.raises(Exception, match='give backend="torch"'):
-        torch.compile(lambda x: HALF.apply(x, POS), options=options, fullgraph=True)(x)
-    torch._dynamo.reset()
+        compiled(of, "inductor", options={"cpp_wrapper": True})(x)
+
+
+# ---- the programs that Inductor makes ----
+
+
+def programs_of(function, *args):
+    """Return the result of a compiled function, and of each program the operators and the buffers' sizes."""
+    from torch._inductor.utils import run_and_get_code
+
+    result, programs = run_and_get_code(function, *args)
+    of_operators, of_buffers = (
+        r"torch\.ops\.rope_array\.(\w+)\.default\(",
+        r"= empty_strided_cpu\(\(([\d, ]*)\)",
+    )
+    return result, [(text, re.findall(of_operators, text), re.findall(of_buffers, text)) for text in programs]
+
+
+def two_layers(qkv, weight, pos, by_rotation=False):
+    qkv = qkv @ weight
+    xs = tuple(part.view(5, -1, 16) for part in qkv.split([64, 64], -1))
+    for rope in (HALF, OTHER):
+        if by_rotation:
+            rope.rotation(pos, like=qkv).apply(xs, seq_axis=-3, out=xs)
+        else:
+            rope.apply(xs, pos, seq_axis=-3, out=xs)
+    return qkv
+
+
+def two_projections(x, of_q, of_k, pos):
+    """The heads are before the tokens."""
+    xs = tuple((x @ weight).view(1, 5, -1, 16).transpose(1, 2) for weight in (of_q, of_k))
+    return HALF.apply(xs, pos, out=xs)
+
+
+def coordinates_first(x, pos):
+    ROPES["axes"].apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
+
+
+QKV = normal(5, 128), normal(128, 128, seed=1), POS
+# Each program's arguments, its operators, and the sizes of its buffers: the projections, and tables.
+PROGRAMS = {
+    "positions": (two_layers, QKV, ["rotate_at_"] * 2, ["5, 128"]),
+    "rotation": (
+        lambda *args: two_layers(*args, by_rotation=True),
+        QKV,
+        ["rotate_by_"] * 2,
+        ["5, 128", "5, 4", "5, 4", "5, 8", "5, 8"],
+    ),
+    "two projections": (
+        two_projections,
+        (normal(5, 32), normal(32, 64, seed=1), normal(32, 32, seed=2), POS),
+        ["rotate_at_"],
+        ["5, 32", "5, 64"],
+    ),
+    "coordinates": (coordinates_first, (normal(5, 4, 16), torch.arange(15).view(3, 5)), ["rotate_at_"], []),
+}
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NIGHTLY if name == "two projections" else ()) for name in PROGRAMS]
+)
+def test_nothing_is_copied_in_place(name, fresh_dynamo):
+    """One operator for each layer, and no buffer but the projection's and the tables'."""
+    function, arguments, operators, buffers = PROGRAMS[name]
+    with torch.no_grad():
+        _, ((program, *found),) = programs_of(compiled(function, "inductor"), *arguments)
+    assert found[0] == operators
+    assert sorted(found[1]) == buffers
+    assert ("cpp_fused" in program[program.index("def call(") :]) == (name == "rotation")  # makes tables
+
+
+LOOPS = {
+    "half": ({"pairing": "half"}, torch.bfloat16),
+    "interleaved, partial": ({"rotary_dim": 32, "rotary_start": 8}, torch.bfloat16),
+    "interleaved": ({}, torch.float32),
+    "half, partial": ({"pairing": "half", "rotary_dim": 32}, torch.float32),
+}
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "half" else NIGHTLY) for name in LOOPS]
+)
+def test_fused_loops_without_the_operator(name, fresh_dynamo):
+    """As on a device that the kernel does not serve: no temporary, and tables once per position.
+
+    The compiler joins a concatenation into the loop of its parts on every device but the CPU, unless told to.
+    """
+    from torch._inductor import config
+
+    fields, dtype = LOOPS[name]
+    rope, pos = ra.RoPE(64, **fields), torch.arange(40)
+    q, k = (normal(1, heads, 40, 64, dtype=dtype).requires_grad_() for heads in (4, 2))
+    run = compiled(lambda q, k, pos: rope.apply((q, k), pos, backend="torch"), "inductor")
+
+    def step():
+        ys = run(q, k, pos)
+        return torch.autograd.grad(ys, (q, k), tuple(map(torch.ones_like, ys)))
+
+    with config.patch(force_pointwise_cat=True):
+        gradients, programs = programs_of(step)
+    assert len(programs) == 2
+    for program, operators, buffers in programs:
+        assert not operators
+        assert len(re.findall(r"for\(int64_t x0=", program)) == 3  # tables, q and k
+        assert len(buffers) == 4  # cos and sin, q and k
+    for x, gradient in zip((q, k), gradients, strict=True):
+        assert near(gradient, rope.rotation(pos, like=x).adjoint().apply(torch.ones_like(x)))
