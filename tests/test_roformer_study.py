@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from roformer import report
 from roformer.data import prepare
+from roformer.data.splits import normalise
 from roformer.experiments import EXPERIMENTS, sentences, translation
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,18 @@ def run(out, *arguments):
 
 def results(out):
     return json.loads((out / "quick" / "results.json").read_text("utf-8"))
+
+
+def check_splits(data):
+    """Assert that no text of validation or test is in another split."""
+    texts = []
+    for task in data.tasks.values():
+        texts.append({split: {tuple(ids) for ids, _ in rows} for split, rows in task.items()})
+    for side in (2, 3):
+        texts.append({split: {normalise(row[side]) for row in rows} for split, rows in data.pairs.items()})
+    for of in texts:
+        assert all(of.values())
+        assert not of["train"] & of["validation"] | of["test"] & (of["train"] | of["validation"])
 
 
 def check_counts(data):
@@ -79,6 +92,8 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     run(tmp_path, *EXPERIMENTS, "--processes", "1")
     assert results(tmp_path)["numbers"] == record["numbers"]
 
+    data = prepare(tmp_path / "data")
+    check_splits(data)
     if record["sources"] != report.newest()["sources"]:
         pytest.skip("passed, but for the counts on the page: there are newer packages than its")
-    check_counts(prepare(tmp_path / "data"))
+    check_counts(data)
