@@ -5,6 +5,7 @@ one process; sums are in another order than there. The arguments are examples of
 processes of the cases, they import PyTorch once.
 """
 
+import copy
 import functools
 import runpy
 import sys
@@ -22,7 +23,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
 import rope_array as ra
-from rope_array.torch import RotaryEmbedding
 
 normal = functools.partial(compare.normal, "torch")
 ROPE = ra.RoPE(16, pairing="half")
@@ -68,108 +68,9 @@ def case_gradients_of_shared_arrays(mesh):
     assert not number, "each rank has the whole gradient of its positions"
 
 
-# ---- FSDP2 ----
+# ---- training: each rank has the whole batch, so that a mean of its gradients is that of one process ----
 
-
-class Layer(nn.Module):
-    """Attention of one head; the rotary module is given, or a Rotation is passed in."""
-
-    def __init__(self, rotary=None):
-        super().__init__()
-        self.qkv, self.rotary = nn.Linear(16, 48), rotary
-
-    def forward(self, x, positions):
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        q, k = positions.apply((q, k)) if self.rotary is None else self.rotary(q, k, positions)
-        return x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-class Model(nn.Module):
-    def __init__(self, *layers, checkpointed=False):
-        super().__init__()
-        self.layers, self.checkpointed = nn.ModuleList(layers), checkpointed
-
-    def forward(self, x, positions):
-        for layer in self.layers:
-            x = (
-                checkpoint(layer, x, positions, use_reentrant=False)
-                if self.checkpointed
-                else layer(x, positions)
-            )
-        return x.square().mean()
-
-
-def losses(make, mesh=None, prepare=lambda layer: None, steps=4):
-    """Train a model; with a mesh, FSDP2 shards it and each rank has a part of the batch."""
-    torch.manual_seed(0)
-    model, x, positions = make(), normal(4, 6, 16), torch.arange(6)
-    if mesh is not None:
-        for layer in model.layers:
-            prepare(layer)
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        x = x.chunk(mesh.size())[mesh.get_local_rank()]
-    assert not [name for name in model.state_dict() if "rotary" in name and "log_scale" not in name]
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(steps):
-        loss = model(x, positions)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.detach())
-    total = torch.stack(found)
-    if mesh is not None:
-        dist.all_reduce(total)
-        total /= mesh.size()
-    return total
-
-
-def case_fsdp_compiled_and_checkpointed(mesh):
-    def make(checkpointed=False):
-        return Model(*(Layer(RotaryEmbedding(ROPE)) for _ in range(2)), checkpointed=checkpointed)
-
-    truth = losses(make)
-    for checkpointed in (False, True):
-        found = losses(
-            functools.partial(make, checkpointed),
-            mesh,
-            lambda layer: layer.compile(backend="aot_eager", fullgraph=True),
-        )
-        close(found, truth)
-
-
-class Rotating(Model):
-    """A model that makes one Rotation for all layers."""
-
-    def forward(self, x, positions):
-        return super().forward(x, ROPE.rotation(positions, like=x))
-
-
-def case_fsdp_in_mixed_precision(mesh):
-    """FSDP2 casts floating inputs of a module: a Rotation among them is refused, and both remedies work."""
-    x, positions, half = normal(2, 6, 16), torch.arange(6) * 1_000_003, torch.bfloat16
-
-    def loss(model, layer_casts):
-        for layer in model.layers:
-            policy = MixedPrecisionPolicy(param_dtype=half, cast_forward_inputs=layer_casts)
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=half))(x, positions)
-
-    def made(cls, *arguments):
-        torch.manual_seed(0)
-        return cls(*(Layer(*arguments) for _ in range(2)))
-
-    with pytest.raises(
-        ra.ArrayTypeError, match=r"FSDP casts .* Pass the positions on .* cast_forward_inputs=F"
-    ):
-        loss(made(Rotating), True)
-    with torch.no_grad():
-        truth = made(Rotating).to(half)(x.to(half), positions)
-    assert torch.equal(loss(made(Model, RotaryEmbedding(ROPE)), True), truth)
-    assert torch.equal(loss(made(Rotating), False), truth)
-
-
-# ---- the modules ----
+HALF_PRECISION = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 
 
 def step(model, x, pos):
@@ -180,55 +81,103 @@ def step(model, x, pos):
 
 
 def case_modules(mesh):
-    """Each rank has the whole batch: a mean of its gradients is the gradient of one process."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for name, make in modules.MODULES.items():
+        torch.manual_seed(0)  # on each rank
         model = modules.Attention(modules.changed(make()))
         x, pos = normal(2, 5, 32), modules.positions_for(model.rotary, 5)
         state = {key: value.clone() for key, value in model.state_dict().items()}
+        assert not [key for key in state if "rotary" in key and "log_scale" not in key and name != "mixed"]
         truth = step(model, x, pos)
+        with torch.no_grad():
+            narrow = copy.deepcopy(model).to(torch.bfloat16)(x.bfloat16(), pos)
 
-        def fresh(first=False, make=make, state=state, **options):
+        def fresh(first=False, prepare=lambda model: None, make=make, state=state, **options):
             model = modules.Attention(make())
             model.load_state_dict(state)
             if first:  # the rotary module is a group of its own
                 fully_shard(model.rotary, mesh=mesh)
-            return fully_shard(model, mesh=mesh, **options) if options else model
+            prepare(model)
+            return fully_shard(model, mesh=mesh, **options)
 
-        for model in (
-            nn.parallel.DistributedDataParallel(fresh()),
-            fresh(reshard_after_forward=True),
-            fresh(first=True, reshard_after_forward=True),
-        ):
-            close(step(model, x, pos), truth)
+        close(step(fresh(), x, pos), truth)
+        close(step(fresh(first=True), x, pos), truth)
+        for prepare in (compile_layer, checkpoint_layer):
+            close(step(fresh(prepare=prepare), x, pos), truth)
+        replicated = modules.Attention(make())
+        replicated.load_state_dict(state)
+        close(step(nn.parallel.DistributedDataParallel(replicated), x, pos), truth)
 
         # In bfloat16 the parameters of the rotary module need a group of their own.
-        step(fresh(first=True, mp_policy=policy), x, pos)
+        assert torch.equal(step(fresh(first=True, mp_policy=HALF_PRECISION), x, pos)[0], narrow)
         # `rotation` is no forward: fully_shard gathers for it only if it is registered.
-        sharded = fully_shard(fresh().rotary, mesh=mesh)
+        sharded = fully_shard(make(), mesh=mesh)
         if name != "fixed":
             with pytest.raises(ra.ArrayTypeError, match="shard this module first"):
-                step(fresh(mp_policy=policy), x, pos)
+                step(fresh(mp_policy=HALF_PRECISION), x, pos)
             with pytest.raises(
                 ra.ArrayTypeError, match=r'register_fsdp_forward_method\(module, "rotation"\)'
             ):
-                sharded.rotation(pos, like=x[..., :16])
+                sharded.rotation(pos, like=x)
         register_fsdp_forward_method(sharded, "rotation")
-        sharded.rotation(pos, like=x[..., :16])
+        sharded.rotation(pos, like=x)
 
-        # Without memory at first, then sharded, allocated and initialised.
+
+def compile_layer(model):
+    model.compile(backend="aot_eager", fullgraph=True)
+
+
+def checkpoint_layer(model):
+    model.forward = functools.partial(checkpoint, model.forward, use_reentrant=False)
+
+
+def case_modules_without_memory_at_first(mesh):
+    """They are sharded, allocated, and then initialised."""
+    for name, make in modules.MODULES.items():
         with torch.device("meta"):
-            model = modules.Attention(make())
-        fully_shard(model, mesh=mesh).to_empty(device="cpu")
-        model.qkv.reset_parameters()
+            module = make()
+        fully_shard(module, mesh=mesh).to_empty(device="cpu")
         if name != "fixed":
-            model.rotary.reset_parameters()
-        for parameter in model.rotary.parameters():
+            module.reset_parameters()
+        for parameter in module.parameters():
             value = parameter.full_tensor().detach()
             if name == "mixed":  # directions are random
                 value = torch.linalg.vector_norm(value, dim=1) / torch.tensor(modules.HALF.frequencies) - 1
             close(value, torch.zeros_like(value))
-        assert torch.isfinite(model(x, pos)).all()
+
+
+class Rotated(nn.Linear):
+    def forward(self, x, rotation):
+        return rotation.apply(super().forward(x))
+
+
+class Rotating(nn.Module):
+    """A model that makes a Rotation for its layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = Rotated(16, 16)
+
+    def forward(self, x, positions):
+        return self.layer(x, ROPE.rotation(positions, like=x))
+
+
+def case_a_rotation_in_mixed_precision(mesh):
+    """FSDP2 casts floating inputs of a module: a Rotation among them is refused, unless it casts none."""
+    x, positions = normal(2, 6, 16), torch.arange(6) * 1_000_003
+
+    def result(casts):
+        model, policy = Rotating(), MixedPrecisionPolicy(torch.bfloat16, cast_forward_inputs=casts)
+        fully_shard(model.layer, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=HALF_PRECISION)(x, positions)
+
+    with pytest.raises(
+        ra.ArrayTypeError, match=r"FSDP casts .* Pass the positions on .* cast_forward_inputs=F"
+    ):
+        result(casts=True)
+    with torch.no_grad():
+        truth = Rotating().to(torch.bfloat16)(x.bfloat16(), positions)
+    assert torch.equal(result(casts=False), truth)
 
 
 def main():
