@@ -114,15 +114,6 @@ def test_without_a_compiler_the_demo_runs_and_the_next_tries_again(project):
     assert PACKAGE in project.dev("demo")[0][0]
 
 
-@pytest.mark.slow
-def test_prints_at_least_every_five_seconds(project):
-    project.python_does('case "$*" in *dask*) sleep 4.5;; esac')
-    first, second, last, *_ = project.dev("demo")[1].split("\n")
-    assert first.startswith("   0 s  installing ")
-    assert second in ("   4 s  ...", "   5 s  ...")
-    assert last in [f"   {seconds} s  done" for seconds in (4, 5, 6)]
-
-
 # ---- sessions of noxfile.py that run if their files have changed ----
 
 

@@ -17,7 +17,7 @@ from rope_array._command._check import add_check
 from rope_array.testing import plugin, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
-from rope_array.testing._factors import FACTORS, text_of
+from rope_array.testing._factors import FACTORS
 from rope_array.testing._parts import PART_NAMES
 
 OTHERS = {"flax", "transformers"}  # packages of the session `models`
@@ -114,19 +114,6 @@ def test_the_reference_has_every_option_of_the_plugin(reference):
     assert set(re.findall(r"`--rope-([\w-]+)", reference)) == {"backend", *plugin._OPTIONS}
 
 
-def test_the_reference_has_every_check_with_its_requirement(reference):
-    rows = {(row[1], row[3]) for row in rows_of(reference, 5)}
-    assert {(f"`{check.name.partition('[')[0]}`", check.requirement) for check in checks()} - rows == set()
-
-
-def test_the_reference_has_every_factor_with_its_meaning_and_its_levels(reference):
-    rows = {row[0]: row[1:] for row in rows_of(reference, 4)}
-    for name, factor in FACTORS.items():
-        meaning, *values = rows[f"`{name}`"]
-        assert meaning, f"{name} has no meaning in _factors.py"
-        assert {text_of(level) for level in factor.levels} <= set(re.findall(r"`(.+?)`", " ".join(values)))
-
-
 def test_the_reference_has_every_field_of_the_json(reference):
     report = run_checks("numpy", cases=["base=500.0"])
     named = " ".join(row[0] for row in rows_of(reference, 2))
@@ -155,13 +142,3 @@ def named_checks(text):
     for listed in re.findall(r"^\* (`\w+`.*?): ", failed, re.MULTILINE):
         names += re.findall(r"`(\w+)`", listed)
     return [name for some in names for name in re.split(r",\s*", some)]
-
-
-def test_names_of_checks_are_found():
-    page = (
-        "--only aa,bb --rope-only cc --expect 'dd[float16]=why' such as `accuracy_x`, the check `yy`\n"
-        "    so too:   ee, ff[float32],\n              gg, ...\n"
-        "## Failed checks\n\n* `hh`, `ii` (float16): a reason that names `jj`.\n"
-    )
-    names = ["aa", "bb", "cc", "dd[float16]", "accuracy_x", "yy", "ee", "ff[float32]", "gg", "hh", "ii"]
-    assert named_checks(page) == names

@@ -2,11 +2,8 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -116,13 +113,6 @@ def test_wavelengths():
     assert texts(ax) == ["a", "b", "context: 8,192 positions"]
 
 
-def test_pairs_that_do_not_rotate_have_no_point():
-    rope = ra.RoPE(8, scaling=ra.Reversed(ra.Proportional(0.5)))
-    assert data(plots.wavelengths(rope).lines[0])[1] == pytest.approx(
-        [2 * np.pi, 20 * np.pi, np.nan, np.nan], nan_ok=True
-    )
-
-
 RULES = {
     ra.Linear(4.0): {"rope_type": "linear", "factor": 4.0},
     ra.YaRN(4.0, 512): {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
@@ -219,21 +209,6 @@ def test_every_plot_takes_every_rope(function, rope):
     assert len(ax.get_ylabel()) > 3
 
 
-@pytest.mark.parametrize("function", [f for f in DRAWN if f is not plots.scores], ids=lambda f: f.__name__)
-def test_several_ropes_are_labelled(function):
-    ropes = {"first": LLAMA, "second": ra.RoPE(16, base=100.0, scaling=ra.Linear(2.0))}
-    ax = function(ropes)
-    shown = texts(ax)
-    assert all(any(text.startswith(label) for text in shown) for label in ropes)
-    lines = [line for line in ax.lines if line.get_label()[0] != "_"]
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == len(shown)
-
-
-def test_ropes_of_a_sequence_are_labelled_by_their_fields():
-    assert texts(plots.wavelengths([ROPE, ra.RoPE(16)])) == ["base 500000.0", "base 10000.0"]
-    assert texts(plots.wavelengths([ROPE])) == []
-
-
 def test_legends_hide_no_text():
     """Every text is inside of the figure, and none overlaps another or the legend."""
     ropes = {"base 500,000": ROPE, "Llama 3.1": LLAMA}
@@ -276,15 +251,6 @@ def test_pyplot_stays_out_and_settings_stay_the_same(tmp_path):
 
 
 # ---- files ----
-
-
-def test_files_are_reproducible(tmp_path):
-    for name in ("a.svg", "b.svg"):
-        plots.save(plots.wavelengths(LLAMA, context=100), tmp_path / name)
-    text = (tmp_path / "a.svg").read_text("utf-8")
-    assert text == (tmp_path / "b.svg").read_text("utf-8")
-    assert "dc:date" not in text
-    assert ">wavelength 2π/ω (positions)</text>" in text
 
 
 def test_the_pictures_of_the_docs_are_current(tmp_path):
@@ -415,17 +381,6 @@ def test_the_command_writes_each_kind(kind, configs, capsys):
     assert (configs / f"{kind}.svg").read_text("utf-8").startswith("<?xml")
 
 
-def test_the_command_reads_fields(drawn):
-    rule = "YaRN(factor=4.0, original_max_position_embeddings=512)"
-    arguments = ("--head-dim", 32, "--rotary-dim", 16, "--base", 1e6, "--pairing", "half", "--scaling", rule)
-    assert run("wavelengths", *arguments, "-o", "x.png") == 0
-    ((ax, path),) = drawn
-    assert path == "x.png"
-    rope = ra.RoPE(32, rotary_dim=16, base=1e6, scaling=ra.YaRN(4.0, 512))
-    assert data(ax.lines[0])[1] == pytest.approx(2 * np.pi / np.array(rope.frequencies))
-    assert set(ax.lines[1].get_ydata()) == {512}
-
-
 def test_the_command_chooses_layers_and_lengths(configs, drawn):
     assert run("wavelengths", "llama", "gemma/config.json") == 0
     assert run("wavelengths", "gemma", "--layer-type", "full_attention") == 0
@@ -472,10 +427,3 @@ def test_the_command_refuses(arguments, text, configs, capsys):
     assert output.err.startswith("rope_array plot: ")
     assert output.err.count("\n") == 1
     assert text in output.err
-
-
-def test_the_command_runs_in_a_process_of_its_own(tmp_path):
-    command = [sys.executable, "-P", "-m", "rope_array", "plot", "rotation", "-o", tmp_path / "a.svg"]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "a.svg").stat().st_size > 1000
