@@ -14,33 +14,37 @@ from rope_array.testing import _process
 from rope_array.testing._options import Options
 from rope_array.testing._process import Judgement
 
-# Functions that do something to the process at a base of their own, which the check `base` calls alone.
+# Functions that do something to the process where a check gives a field alone: `acting` has the checks' acts.
 TARGETS = """
 import ctypes, locale, os, signal, subprocess, sys, tempfile, threading, time
 import numpy as np
+from rope_array.testing import Target
 
 def good(x, pos, base=10000.0):
     import rope_array as ra
     return ra.apply(x, pos, base=base)
 
-def at_its_base(act):
-    def rotate(x, pos, base=10000.0):
-        if base != 10000.0:
-            act()
-        return good(x, pos, base)
-    return rotate
+def acting(**acts):
+    # Return a target that does each act where a rule, or a field, of its name is given alone; `each` always.
+    def rotate(x, pos, base=10000.0, pairing="interleaved", inverse=False, scaling=None):
+        import rope_array as ra
+        from rope_array.testing._own import as_records
+        fields = {"base": base != 10000.0, "pairing": pairing == "half", "inverse": inverse}
+        names = [scaling["rope_type"]] if scaling else [name for name in fields if fields[name]]
+        acts.get("each", int)()
+        acts.get(*names, int)() if len(names) == 1 else None
+        spec = as_records({"base": base, "scaling": scaling} if scaling else {"base": base})
+        return ra.apply(x, pos, pairing=pairing, inverse=inverse, **spec)
+    fields = ("base", "pairing", "inverse", "scaling")
+    return Target(rotate, fields=fields, dtypes=("float32",), layout="sd", head_dim=16, declared=True)
 
 def raising(error):
     def act():
         raise error
-    return at_its_base(act)
+    return act
 
 class Unusual(BaseException):
     pass
-
-class Unreadable(Exception):
-    def __str__(self):
-        raise SystemExit
 
 def in_thread(act):
     thread = threading.Thread(target=act)
@@ -92,28 +96,40 @@ def changes_settings():
         stream.close()
     sys.stdout = sys.stderr = None
 
-segv = at_its_base(lambda: os.kill(os.getpid(), signal.SIGSEGV))
-null = at_its_base(lambda: ctypes.string_at(0))
-thread = at_its_base(lambda: in_thread(lambda: ctypes.string_at(0)))
-exits = at_its_base(lambda: os._exit(0))
-exits_in_a_thread = at_its_base(lambda: in_thread(lambda: os._exit(3)))
-aborts = at_its_base(os.abort)
-killed = at_its_base(lambda: os.kill(os.getpid(), getattr(signal, "SIGKILL", 9)))
-interrupts = raising(KeyboardInterrupt())
-closes = at_its_base(lambda: os.closerange(0, 100))
-replaces = at_its_base(opens_another_file)
-leaves_and_ends = at_its_base(lambda: (leaves_a_process(), os.kill(os.getpid(), signal.SIGSEGV)))
+def lowers_the_limit():
+    depth, frame = 1, sys._getframe()
+    while frame := frame.f_back:
+        depth += 1
+    sys.setrecursionlimit(depth + 3)
 
-unusual, quits, ends = map(raising, (Unusual("of its own"), SystemExit(0), GeneratorExit()))
-memory, quote = map(raising, (MemoryError(), ValueError("give --case \\"x")))
-
-forks = at_its_base(forks_twice)
-folder = at_its_base(leaves_its_folder)
-answers = at_its_base(writes_answers)
-settings = at_its_base(changes_settings)
-leaves = at_its_base(leaves_a_process)
-hangs = at_its_base(forever)
-slow = at_its_base(lambda: time.sleep(0.9))
+ends = acting(
+    base=lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    pairing=lambda: ctypes.string_at(0),
+    inverse=lambda: in_thread(lambda: ctypes.string_at(0)),
+    linear=os.abort,
+    ntk=lambda: os.kill(os.getpid(), getattr(signal, "SIGKILL", 9)),
+    dynamic=lambda: os._exit(0),
+    yarn=lambda: in_thread(lambda: os._exit(3)),
+    llama3=raising(KeyboardInterrupt()),
+    longrope=lambda: os.closerange(0, 100),
+    proportional=opens_another_file,
+    periods=lambda: (leaves_a_process(), os.kill(os.getpid(), signal.SIGSEGV)),
+)
+exceptions = acting(
+    base=raising(Unusual("of its own")),
+    linear=raising(SystemExit(0)),
+    ntk=raising(GeneratorExit()),
+    dynamic=raising(MemoryError()),
+    yarn=raising(ValueError('give --case "x')),
+)
+harmless = acting(
+    base=forks_twice, linear=leaves_its_folder, ntk=writes_answers, dynamic=leaves_a_process,
+    yarn=changes_settings,
+)
+two = acting(base=forks_twice, linear=leaves_its_folder)
+exits = acting(base=lambda: os._exit(0))
+hangs = acting(base=forever)
+slow = acting(base=lambda: time.sleep(0.9))
 
 def wrong_folder(x, pos, base=10000.0):
     leaves_its_folder()
@@ -126,19 +142,7 @@ def shallow(x, pos, base=10000.0):
     sys.setrecursionlimit(depth + 20)
     return x
 
-def reads_a_file(x, pos, base=10000.0):
-    open("acts.py").close()
-    if base != 10000.0:
-        leaves_its_folder()
-    return good(x, pos, base)
-
-def lowers_the_limit():
-    depth, frame = 1, sys._getframe()
-    while frame := frame.f_back:
-        depth += 1
-    sys.setrecursionlimit(depth + 3)
-
-lowers = at_its_base(lowers_the_limit)
+reads = acting(each=lambda: open("acts.py").close(), base=leaves_its_folder, linear=lowers_the_limit)
 
 def forks_and_signs(x, pos, base=10000.0):
     if base != 10000.0:
@@ -185,63 +189,66 @@ def folder(tmp_path, monkeypatch):
 
 
 FEW = ("dtypes=float32", "layout=sd", "head_dim=16")
+UNDECLARED = {"wrong_folder", "shallow", "forks_and_signs", "scalar", "always", "stuck"}
 
 
 def judged(name, *checks, report=False, expected=(), **more):
     """Run some checks; return their results, and the report, which looks for causes, if it is asked for."""
-    options = Options(f"acts:{name}", claims=FEW, expected=expected, only=checks)
+    options = Options(f"acts:{name}", claims=FEW * (name in UNDECLARED), expected=expected, only=checks)
     with Judgement(options, **more) as judgement:
         return [judgement.run(check) for check in checks], judgement.report() if report else None
 
 
-@POSIX
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("segv", "SIGSEGV (segmentation fault)"),
-        ("null", "SIGSEGV (segmentation fault) in <lambda>, acts.py:"),
-        ("thread", "SIGSEGV (segmentation fault) in <lambda>, acts.py:"),
-        ("aborts", "SIGABRT"),
-        ("killed", "SIGKILL (killed, as the system does if memory is short)"),
-        ("exits", "exit status 0 at the call with x float32["),
-        ("exits_in_a_thread", "exit status 3"),
-        ("interrupts", "exit status 130 (interrupted)"),
-        ("closes", "(it closed a pipe of the suite"),
-        ("replaces", "(it closed a pipe of the suite"),
-        ("leaves_and_ends", "SIGSEGV"),
-    ],
-)
-def test_an_end_of_the_process_fails_the_check(name, how):
-    (failed, after), report = judged(name, "base", "direction", report=name == "exits")
-    assert (failed.outcome, failed.ended, after.outcome) == ("failed", True, "passed")
-    assert failed.detail.startswith("the process ended with ")
-    assert how in failed.detail
-    assert "base=" in failed.detail
-    assert not report or (report["ok"], report["counts"]["failed"], report["cause"]) == (False, 1, None)
-
-
-@pytest.mark.parametrize("name", ["unusual", "quits", "ends", "memory", "quote"])
-def test_every_exception_fails_the_check(name):
-    (failed, after), report = judged(name, "base", "direction", report=name == "quote")
-    assert (failed.outcome, failed.ended, after.outcome) == ("failed", False, "passed")
-    assert not report or report["counts"]["failed"] == 1
+# The checks that do each act, and how the process ends.
+ENDS = {
+    "base": "SIGSEGV (segmentation fault)",
+    "pairing": "SIGSEGV (segmentation fault) in <lambda>, acts.py:",
+    "inverse": "SIGSEGV (segmentation fault) in <lambda>, acts.py:",
+    "scaling_linear": "SIGABRT",
+    "scaling_ntk": "SIGKILL (killed, as the system does if memory is short)",
+    "scaling_dynamic": "exit status 0 at the call with x float32[",
+    "scaling_yarn": "exit status 3",
+    "scaling_llama3": "exit status 130 (interrupted)",
+    "scaling_longrope": "(it closed a pipe of the suite",
+    "scaling_proportional": "(it closed a pipe of the suite",
+    "scaling_periods": "SIGSEGV",
+}
+RULES = ["base", "scaling_linear", "scaling_ntk", "scaling_dynamic", "scaling_yarn"]
 
 
 @POSIX
-@pytest.mark.parametrize("name", ["forks", "folder", "answers", "settings", "leaves"])
-def test_other_acts_change_no_result(name):
+def test_an_end_of_the_process_fails_the_check():
+    (*failed, after), report = judged("ends", *ENDS, "norm", expected=["pairing=known, a link"], report=True)
+    for result, how in zip(failed, ENDS.values(), strict=True):
+        assert result.outcome == ("expected failure" if result.name == "pairing" else "failed"), result
+        assert result.ended
+        assert "the process ended with " in result.detail
+        assert how in result.detail
+        assert result.name.partition("_")[0] in result.detail  # the call
+    assert after.outcome == "passed"
+    assert (report["ok"], report["counts"]["failed"], report["cause"]) == (False, len(ENDS) - 1, None)
+
+
+def test_every_exception_fails_the_check():
+    (*failed, after), report = judged("exceptions", *RULES, "norm", report=True)
+    assert [(result.outcome, result.ended) for result in failed] == [("failed", False)] * 5
+    assert (after.outcome, report["counts"]["failed"]) == ("passed", 5)
+
+
+@POSIX
+def test_other_acts_change_no_result():
     started = time.monotonic()
-    results, report = judged(name, "base", "direction", "norm", report=True)
-    assert [result.detail for result in results] == [""] * 3
+    results, report = judged("harmless", *RULES, "direction", "norm", report=True)
+    assert [result.detail for result in results] == [""] * 7
     assert report["ok"]
     assert time.monotonic() - started < 150  # a process that is left is not waited for
 
 
 @POSIX
-@pytest.mark.parametrize("name", ["reads_a_file", "lowers"])
-def test_a_check_leaves_folder_and_recursion_limit_to_the_next_as_they_were(name):
-    (failed, after), _ = judged(name, "base", "norm")
-    assert (failed.outcome, failed.ended, after.outcome) == ("failed", False, "passed")
+def test_a_check_leaves_folder_and_recursion_limit_to_the_next_as_they_were():
+    (*failed, after), _ = judged("reads", "base", "scaling_linear", "norm")
+    assert [(result.outcome, result.ended) for result in failed] == [("failed", False)] * 2
+    assert after.outcome == "passed"
 
 
 @POSIX
@@ -261,14 +268,13 @@ def test_no_target_ends_the_search_for_causes(name, has_cause):
 
 
 @POSIX
-@pytest.mark.parametrize("name", ["forks", "folder"])
-def test_in_this_process_a_report_is_printed_once(name, folder):
-    arguments = ["acts:" + name, "--only", "base,norm", "--junit", "report.xml", "--in-process"]
+def test_in_this_process_a_report_is_printed_once(folder):
+    arguments = ["acts:two", "--only", "base,scaling_linear,norm", "--junit", "report.xml", "--in-process"]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "rope_array", "check", *arguments], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=60, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.count("PASSED: 2 of 2")) == (0, 1), done.stderr
+    assert (done.returncode, done.stdout.count("PASSED: 3 of 3")) == (0, 1), done.stderr
     assert (folder / "report.xml").exists()
 
 
@@ -285,19 +291,12 @@ def test_an_error_of_the_suite_fails_one_check(monkeypatch):
     assert [result["detail"] for result in report["results"]] == ["not answered", ""]
 
 
-def test_an_end_of_the_process_may_be_expected():
-    (result,), report = judged("exits", "base", expected=["base=known, a link"], report=True)
-    assert (result.outcome, report["ok"]) == ("expected failure", True)
-
-
 @POSIX
-@pytest.mark.parametrize(
-    ("name", "limit", "place"), [("hangs", 1.5, "in forever, acts.py:"), ("slow", 1.5, "in ")]
-)
-def test_a_check_that_takes_long_fails(name, limit, place):
+@pytest.mark.parametrize("name", ["hangs", "slow"])
+def test_a_check_that_takes_long_fails(name):
     """One call that hangs, or many short calls."""
-    (failed, after), _ = judged(name, "base", "direction", timeout=limit)
-    assert failed.detail.startswith(f"it did not end in time {place}")
+    (failed, after), _ = judged(name, "base", "direction", timeout=1.5)
+    assert failed.detail.startswith(f"it did not end in time in {'forever, acts.py:' * (name == 'hangs')}")
     assert (failed.ended, after.outcome) == (True, "passed")
 
 
