@@ -77,15 +77,6 @@ def test_numbers_do_not_depend_on_processes(run):
             assert many.log.index(f"end toy/{first}/{seed}") < many.log.index(f"start toy/{then}/{seed}")
 
 
-def test_finished_jobs_are_skipped_until_the_settings_change(run):
-    first, again = run(), run()
-    assert len(started(first.log)) == 5
-    assert again.log == []
-    assert again.numbers == first.numbers
-    assert started(run(seeds=2).log) == [f"toy/{arm}/1" for arm in "adbce"]
-    assert len(started(run(steps=9).log)) == 5
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("raise", "ZeroDivisionError"), ("exit", "exit code 7"), ("nan", "not JSON compliant")],
@@ -154,21 +145,3 @@ def _wait_for(process, *conditions):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_the_command_lists_jobs_and_refuses_unknown_names(tmp_path, capsys):
-    assert main(["--list", "--seeds", "1", "--out", str(tmp_path)], MODULES, pytest.fail) == 0
-    *lines, total = capsys.readouterr().out.splitlines()
-    assert {line.split()[0]: line.split()[1] for line in lines}["toy/a/0"] == "3"
-    assert total == "5 jobs, 12 s left on one core"  # 1 + 5 + 3 + 2 + 0.5, to even
-    with pytest.raises(SystemExit):
-        main(["toi"], MODULES, pytest.fail)
-    assert "toi" in capsys.readouterr().err
-
-
-def test_a_report_needs_results_of_all_experiments(tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "results.json").write_text('{"numbers": {"masked": {}, "long": {}}}')
-    for options, missing in (["--quick"], "results.json"), ([], "translation"):
-        with pytest.raises(SystemExit, match=missing):
-            main(["report", *options, "--out", str(tmp_path)], prepare=pytest.fail)
