@@ -1,5 +1,7 @@
 """cubed: one operation of bounded memory rotates each chunk, with the bits of NumPy."""
 
+import functools
+
 import child
 import cluster_cases
 import numpy as np
@@ -49,23 +51,20 @@ POSITIONS = {
 }
 
 
-@pytest.mark.parametrize("pos", POSITIONS.values(), ids=POSITIONS)
-def test_apply(pos, spec):
-    y = ROPE.apply(chunked(X, spec), pos)
-    assert y.chunks == chunked(X, spec).chunks
-    np.testing.assert_array_equal(y.compute(), ROPE.apply(X, pos), strict=True)
+def test_positions_of_the_host(spec):
+    x = chunked(X, spec)
+    for name, pos in POSITIONS.items():
+        y = ROPE.apply(x, pos)
+        assert y.chunks == x.chunks
+        np.testing.assert_array_equal(y.compute(), ROPE.apply(X, pos), name, strict=True)
 
 
-@pytest.mark.parametrize("chunks", [(B, S), (2, 4), (1, 5)], ids=str)
-@pytest.mark.parametrize("how", ["apply", "apply by array-api", "rotation"])
-def test_positions_of_cubed(how, chunks, spec):
+@pytest.mark.parametrize("chunks", [(2, 4), (1, 5)], ids=str)
+def test_positions_of_cubed(chunks, spec):
     pos, x = cubed.from_array(BS, chunks=chunks, spec=spec), chunked(X, spec)
-    if how == "rotation":
-        y, expected = ROPE.rotation(pos, like=x).apply(x), ROPE.rotation(BS, like=X).apply(X)
-    else:
-        backend = None if how == "apply" else "array-api"
-        y, expected = ROPE.apply(x, pos, backend=backend), ROPE.apply(X, BS)
-    np.testing.assert_array_equal(y.compute(), expected, strict=True)
+    rotation = ROPE.rotation(pos, like=x)
+    for y in (ROPE.apply(x, pos), ROPE.apply(x, pos, backend="array-api"), rotation.apply(x)):
+        np.testing.assert_array_equal(y.compute(), ROPE.apply(X, BS), strict=True)
 
 
 # The array-api backend joins parts; a part of width 0, or parts of several sizes, were beyond cubed.
@@ -80,12 +79,12 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("backend", [None, "array-api"])
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_fields(fields, backend, spec):
+def test_fields(fields, spec):
     pos = np.stack([BS[0], BS[1]], axis=-1) if "axes" in fields else BS[0]
-    y = ra.apply(chunked(X, spec), pos, backend=backend, **fields)
-    np.testing.assert_array_equal(y.compute(), ra.apply(X, pos, **fields), strict=True)
+    for backend in (None,) if "axes" in fields else (None, "array-api"):  # the latter serves coordinates
+        y = ra.apply(chunked(X, spec), pos, backend=backend, **fields)
+        np.testing.assert_array_equal(y.compute(), ra.apply(X, pos, **fields), strict=True)
 
 
 @pytest.mark.parametrize("backend", [None, "array-api"])
@@ -95,17 +94,12 @@ def test_split_heads_and_sequence_before_heads(backend, spec):
     np.testing.assert_array_equal(y.compute(), ROPE.apply(x, BS, seq_axis=-3), strict=True)
 
 
-@pytest.mark.parametrize("name", position_cases.MAKERS)
-def test_positions(name, spec):
-    position_cases.check(
-        name, lambda array: cubed.from_array(array, chunks=3, spec=spec), cubed.Array.compute
-    )
-
-
-def test_as_many_coordinates_as_pairs(spec):
+def test_positions(spec):
     """cubed's own take returns the array itself if there are as many indices as elements."""
-    chunks = lambda array: cubed.from_array(array, chunks=3, spec=spec)  # noqa: E731
-    position_cases.check_as_many_coordinates_as_pairs(chunks, cubed.Array.compute)
+    make = functools.partial(cubed.from_array, chunks=3, spec=spec)
+    for name in position_cases.MAKERS:
+        position_cases.check(name, make, cubed.Array.compute)
+    position_cases.check_as_many_coordinates_as_pairs(make, cubed.Array.compute)
 
 
 def test_tuple_of_two_dtypes(spec):
@@ -113,14 +107,6 @@ def test_tuple_of_two_dtypes(spec):
     found = ROPE.apply((chunked(q, spec), chunked(k, spec, (1, 1, 5, 16))), BS)
     for y, expected in zip(found, ROPE.apply((q, k), BS), strict=True):
         np.testing.assert_array_equal(y.compute(), expected, strict=True)
-
-
-def test_more_than_a_megabyte_of_positions(spec):
-    pos, rope = [*range(2**17, 0, -1)], ra.RoPE(2)
-    x = np.ones((2**17, 2), np.float32)
-    for backend in (None, "array-api"):
-        y = rope.apply(chunked(x, spec, (2**15, 2)), pos, backend=backend)
-        np.testing.assert_array_equal(y.compute(), rope.apply(x, pos), strict=True)
 
 
 def test_one_operation_rotates(spec):
@@ -152,11 +138,12 @@ def test_memory_is_known_before_anything_runs(spec):
     assert y.plan().max_projected_mem > spec.allowed_mem
 
 
-def test_a_rotation_of_many_positions_of_the_host_is_in_chunks(spec):
-    x = cubed.ones((2, 2**17, 64), dtype=np.float32, chunks=(1, 2**10, 64), spec=spec)
-    for pos in (range(2**17), np.arange(2**18).reshape(2, -1)):
-        y = ra.RoPE(64).rotation(pos, like=x).apply(x)
-        assert y.plan().max_projected_mem <= spec.allowed_mem
+def test_many_positions_of_the_host_are_in_chunks(spec):
+    """More than the megabyte that cubed's own asarray takes, in tables and by the array-api backend."""
+    x, rope = cubed.ones((2, 2**17, 64), dtype=np.float32, chunks=(1, 2**10, 64), spec=spec), ra.RoPE(64)
+    for pos in (range(2**17), np.arange(2**18).reshape(2, -1), [*range(2**17, 0, -1)]):
+        for y in (rope.rotation(pos, like=x).apply(x), rope.apply(x, pos, backend="array-api")):
+            assert y.plan().max_projected_mem <= spec.allowed_mem
 
 
 @pytest.mark.skipif(_native.kernel is None, reason="the C++ kernel is not built")
@@ -181,6 +168,7 @@ def test_misfits_raise_at_once(spec):
         ROPE.rotation(3, like=x).apply(x, backend="cubed")
 
 
+@pytest.mark.nightly
 def test_the_first_computation_is_no_change_by_a_call():
     """cubed sets variables that limit threads when it computes first."""
     child.run("""

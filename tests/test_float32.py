@@ -4,11 +4,8 @@ The golden file has the frequencies and amplitudes of transformers 5.23 and PyTo
 for configs of released models; tests/hf/_float32.py writes it. tests/test_hf.py compares with transformers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import Any
 
 import mpmath
 import numpy as np
@@ -23,25 +20,28 @@ CASES = json.loads((oracle.GOLDEN / "transformers" / "float32.json").read_text(e
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 
 
-def narrow(case: dict[str, Any]) -> RoPE:
+def narrow(case):
     rope = RoPE.from_config(case["config"], layer_type=case["layer_type"]).at_length(case["length"])
     return dataclasses.replace(rope, angles="float32")
 
 
-def golden_frequencies(case: dict[str, Any]) -> np.ndarray:
+def golden_frequencies(case):
     return np.array([float.fromhex(omega) for omega in case["inv_freq"]], np.float32)
 
 
 @each_case
-def test_frequencies_have_the_bits_of_transformers(case: dict[str, Any]) -> None:
-    rope = narrow(case)
-    assert rope.frequencies == tuple(map(float, golden_frequencies(case)))
+def test_frequencies_have_the_bits_of_transformers(case):
+    """They are near the exact frequencies, as a wrong golden file would not be."""
+    rope, golden = narrow(case), golden_frequencies(case)
+    assert rope.frequencies == tuple(map(float, golden))
     assert rope.amplitude == float.fromhex(case["amplitude"])
+    exact = dataclasses.replace(rope, angles="exact").frequencies
+    np.testing.assert_allclose(golden, exact, rtol=3e-6, atol=1e-12)
 
 
 @each_case
 @pytest.mark.library("torch")
-def test_tables_of_torch_have_the_bits_of_transformers(case: dict[str, Any]) -> None:
+def test_tables_of_torch_have_the_bits_of_transformers(case):
     """Follow LlamaRotaryEmbedding.forward at the first 100,000 positions."""
     torch = pytest.importorskip("torch")
     rope, count = narrow(case), case["length"]
@@ -51,23 +51,16 @@ def test_tables_of_torch_have_the_bits_of_transformers(case: dict[str, Any]) -> 
     assert torch.equal(made.sin, angles.sin() * float.fromhex(case["amplitude"]))
 
 
-def test_every_rule_of_transformers_has_a_case() -> None:
+def test_every_rule_of_transformers_has_a_case():
     scalings = {type(narrow(case).scaling) for case in CASES}
     rules = {ra.Linear, ra.DynamicNTK, ra.YaRN, ra.Llama3, ra.LongRoPE, ra.Proportional}
     assert scalings == {type(None), *rules}
 
 
-@each_case
-def test_exact_frequencies_are_near(case: dict[str, Any]) -> None:
-    """A wrong golden file would not be near: float32 steps differ in the last digits."""
-    exact = dataclasses.replace(narrow(case), angles="exact").frequencies
-    np.testing.assert_allclose(golden_frequencies(case), exact, rtol=3e-6, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "base", [10000.0, 500_000.0, 1e6, 12345.678, 150.0, 2.0, 1.0, 0.5, 1e-3, 1e-40, 3e38]
 )
-def test_powers_are_within_a_unit_in_the_last_place(base: float) -> None:
+def test_powers_are_within_a_unit_in_the_last_place(base):
     """Whole blocks of 32 follow SLEEF, whose error is at most a unit; the rest is correctly rounded."""
     for width in (2, 16, 64, 80, 128, 256):
         exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
@@ -81,47 +74,43 @@ def test_powers_are_within_a_unit_in_the_last_place(base: float) -> None:
         np.testing.assert_array_equal(got[-rest:] if rest else [], wanted[-rest:] if rest else [])
 
 
-def test_sleef_rounds_some_powers_wrongly() -> None:
+def test_sleef_rounds_some_powers_wrongly():
     """Pair 37 of base 1e6 and width 128 (Qwen2.5) differs from the nearest float32."""
     power = float32_steps.powers(1e6, 128, 64)[37]
     nearest = float(np.float32(1e6 ** (74 / 128)))
     assert abs(power - nearest) == np.spacing(np.float32(nearest))
 
 
-@pytest.mark.parametrize("rule", [None, ra.YaRN(3.7, 512), ra.Llama3(), ra.Proportional(0.5)], ids=str)
-def test_reversed_changes_the_sign_alone(rule: Any) -> None:
-    plain = RoPE(128, scaling=rule, angles="float32").frequencies
-    turned = RoPE(128, scaling=ra.Reversed(rule), angles="float32").frequencies
-    assert turned == tuple(-omega for omega in plain)
+def frequencies(rule, width=128):
+    return RoPE(width, scaling=rule, angles="float32").frequencies
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [ra.NTKAware(3.7), ra.NTKAware(3.7, "fixed"), ra.NTKAware(3.7, "mixed", 0.5), ra.Periods()],
-    ids=str,
-)
-def test_other_rules_are_applied_to_float32_frequencies(rule: Any) -> None:
-    """Transformers has no function for these rules: each result is a float32 number near the exact one."""
-    got = RoPE(128, scaling=rule, angles="float32").frequencies
+def test_reversed_changes_the_sign_alone():
+    for rule in (None, ra.YaRN(3.7, 512), ra.Llama3(), ra.Proportional(0.5)):
+        assert frequencies(ra.Reversed(rule)) == tuple(-omega for omega in frequencies(rule))
+
+
+OTHER_RULES = {
+    "NTK-aware": ra.NTKAware(3.7),
+    "fixed": ra.NTKAware(3.7, "fixed"),
+    "mixed": ra.NTKAware(3.7, "mixed", 0.5),
+    "periods": ra.Periods(),
+    "Llama 3 without a ramp": ra.Llama3(8.0, 2.0, 2.0, 512),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RULES)
+def test_other_rules_are_applied_to_float32_frequencies(name):
+    """Transformers has no such rule, or divides by 0: results are float32 numbers near the exact ones."""
+    rope = RoPE(128, scaling=OTHER_RULES[name])
+    got = frequencies(rope.scaling)
     assert got == tuple(map(float, np.float32(got)))
-    np.testing.assert_allclose(got, RoPE(128, scaling=rule).frequencies, rtol=2e-6)
+    np.testing.assert_allclose(got, rope.frequencies, rtol=2e-6)
 
 
-def test_llama3_without_a_ramp() -> None:
-    """Equal bounds make a step; transformers divides by 0 at a wavelength that is equal to the bound."""
-    rope = RoPE(64, scaling=ra.Llama3(8.0, 2.0, 2.0, 512), angles="float32")
-    np.testing.assert_allclose(
-        rope.frequencies, dataclasses.replace(rope, angles="exact").frequencies, rtol=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    "rule", [ra.Linear(1e-60), ra.Linear(1e60), ra.YaRN(1e-60, 512), ra.Llama3(1e-60)], ids=str
-)
-def test_factors_beyond_float32(rule: Any) -> None:
+def test_factors_beyond_float32():
     """A factor that float32 rounds to 0 has no frequencies; beyond its largest number they are 0."""
-    if rule.factor > 1:
-        assert RoPE(64, scaling=rule, angles="float32").frequencies[0] == 0
-        return
-    with pytest.raises(ra.SpecError, match="range of floats"):
-        RoPE(64, scaling=rule, angles="float32")
+    assert frequencies(ra.Linear(1e60))[0] == 0
+    for rule in (ra.Linear(1e-60), ra.YaRN(1e-60, 512), ra.Llama3(1e-60)):
+        with pytest.raises(ra.SpecError, match="range of floats"):
+            frequencies(rule)

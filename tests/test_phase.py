@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import oracle
 import pytest
+from conftest import LIBS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +29,6 @@ SPECS = {
     "base": {"head_dim": 24, "base": 500_000.0},
     "inv_freq": {"head_dim": 16, "inv_freq": OMEGAS},
 }
-SIGNED = ["int8", "int16", "int32", "int64"]
-UNSIGNED = ["uint8", "uint16", "uint32"]
 
 
 def random_positions(bits, count=300, seed=0):
@@ -80,22 +79,11 @@ def plan_of(name, sign=1):
     return plan if sign == 1 else plan.inverse
 
 
-def backend_library(lib):
-    """Return the backend's own library, or None if it is the array-api backend's."""
-    array = lib.asarray(np.zeros(1, np.float32))
-    own = _registry.library_of(array)
-    return None if own is library(array) else own
-
-
 def all_ops(lib):
     """Return the operations that a call may use: its backend's, and the array-api backend's."""
     array = lib.asarray(np.zeros(1, np.float32))
-    own = backend_library(lib)
-    return [owner.ops(array) for owner in (own, library(array)) if owner is not None]
-
-
-def narrow_ops(lib):
-    return [ops._replace(has_int64=False) for ops in all_ops(lib)]
+    owners = (_registry.library_of(array), library(array))
+    return [owner.ops(array) for owner in dict.fromkeys(owners)]
 
 
 @contextlib.contextmanager
@@ -110,109 +98,49 @@ def x64(lib, on):
         yield
 
 
-@pytest.fixture
-def with_x64(lib):
-    with x64(lib, True):
-        yield
-
-
-@pytest.fixture
-def without_x64(lib):
-    with x64(lib, False):
-        yield
-
-
 # ---- equal bits ----
 
 
-@pytest.mark.usefixtures("with_x64")
-@pytest.mark.parametrize("sign", [1, -1], ids=["forward", "inverse"])
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("double", [False, True], ids=["phase32", "phase64"])
-def test_wide_route(lib, name, double, sign):
-    pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(31), random_positions(62)])
-    truth = expected(pos, name, double, sign)
-    for ops in all_ops(lib):
-        assert ops.has_int64
-        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), double, ops)
-        np.testing.assert_array_equal(got(phase, lib, double), truth)
+def check(lib, route, pos, name="default", sign=1, dtype=None):
+    """Compare with Python's integers, by the operations of each backend."""
+    double, wide = ROUTES[route]
+    with x64(lib, wide):
+        array = lib.asarray(pos) if dtype is None else lib.xp.asarray(pos.astype(dtype))
+        for ops in all_ops(lib):
+            assert ops.has_int64 or not wide
+            phase = _angles.phase(array, plan_of(name, sign), double, ops._replace(has_int64=wide))
+            assert wide or lib.to_numpy(phase).dtype == np.uint32
+            np.testing.assert_array_equal(got(phase, lib, double), expected(pos, name, double, sign))
 
 
-@pytest.mark.without("torch")  # PyTorch has no arithmetic on uint32
-@pytest.mark.usefixtures("without_x64")
-@pytest.mark.parametrize("sign", [1, -1], ids=["forward", "inverse"])
-@pytest.mark.parametrize("name", SPECS)
-def test_route_of_uint32(lib, name, sign):
-    pos = np.concatenate([INT32_ENDS, random_positions(31), random_positions(16)]).astype(np.int32)
-    truth = expected(pos, name, False, sign)
-    for ops in narrow_ops(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), False, ops)
-        assert lib.to_numpy(phase).dtype == np.uint32
-        np.testing.assert_array_equal(got(phase, lib, False), truth)
+# Whether the phase has 64 bits, and the integers of its arithmetic.
+ROUTES = {"phase32": (False, True), "phase64": (True, True), "phase32 in uint32": (False, False)}
 
 
-@pytest.mark.usefixtures("with_x64")
-@pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
-@pytest.mark.parametrize("double", [False, True], ids=["phase32", "phase64"])
-def test_wide_route_takes_every_integer(lib, dtype, double):
-    pos = positions_of(dtype)
-    truth = expected(pos, "base", double)
-    for ops in all_ops(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of("base"), double, ops)
-        np.testing.assert_array_equal(got(phase, lib, double), truth)
-
-
-@pytest.mark.without("torch")
-@pytest.mark.usefixtures("without_x64")
-@pytest.mark.parametrize("dtype", [*SIGNED[:3], *UNSIGNED])
-def test_route_of_uint32_takes_every_integer(lib, dtype):
-    pos = positions_of(dtype)
-    truth = expected(pos, "base", False)
-    for ops in narrow_ops(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of("base"), False, ops)
-        np.testing.assert_array_equal(got(phase, lib, False), truth)
+@pytest.mark.parametrize("route", ROUTES)
+def test_all_libraries_and_routes_agree(lib, route):
+    """With exact integers: at the ends of each dtype and of the range, of any shape, forward and inverse."""
+    _, wide = ROUTES[route]
+    if lib.name == "torch" and not wide:
+        pytest.skip("PyTorch has no arithmetic on uint32")
+    pos = np.concatenate([INT32_ENDS, random_positions(31), random_positions(16)])
+    pos = np.concatenate([pos, INT64_ENDS, random_positions(62)]) if wide else pos.astype(np.int32)
+    for name in SPECS:
+        check(lib, route, pos, name)
+    check(lib, route, pos, sign=-1)
+    for dtype in ("int8", "int16", "int32", "uint8", "uint16", "uint32", *(["int64"] if wide else [])):
+        check(lib, route, positions_of(dtype), "base")
+    for shape in ((), (0,), (2, 3)):
+        check(lib, route, random_positions(31, int(np.prod(shape))).reshape(shape).astype(np.int32))
 
 
 @pytest.mark.library("numpy", "jax")
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
-@pytest.mark.parametrize("wide", [False, True], ids=["uint32", "int64"])
-def test_integers_of_four_bits(lib, dtype, wide):
+def test_integers_of_four_bits(lib, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    with x64(lib, wide):
-        values = np.arange(16) - (8 if dtype == "int4" else 0)
-        pos = lib.xp.asarray(values.astype(getattr(ml_dtypes, dtype)))
-        for ops in all_ops(lib) if wide else narrow_ops(lib):
-            phase = _angles.phase(pos, plan_of("default"), False, ops)
-            np.testing.assert_array_equal(got(phase, lib, False), expected(values, "default", False))
-
-
-@pytest.mark.usefixtures("with_x64")
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (2, 0, 3)], ids=str)
-def test_every_shape_of_positions(lib, shape):
-    pos = random_positions(31, int(np.prod(shape))).reshape(shape).astype(np.int32)
-    for ops in all_ops(lib) + ([] if lib.name == "torch" else narrow_ops(lib)):
-        phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, ops)
-        np.testing.assert_array_equal(got(phase, lib, False), expected(pos, "default", False))
-
-
-@pytest.mark.library("numpy", "torch", "jax", "dask", "strict")
-def test_all_libraries_and_routes_agree():
-    from conftest import LIBS
-
-    pos = np.concatenate([INT32_ENDS, random_positions(31, 3000, seed=3)]).astype(np.int32)
-    bits = {}
-    for lib in (LIBS[name] for name in ("numpy", "torch", "jax", "dask", "strict")):
-        for wide in (True, False):
-            if lib.name == "torch" and not wide:
-                continue
-            with x64(lib, wide):
-                ops = (all_ops(lib) if wide else narrow_ops(lib))[0]
-                phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, ops)
-                bits[lib.name, wide] = got(phase, lib, False)
-    assert len(bits) == 9
-    first = bits.pop(("numpy", True))
-    for other in bits.values():
-        np.testing.assert_array_equal(other, first)
+    for route in ("phase32", "phase32 in uint32"):
+        pos = np.arange(16) - (8 if dtype == "int4" else 0)
+        check(lib, route, pos, dtype=getattr(ml_dtypes, dtype))
 
 
 @given(pos=st.integers(-(2**63), 2**63 - 1), omega=st.floats(-1e6, 1e6))
@@ -234,9 +162,8 @@ def test_any_position_and_frequency(pos, omega):
 # ---- which function and which integers a call uses ----
 
 
-@pytest.mark.parametrize("backend", [None, "array-api"], ids=["default", "array-api"])
-def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
-    """Every backend but the kernel; test_native_bits.py compares the kernel's bits."""
+def test_a_call_uses_the_phase_function(lib, monkeypatch):
+    """Every backend but the kernel: see test_native_bits.py. JAX's integers follow x64."""
     calls = []
 
     def counted(whole, plan, double, ops):
@@ -245,25 +172,15 @@ def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
 
     phase = _angles.phase
     monkeypatch.setattr(_angles, "phase", counted)
-    # A base that no other test uses, so that no compiled program is cached.
-    x = lib.asarray(np.ones((3, 8), np.float32))
-    base = 1234.5 if backend else 1235.5
     monkeypatch.setattr(_native, "kernel", None)
-    y = ra.apply(x, lib.asarray(np.arange(3, dtype=np.int32)), base=base, backend=backend)
-    lib.to_numpy(y)
-    assert calls
-    assert set(calls) == {lib.name != "jax"}
-
-
-@pytest.mark.library("jax")
-@pytest.mark.parametrize("on", [False, True], ids=["without x64", "x64"])
-def test_jax_chooses_the_route_by_x64(on):
-    import jax
-
-    with jax.enable_x64(on):
-        x = jax.numpy.zeros(1, "float32")
-        for owner in (_registry.library_of(x), library(x)):
-            assert owner.ops(x).has_int64 is on
+    for on, backend in ((False, None), (False, "array-api"), (True, None)):
+        with x64(lib, on):
+            x = lib.asarray(np.ones((3, 8), np.float32))
+            pos = lib.asarray(np.arange(3, dtype=np.int32))
+            # A base that no other test uses, so that no compiled program is cached.
+            lib.to_numpy(ra.apply(x, pos, base=1234.5 + on, backend=backend))
+        assert set(calls) == {on or lib.name != "jax"}
+        calls.clear()
 
 
 # ---- settings that must not change the bits ----
@@ -271,17 +188,10 @@ def test_jax_chooses_the_route_by_x64(on):
 
 @pytest.mark.library("numpy")
 def test_numpy_error_state_changes_nothing():
-    pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(62)])
-    small = np.array(INT32_ENDS, np.int32)
-    ops = library(pos).ops(pos)
     with np.errstate(all="raise"):
-        for double in (False, True):
-            phase = _angles.phase(pos, plan_of("default"), double, ops).astype(object)
-            assert (phase % 2 ** (64 if double else 32) == expected(pos, "default", double)).all()
-        for scalar in (np.int64(-(2**63)), np.int64(2**62), np.array(-5)):
-            _angles.phase(scalar, plan_of("default"), True, ops)
-        narrow = _angles.phase(small, plan_of("default"), False, ops._replace(has_int64=False))
-        assert (narrow.astype(object) == expected(small, "default", False)).all()
+        check(LIBS["numpy"], "phase32 in uint32", np.array(INT32_ENDS, np.int32))
+        for pos in (INT32_ENDS + INT64_ENDS, -(2**63), 2**62, -5):
+            check(LIBS["numpy"], "phase64", np.array(pos))
 
 
 @pytest.mark.library("numpy")
@@ -293,59 +203,13 @@ def test_numpy_calls_raise_no_floating_point_error(dtype):
             assert np.isfinite(ra.apply(x, pos)).all()
 
 
-@pytest.mark.library("torch")
-def test_torch_modes_change_nothing():
-    import torch
-
-    pos = torch.from_numpy(np.concatenate([INT32_ENDS, random_positions(31)]))
-    x = torch.zeros(1)
-    ops = _registry.library_of(x).ops(x)
-    truth = [_angles.phase(pos, plan_of("default"), double, ops) for double in (False, True)]
-    before = torch.get_float32_matmul_precision()
-    try:
-        for dtype in (torch.bfloat16, torch.float16):
-            torch.set_float32_matmul_precision("medium")
-            torch.set_default_dtype(torch.float64)
-            with torch.autocast("cpu", dtype=dtype):
-                for double in (False, True):
-                    phase = _angles.phase(pos, plan_of("default"), double, ops)
-                    assert torch.equal(phase, truth[double])
-    finally:
-        torch.set_float32_matmul_precision(before)
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.library("jax")
-@pytest.mark.parametrize("on", [False, True], ids=["without x64", "x64"])
-@pytest.mark.parametrize("promotion", ["strict", "standard"])
-def test_jax_promotion_changes_nothing(on, promotion):
-    import jax
-
-    pos = np.concatenate([INT32_ENDS, random_positions(31)]).astype(np.int32)
-    with (
-        jax.enable_x64(on),
-        jax.numpy_dtype_promotion(promotion),
-        jax.numpy_rank_promotion("raise"),
-        jax.default_matmul_precision("bfloat16"),
-    ):
-        x = jax.numpy.zeros(1, "float32")
-        for owner in (_registry.library_of(x), library(x)):
-            for double in (False, True) if on else (False,):
-                phase = _angles.phase(jax.numpy.asarray(pos), plan_of("base"), double, owner.ops(x))
-                phase = np.asarray(phase).astype(object) % 2 ** (64 if double else 32)
-                np.testing.assert_array_equal(phase, expected(pos, "base", double))
-
-
 # ---- the distance to the exact angle ----
 
 
-@pytest.mark.parametrize(
-    ("double", "wide"),
-    [(False, True), (False, False), (True, True)],
-    ids=["phase32", "phase32 in uint32", "phase64"],
-)
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", SPECS)
-def test_error_is_within_the_documented_bound(name, double, wide):
+def test_error_is_within_the_documented_bound(name, route):
+    double, wide = ROUTES[route]
     # The word is off by |pos|·2^-(k+1) turns, and truncation by less than one unit in the last place.
     bits, unit = (96, 64) if double else (64, 32)
     pos = np.array(INT32_ENDS, np.int32) if not wide else np.array(INT32_ENDS + INT64_ENDS)
