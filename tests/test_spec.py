@@ -1,7 +1,5 @@
 """RoPE as a value: fields, frequencies, fixed-point words, one-liners, and the dense matrix."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc
@@ -9,7 +7,6 @@ import importlib
 import itertools
 import math
 import pickle
-from typing import Any
 
 import child
 import mpmath
@@ -27,59 +24,52 @@ from rope_array.testing._contract import AT_FLOATS, assert_contract, compute_dty
 
 pytestmark = pytest.mark.neutral
 
-FIELDS = [
-    "head_dim",
-    "base",
-    "rotary_dim",
-    "rotary_start",
-    "pairing",
-    "out_pairing",
-    "scaling",
-    "axes",
-    "inv_freq",
-    "attention_factor",
-    "angles",
-    "max_position",
-]
+DEFAULTS = {
+    "head_dim": 8,
+    "base": 10000.0,
+    "rotary_dim": 8,
+    "rotary_start": 0,
+    "pairing": "interleaved",
+    "out_pairing": None,
+    "scaling": None,
+    "axes": None,
+    "inv_freq": None,
+    "attention_factor": None,
+    "angles": "exact",
+    "max_position": None,
+}
+FIELDS = [*DEFAULTS]
 
-ROPES = [
-    {"head_dim": 8},
-    {"head_dim": 8, "base": 500_000.0, "pairing": "half"},
-    {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "out_pairing": "half"},
-    {"head_dim": 7, "rotary_dim": 6, "pairing": "half", "out_pairing": "interleaved"},
-    {"head_dim": 4, "inv_freq": (1.0, 0.3), "attention_factor": 1.25},
-    {"head_dim": 8, "rotary_dim": 0},
-    {"head_dim": 8, "angles": "float32"},
-    {"head_dim": 8, "scaling": ra.YaRN(4.0, 2048), "pairing": "half"},
-]
-IDS = ["default", "half", "slice", "odd", "explicit", "identity", "float32", "scaled"]
-each_rope = pytest.mark.parametrize("fields", ROPES, ids=IDS)
+ROPES = {
+    "default": {"head_dim": 8},
+    "half": {"head_dim": 8, "base": 500_000.0, "pairing": "half"},
+    "slice": {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "out_pairing": "half"},
+    "odd": {"head_dim": 7, "rotary_dim": 6, "pairing": "half", "out_pairing": "interleaved"},
+    "explicit": {"head_dim": 4, "inv_freq": (1.0, 0.3), "attention_factor": 1.25},
+    "identity": {"head_dim": 8, "rotary_dim": 0},
+    "float32": {"head_dim": 8, "angles": "float32"},
+    "scaled": {"head_dim": 8, "scaling": ra.YaRN(4.0, 2048), "pairing": "half"},
+    "limited": {"head_dim": 8, "max_position": 10},
+}
+each_rope = pytest.mark.parametrize("fields", ROPES.values(), ids=ROPES)
 
 # ---- a value ----
 
 
-def test_replace_of_the_pairing_replaces_both() -> None:
+def test_replace_of_the_pairing_replaces_both():
     assert dataclasses.replace(RoPE(8), pairing="half") == RoPE(8, pairing="half")
     assert RoPE(8, pairing="half", out_pairing="half") == RoPE(8, pairing="half")
     assert RoPE(8, pairing="half", out_pairing="interleaved") != RoPE(8, pairing="half")
 
 
-def test_defaults_are_resolved() -> None:
+def test_the_fields():
+    """The names are public: adding or removing a field changes this test."""
+    assert [field.name for field in dataclasses.fields(RoPE)] == [*Fields.__annotations__] == FIELDS
+
+
+def test_defaults_are_resolved():
     rope = RoPE(8)
-    assert {name: getattr(rope, name) for name in FIELDS} == {
-        "head_dim": 8,
-        "base": 10000.0,
-        "rotary_dim": 8,
-        "rotary_start": 0,
-        "pairing": "interleaved",
-        "out_pairing": None,
-        "scaling": None,
-        "axes": None,
-        "inv_freq": None,
-        "attention_factor": None,
-        "angles": "exact",
-        "max_position": None,
-    }
+    assert {name: getattr(rope, name) for name in FIELDS} == DEFAULTS
     assert rope.amplitude == 1.0
     assert RoPE(8, rotary_start=2).rotary_dim == 6
     assert RoPE(8, rotary_start=8).rotary_dim == 0
@@ -87,14 +77,12 @@ def test_defaults_are_resolved() -> None:
     assert RoPE(8, out_pairing="half").pairing == "interleaved"
     assert RoPE(8, rotary_dim=0).frequencies == ()
     assert RoPE(8, attention_factor=2).amplitude == 2.0
+    spelled = RoPE(**{**DEFAULTS, "out_pairing": "interleaved"})
+    assert spelled == RoPE(8)
+    assert hash(spelled) == hash(RoPE(8))
 
 
-def test_the_fields() -> None:
-    """The names are public: adding or removing a field changes this test."""
-    assert [field.name for field in dataclasses.fields(RoPE)] == FIELDS
-
-
-def test_fields_are_plain_python_values() -> None:
+def test_fields_are_plain_python_values():
     rope = RoPE(
         np.int64(8),
         base=np.float32(10000),
@@ -113,73 +101,40 @@ def test_fields_are_plain_python_values() -> None:
     assert [type(omega) for omega in rope.inv_freq] == [float, float]
     assert [type(omega) for omega in rope.frequencies] == [float, float]
     assert type(rope.amplitude) is float
-    assert rope == RoPE(
-        8,
-        rotary_dim=4,
-        rotary_start=2,
-        pairing="half",
-        out_pairing="interleaved",
-        inv_freq=(1.0, 2.0),
-        attention_factor=1.5,
-        max_position=5,
-    )
+    narrow = {"rotary_dim": 4, "rotary_start": 2, "pairing": "half", "out_pairing": "interleaved"}
+    assert rope == RoPE(8, **narrow, inv_freq=(1.0, 2.0), attention_factor=1.5, max_position=5)
 
 
-def test_explicit_defaults_are_equal_to_the_defaults() -> None:
-    spelled = RoPE(
-        8, base=10000, rotary_dim=8, rotary_start=0, pairing="interleaved", out_pairing="interleaved"
-    )
-    assert spelled == RoPE(8)
-    assert hash(spelled) == hash(RoPE(8))
-    assert len({spelled, RoPE(8), RoPE(head_dim=8)}) == 1
-
-
-def test_every_field_counts_in_equality() -> None:
+def test_every_field_counts_in_equality():
     ropes = [
-        RoPE(8),
-        RoPE(10),
-        RoPE(8, base=10001.0),
-        RoPE(8, rotary_dim=6),
-        RoPE(8, rotary_dim=6, rotary_start=1),
-        RoPE(8, pairing="half"),
-        RoPE(8, out_pairing="half"),
-        RoPE(8, pairing="half", out_pairing="interleaved"),
-        RoPE(8, inv_freq=RoPE(8).frequencies),
-        RoPE(8, scaling=ra.Linear(1.0)),
-        RoPE(8, scaling=ra.Linear(2.0)),
-        RoPE(8, scaling=ra.NTKAware(2.0)),
-        RoPE(8, axes=ra.Axes.chunked(2, 2)),
-        RoPE(8, axes=ra.Axes.axial(4, 4)),
-        RoPE(8, axes=ra.Axes.axial(4, 4, blocks=True)),
-        RoPE(8, attention_factor=1.0),
-        RoPE(8, angles="float32"),
+        *(RoPE(8), RoPE(10), RoPE(8, base=10001.0), RoPE(8, rotary_dim=6)),
+        *(RoPE(8, rotary_dim=6, rotary_start=1), RoPE(8, pairing="half"), RoPE(8, out_pairing="half")),
+        *(RoPE(8, pairing="half", out_pairing="interleaved"), RoPE(8, inv_freq=RoPE(8).frequencies)),
+        *(RoPE(8, scaling=rule) for rule in (ra.Linear(1.0), ra.Linear(2.0), ra.NTKAware(2.0))),
+        *(RoPE(8, axes=ra.Axes.axial(4, 4, blocks=blocks)) for blocks in (False, True)),
+        *(RoPE(8, axes=ra.Axes.chunked(1, 3)), RoPE(8, attention_factor=1.0), RoPE(8, angles="float32")),
+        RoPE(8, max_position=10),
     ]
     for a, b in itertools.combinations(ropes, 2):
         assert a != b
     assert len(set(ropes)) == len(ropes)
     assert RoPE(8) != 8
     assert RoPE(8) != dataclasses.astuple(RoPE(8))
+    assert RoPE(4, max_position=10)._plan == RoPE(4)._plan  # one compiled program
 
 
-@each_rope
-def test_frozen(fields: dict[str, Any]) -> None:
-    rope = RoPE(**fields)
+def test_frozen():
+    rope = RoPE(8)
     for name in [*FIELDS, "amplitude", "frequencies", "anything"]:
         with pytest.raises(AttributeError):
             setattr(rope, name, getattr(rope, name, 1))
     for name in FIELDS:
         with pytest.raises(AttributeError):
             delattr(rope, name)
-    assert rope == RoPE(**fields)
+    assert rope == RoPE(8)
 
 
-@each_rope
-def test_repr_makes_it_again(fields: dict[str, Any]) -> None:
-    rope = RoPE(**fields)
-    assert eval(repr(rope), vars(ra)) == rope
-
-
-def test_repr_shows_the_fields_that_differ() -> None:
+def test_repr_shows_the_fields_that_differ():
     assert repr(RoPE(8)) == "RoPE(head_dim=8)"
     assert repr(RoPE(8, rotary_dim=6, rotary_start=2)) == "RoPE(head_dim=8, rotary_start=2)"
     assert repr(RoPE(8, rotary_dim=4)) == "RoPE(head_dim=8, rotary_dim=4)"
@@ -190,27 +145,14 @@ def test_repr_shows_the_fields_that_differ() -> None:
     assert repr(RoPE(8, axes=ra.Axes.chunked(2, 2))).count("rotary_dim") == 0
 
 
-def test_the_fields_of_type_checkers_are_the_fields() -> None:
-    assert [*Fields.__annotations__] == FIELDS == [f.name for f in dataclasses.fields(RoPE) if f.init]
-
-
 # ---- max_position ----
 
-BEYOND = [
-    11,
-    11.0,
-    10.5,
-    range(9, 12),
-    range(11, 8, -1),
-    [8, 9, 11],
-    (8.0, 10.5, 9.0),
-    np.float32(11),
-    np.array([11, 1, 2]),
-]
+BEYOND = [11, 11.0, 10.5, range(9, 12), range(11, 8, -1), [8, 9, 11], (8.0, 10.5, 9.0), np.float32(11)]
+BEYOND += [np.array([11, 1, 2]), np.array([np.nan, 11.0, 1.0])]
 
 
 @pytest.mark.parametrize("pos", BEYOND, ids=repr)
-def test_positions_beyond_max_position_are_refused(pos: Any) -> None:
+def test_positions_beyond_max_position_are_refused(pos):
     x, rope = np.ones((3, 4), np.float32), RoPE(4, max_position=10)
     calls = (
         lambda: rope.apply(x, pos),
@@ -227,20 +169,17 @@ def test_positions_beyond_max_position_are_refused(pos: Any) -> None:
 @pytest.mark.parametrize(
     "pos", [10, range(8, 11), [10.0, 1, 2], np.array([1, 2, 10]), -50, range(0)], ids=repr
 )
-def test_positions_up_to_max_position_are_served(pos: Any) -> None:
+def test_positions_up_to_max_position_are_served(pos):
     x = np.ones((len(pos), 4) if hasattr(pos, "__len__") else (3, 4))
     rope = RoPE(4, max_position=10)
     np.testing.assert_array_equal(rope.apply(x, pos), RoPE(4).apply(x, pos))
 
 
-def test_max_position_checks_each_coordinate() -> None:
+def test_max_position_of_coordinates_mixed_and_xpos():
     rope, x = RoPE(8, axes=ra.Axes.chunked(2, 2), max_position=10), np.ones((1, 8))
     rope.apply(x, [[10, 10]])
     with pytest.raises(ra.PositionError, match="position 12"):
         rope.apply(x, [[3, 12]])
-
-
-def test_max_position_of_mixed_and_xpos() -> None:
     x, rope = np.ones((1, 2, 1, 4)), RoPE(4, max_position=10)
     with pytest.raises(ra.PositionError):
         rope.rotation_xpos([11], like=x)
@@ -249,7 +188,7 @@ def test_max_position_of_mixed_and_xpos() -> None:
 
 
 @pytest.mark.library("jax")
-def test_max_position_of_numpy_positions_for_jax() -> None:
+def test_max_position_of_numpy_positions_for_jax():
     jax = importlib.import_module("jax")
     rope, x = RoPE(4, max_position=10), jax.numpy.ones((1, 4))
     with pytest.raises(ra.PositionError):
@@ -257,23 +196,11 @@ def test_max_position_of_numpy_positions_for_jax() -> None:
     rope.apply(x, jax.numpy.array([11]))  # on a device: not read
 
 
-def test_positions_that_are_not_a_number_hide_no_larger_ones() -> None:
-    x, rope = np.ones((3, 4)), RoPE(4, max_position=10)
-    with pytest.raises(ra.PositionError, match=r"position 11\.0 is beyond"):
-        rope.apply(x, np.array([np.nan, 11.0, 1.0]))
-
-
-def test_max_position_of_a_list_that_holds_itself() -> None:
-    pos: list[Any] = [1, 2]
+def test_max_position_of_a_list_that_holds_itself():
+    pos = [1, 2]
     pos.append(pos)
     with pytest.raises(ra.ShapeError, match=r"holds itself|ragged"):
         RoPE(4, max_position=10).apply(np.ones((3, 4)), pos)
-
-
-def test_ropes_of_other_limits_are_unequal() -> None:
-    assert RoPE(4, max_position=10) != RoPE(4)
-    assert RoPE(4, max_position=10)._plan == RoPE(4)._plan  # one compiled program
-    assert pickle.loads(pickle.dumps(RoPE(4, max_position=10))).max_position == 10
 
 
 COPIES = {
@@ -288,33 +215,31 @@ COPIES = {
 
 
 @each_rope
-@pytest.mark.parametrize("method", COPIES)
-def test_copies_are_equal_and_work(fields: dict[str, Any], method: str) -> None:
+def test_copies_are_equal_and_work(fields):
     rope = RoPE(**fields)
-    copied = COPIES[method](rope)
-    assert type(copied) is RoPE
-    assert copied == rope
-    assert hash(copied) == hash(rope)
-    assert copied.frequencies == rope.frequencies
     x = np.arange(2.0 * rope.head_dim).reshape(2, -1)
-    np.testing.assert_array_equal(copied.apply(x, [3, 4]), rope.apply(x, [3, 4]))
+    for copied in (*(method(rope) for method in COPIES.values()), eval(repr(rope), vars(ra))):
+        assert type(copied) is RoPE
+        assert copied == rope
+        assert hash(copied) == hash(rope)
+        assert copied.frequencies == rope.frequencies
+        np.testing.assert_array_equal(copied.apply(x, [3, 4]), rope.apply(x, [3, 4]))
 
 
-def test_pickles_hold_the_fields_only() -> None:
+def test_pickles_hold_the_fields_only():
     """The version that loads a pickle computes words and tables again."""
     assert len(pickle.dumps(RoPE(512))) < 400
 
 
-@each_rope
-def test_another_process_loads_a_rope(fields: dict[str, Any]) -> None:
-    rope = RoPE(**fields)
+def test_another_process_loads_ropes():
     script = """
         import pickle, sys
-        rope = pickle.loads(bytes.fromhex(sys.argv[1]))
-        print(rope, [omega.hex() for omega in rope.frequencies])
+        for rope in pickle.loads(bytes.fromhex(sys.argv[1])):
+            print(rope, [omega.hex() for omega in rope.frequencies])
     """
-    printed = child.run(script, pickle.dumps(rope).hex()).strip()
-    assert printed == f"{rope} {[omega.hex() for omega in rope.frequencies]}"
+    ropes = [RoPE(**fields) for fields in ROPES.values()]
+    printed = child.run(script, pickle.dumps(ropes).hex()).strip().splitlines()
+    assert printed == [f"{rope} {[omega.hex() for omega in rope.frequencies]}" for rope in ropes]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -323,24 +248,24 @@ class Labelled(RoPE):
 
 
 class OfConfig(RoPE):
-    def __init__(self, config: dict[str, Any], theta: float) -> None:
+    def __init__(self, config, theta):
         super().__init__(config["head_dim"], base=theta)
 
 
-@pytest.mark.parametrize("method", COPIES)
-def test_copies_of_a_subclass_have_its_fields(method: str) -> None:
-    copied = COPIES[method](Labelled(8, base=5.0, label="text"))
-    assert (type(copied), copied.label, copied.base) == (Labelled, "text", 5.0)
+def test_copies_of_a_subclass_have_its_fields():
+    for method in COPIES.values():
+        copied = method(Labelled(8, base=5.0, label="text"))
+        assert (type(copied), copied.label, copied.base) == (Labelled, "text", 5.0)
 
 
-def test_a_subclass_may_have_parameters_of_its_own() -> None:
+def test_a_subclass_may_have_parameters_of_its_own():
     for rope in (OfConfig({"head_dim": 8}, 5.0), OfConfig(config={"head_dim": 8}, theta=5.0)):
         assert (rope.head_dim, rope.base) == (8, 5.0)
     with pytest.raises(SpecError, match="lable"):
-        Labelled(8, lable="text")  # type: ignore[call-arg]
+        Labelled(8, lable="text")
 
 
-def test_replace_changes_one_field() -> None:
+def test_replace_changes_one_field():
     rope = RoPE(8, rotary_dim=4, pairing="half", attention_factor=1.5)
     changed = dataclasses.replace(rope, base=500.0)
     assert changed == RoPE(8, base=500.0, rotary_dim=4, pairing="half", attention_factor=1.5)
@@ -356,18 +281,18 @@ WIDTHS = [2, 4, 6, 10, 64, 80, 128, 256]
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_frequencies_are_correctly_rounded(base: float) -> None:
+def test_frequencies_are_correctly_rounded(base):
     for width in WIDTHS:
         exact = [oracle.to_float(omega) for omega in oracle.frequencies(width, base)]
         assert RoPE(width, base=base).frequencies == tuple(exact)
 
 
-def test_partial_width_counts_over_the_rotated_width() -> None:
+def test_partial_width_counts_over_the_rotated_width():
     assert RoPE(10, rotary_dim=4, rotary_start=3).frequencies == RoPE(4).frequencies == (1.0, 0.01)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500_000.0, 1e6, 12345.678])
-def test_float32_frequencies_are_rounded_at_each_step(base: float) -> None:
+def test_float32_frequencies_are_rounded_at_each_step(base):
     """1.0 / base ** (arange(0, dim, 2).float() / dim): an exponent, a power, a reciprocal, each a float32."""
     for width in WIDTHS:
         got = np.float32(RoPE(width, base=base, angles="float32").frequencies)
@@ -381,7 +306,7 @@ def test_float32_frequencies_are_rounded_at_each_step(base: float) -> None:
 EXPLICIT = (0.0, -0.0, 1.0, -2.5, 0.1, 1e300, -1e300, 1e-300, 5e-324, math.pi)
 
 
-def test_explicit_frequencies_are_taken_exactly() -> None:
+def test_explicit_frequencies_are_taken_exactly():
     rope = RoPE(2 * len(EXPLICIT), inv_freq=EXPLICIT)
     assert [omega.hex() for omega in rope.frequencies] == [omega.hex() for omega in EXPLICIT]
     assert RoPE(4, base=5.0, inv_freq=(3, 2)).frequencies == (3.0, 2.0)
@@ -389,39 +314,39 @@ def test_explicit_frequencies_are_taken_exactly() -> None:
     assert narrow == (float(np.float32(0.1)), float(np.float32(1 / 3)))
 
 
-TOO_WIDE: dict[str, tuple[dict[str, Any], str]] = {
-    "head_dim": ({"head_dim": 10**30}, "head_dim is 10{30}; give an int of at most"),
-    "the whole head": ({"head_dim": 65538}, "head_dim is 65538; give a rotary_dim of at most 65536"),
-    "rotary_dim": ({"head_dim": 10**18, "rotary_dim": 10**17}, "rotary_dim is 10{17}; give"),
-    "rule without a length": ({"head_dim": 10**18, "scaling": ra.DynamicNTK(2.0, 64)}, "head_dim is 10{18}"),
-    "inv_freq": ({"head_dim": 8, "inv_freq": range(10**30)}, "inv_freq has more than 32768 items"),
-}
-
-
-@pytest.mark.parametrize("name", TOO_WIDE)
-def test_too_wide_ropes_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head_dim": 10**30}, "head_dim is 10{30}; give an int of at most"),
+        ({"head_dim": 65538}, "head_dim is 65538; give a rotary_dim of at most 65536"),
+        ({"head_dim": 10**18, "rotary_dim": 10**17}, "rotary_dim is 10{17}; give"),
+        ({"head_dim": 10**18, "scaling": ra.DynamicNTK(2.0, 64)}, "head_dim is 10{18}"),
+        ({"head_dim": 8, "inv_freq": range(10**30)}, "inv_freq has more than 32768 items"),
+    ],
+    ids=["head_dim", "the whole head", "rotary_dim", "rule without a length", "inv_freq"],
+)
+def test_too_wide_ropes_are_refused(fields, message):
     """Refuse at once: the frequencies of so many pairs would take minutes, or all memory."""
-    fields, message = TOO_WIDE[name]
     with pytest.raises(SpecError, match=message):
         RoPE(**fields)
 
 
-def test_too_wide_arrays_are_refused() -> None:
+def test_too_wide_arrays_are_refused():
     x = np.broadcast_to(np.float32(1), (1, 5_000_000))
     with pytest.raises(SpecError, match="rotary_dim of at most 65536"):
         ra.apply(x, 3)
     assert RoPE(5_000_000, rotary_dim=4).frequencies == RoPE(4).frequencies
 
 
-def test_lengths_of_sequences_are_not_trusted() -> None:
+def test_lengths_of_sequences_are_not_trusted():
     """A class may return a wrong length, or iterate for ever."""
 
     class Endless(tuple):
-        def __iter__(self) -> Any:
+        def __iter__(self):
             return itertools.repeat(1.0)
 
     class Wrong(list):
-        def __len__(self) -> int:
+        def __len__(self):
             return 10**9
 
     with pytest.raises(SpecError, match="more than 32768"):
@@ -429,9 +354,9 @@ def test_lengths_of_sequences_are_not_trusted() -> None:
     assert RoPE(4, inv_freq=Wrong([1.0, 2.0])) == RoPE(4, inv_freq=(1.0, 2.0))
 
 
-def test_strings_are_plain_ones() -> None:
+def test_strings_are_plain_ones():
     class Half(str):
-        def __str__(self) -> str:
+        def __str__(self):
             return "neither"
 
     rope = RoPE(4, pairing=Half("half"), out_pairing=Half("interleaved"))
@@ -445,17 +370,17 @@ FINE = mpmath.MPContext()
 FINE.dps = 500  # 1e300 · 2^96 / 2π has 329 digits before the point
 
 
-def word(omega: Any, bits: int) -> int:
+def word(omega, bits):
     """round(ω/2π · 2^bits), by mpmath."""
     return int(FINE.nint(FINE.ldexp(omega, bits) / (2 * FINE.pi)))
 
 
-def signed64(number: int) -> int:
+def signed64(number):
     number %= 2**64
     return number - 2**64 if number >= 2**63 else number
 
 
-def check_words(plan: Any, omegas: list[Any]) -> None:
+def check_words(plan, omegas):
     words = [word(omega, 96) for omega in omegas]
     upper, lower = plan.turns_q96
     assert list(upper.values) == [signed64(w >> 32) for w in words]
@@ -464,7 +389,7 @@ def check_words(plan: Any, omegas: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_words(base: float) -> None:
+def test_words(base):
     for width in (2, 6, 64, 128, 256):
         omegas = [FINE.power(FINE.mpf(base), FINE.mpf(-2 * i) / width) for i in range(width // 2)]
         plan = RoPE(width, base=base)._plan
@@ -472,20 +397,20 @@ def test_words(base: float) -> None:
         check_words(plan.inverse, [-omega for omega in omegas])
 
 
-def test_words_of_explicit_frequencies() -> None:
+def test_words_of_explicit_frequencies():
     plan = RoPE(2 * len(EXPLICIT), inv_freq=EXPLICIT)._plan
     omegas = [FINE.mpf(omega) for omega in EXPLICIT]
     check_words(plan, omegas)
     check_words(plan.inverse, [-omega for omega in omegas])
 
 
-def test_words_of_random_frequencies() -> None:
+def test_words_of_random_frequencies():
     rng = np.random.default_rng(0)
     omegas = (rng.choice([-1, 1], 200) * 10.0 ** rng.uniform(-30, 30, 200)).tolist()
     check_words(RoPE(400, inv_freq=omegas)._plan, [FINE.mpf(omega) for omega in omegas])
 
 
-def test_inverse_of_the_inverse_is_the_plan() -> None:
+def test_inverse_of_the_inverse_is_the_plan():
     plan = RoPE(8, out_pairing="half", attention_factor=4.0)._plan
     assert plan.inverse.inverse == plan
     assert hash(plan.inverse.inverse) == hash(plan)
@@ -495,13 +420,13 @@ def test_inverse_of_the_inverse_is_the_plan() -> None:
     assert plan.inverse.layout.amplitude == 0.25
 
 
-def test_plans_are_equal_by_value() -> None:
+def test_plans_are_equal_by_value():
     """A plan is a static argument of jax.jit: equal plans share a program, other plans must not."""
-    plans = [RoPE(**fields)._plan for fields in ROPES]
-    again = [RoPE(**fields)._plan for fields in ROPES]
+    plans = [RoPE(**fields)._plan for fields in ROPES.values()]
+    again = [RoPE(**fields)._plan for fields in ROPES.values()]
     assert plans == again
     assert list(map(hash, plans)) == list(map(hash, again))
-    assert len(set(plans)) == len(plans)
+    assert len(set(plans)) == len(plans) - 1  # a limit is no part of a plan
     # 1/100 and the float64 nearest to it are equal frequencies, but different words of 96 bits.
     assert RoPE(4).frequencies == RoPE(4, inv_freq=(1.0, 0.01)).frequencies
     assert RoPE(4)._plan != RoPE(4, inv_freq=(1.0, 0.01))._plan
@@ -511,7 +436,7 @@ def test_plans_are_equal_by_value() -> None:
 
 
 @each_rope
-def test_one_liner_equals_rope(lib: Any, fields: dict[str, Any]) -> None:
+def test_one_liner_equals_rope(lib, fields):
     x = lib.asarray(np.random.default_rng(0).standard_normal((3, fields["head_dim"])), "float32")
     spec = {name: value for name, value in fields.items() if name != "head_dim"}
     y, z = ra.apply(x, [1, 2, 3], **spec), ra.apply(x, [1, 2, 3], RoPE(**fields))
@@ -521,11 +446,12 @@ def test_one_liner_equals_rope(lib: Any, fields: dict[str, Any]) -> None:
     np.testing.assert_array_equal(back, lib.to_numpy(RoPE(**fields).apply(x, [1, 2, 3], inverse=True)))
 
 
-def test_nothing_is_remembered_by_less_than_the_whole_spec(lib: Any) -> None:
+@pytest.mark.without("strict", "dask", "jax")  # the memo is of code that all share
+def test_nothing_is_remembered_by_less_than_the_whole_spec(lib):
     """Change one field at a time, forwards and backwards: each call follows its own fields."""
     values = np.random.default_rng(0).standard_normal((2, 8))
     x = lib.asarray(values, "float32")
-    specs: list[dict[str, Any]] = [
+    specs = [
         {},
         {"base": 500_000.0},
         {"base": 10000.5},
@@ -549,7 +475,7 @@ def test_nothing_is_remembered_by_less_than_the_whole_spec(lib: Any) -> None:
     assert len(results) == 2 * len(specs) - 1  # the identity is its own inverse
 
 
-def test_the_width_of_x_is_part_of_the_spec() -> None:
+def test_the_width_of_x_is_part_of_the_spec():
     for width in (2, 4, 8, 2, 4):
         assert_contract(ra.apply(np.ones((2, width)), [1, 2]), np.ones((2, width)), [1, 2])
 
@@ -569,7 +495,7 @@ def test_the_width_of_x_is_part_of_the_spec() -> None:
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) or "default",
 )
-def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict[str, Any]) -> None:
+def test_a_value_is_refused_after_an_equal_value(good, bad):
     """True equals 1 and 4.0 equals 4 as keys of a dictionary, but not as values of a field."""
     x = np.ones((2, 4))
     with pytest.raises(SpecError):
@@ -579,29 +505,29 @@ def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict
         ra.apply(x, 0, **bad)
 
 
-def test_many_specs_in_a_row() -> None:
+def test_many_specs_in_a_row():
     """Rotate by more specs than the memo holds, twice, and by the first spec after each of them."""
     x = np.random.default_rng(0).standard_normal((2, 4))
     first = ra.apply(x, [3, 4], base=7.0)
-    for base in [*range(1, 700), *range(1, 700)]:
+    for base in [*range(1, 300)] * 2:
         y = ra.apply(x, [3, 4], base=float(base))
         np.testing.assert_array_equal(y, RoPE(4, base=float(base)).apply(x, [3, 4]))
         np.testing.assert_array_equal(ra.apply(x, [3, 4], base=7.0), first)
 
 
-def test_the_memo_of_plans_does_not_grow_without_end() -> None:
-    def plans() -> int:
+def test_the_memo_of_plans_does_not_grow_without_end():
+    def plans():
         gc.collect()
         return sum(type(one) is Plan for one in gc.get_objects())
 
     before = plans()
-    for base in range(1, 1000):
+    for base in range(1, 600):
         plan_of(2, base=float(base))
         plan_of(2, inv_freq=[float(base)])  # a list has no hash
     assert plans() - before <= 2 * 256  # each plan has an inverse
 
 
-def test_the_list_of_a_caller_may_change() -> None:
+def test_the_list_of_a_caller_may_change():
     x, inv_freq = np.ones((1, 4)), [1.0, 2.0]
     before = ra.apply(x, 1, inv_freq=inv_freq)
     rope = RoPE(4, inv_freq=inv_freq)
@@ -615,7 +541,7 @@ def test_the_list_of_a_caller_may_change() -> None:
 # ---- the matrix ----
 
 PAIRINGS = ("interleaved", "half")
-MATRICES: list[dict[str, Any]] = [
+MATRICES = [
     *({"head_dim": 8, "pairing": a, "out_pairing": b} for a in PAIRINGS for b in PAIRINGS),
     {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "pairing": "half", "out_pairing": "interleaved"},
     {"head_dim": 7, "rotary_dim": 4, "rotary_start": 2, "out_pairing": "half", "attention_factor": 0.75},
@@ -627,7 +553,7 @@ MATRICES: list[dict[str, Any]] = [
 POSITIONS = [5, -(2**31), [0, 1, 2**31 - 1], [[7], [-4096]], range(3), np.array([[3, 5]], np.int32), 0.5]
 
 
-def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any]) -> None:
+def assert_matrix(got, pos, dtype, fields):
     """Each entry keeps the contract's bound for a rotated unit vector: |pair| = 1."""
     pos = np.asarray(pos)
     exact = rotation_matrix(pos, **fields)
@@ -643,7 +569,7 @@ def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any])
 
 @pytest.mark.parametrize("pos", POSITIONS, ids=repr)
 @pytest.mark.parametrize("fields", MATRICES, ids=words)
-def test_matrix_against_the_definition(fields: dict[str, Any], pos: Any) -> None:
+def test_matrix_against_the_definition(fields, pos):
     got = RoPE(**fields).matrix(pos)
     assert type(got) is np.ndarray
     assert got.dtype == np.float64
@@ -651,7 +577,7 @@ def test_matrix_against_the_definition(fields: dict[str, Any], pos: Any) -> None
 
 
 @pytest.mark.parametrize("fields", MATRICES[4:9], ids=words)
-def test_matrix_like_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
+def test_matrix_like_an_array(lib, float_dtype, fields):
     like = lib.asarray(np.ones(3), float_dtype)
     for pos in (5, [[0, 1], [2**31 - 1, -4096]]):
         got = RoPE(**fields).matrix(pos, like=like)
@@ -660,14 +586,14 @@ def test_matrix_like_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]
         assert_matrix(lib.to_numpy(got), pos, float_dtype, fields)
 
 
-def test_matrix_takes_positions_of_the_library(lib: Any) -> None:
+def test_matrix_takes_positions_of_the_library(lib):
     like = lib.asarray(np.ones(3), "float32")
     got = RoPE(4).matrix(lib.asarray(np.array([3, 4], np.int32)), like=like)
     assert_matrix(lib.to_numpy(got), [3, 4], "float32", {"head_dim": 4})
 
 
 @pytest.mark.library("dask")
-def test_matrix_stays_lazy() -> None:
+def test_matrix_stays_lazy():
     da = importlib.import_module("dask.array")
     got = RoPE(4).matrix(da.arange(6, chunks=2), like=da.ones(3, chunks=1))
     assert type(got) is da.Array
@@ -675,32 +601,20 @@ def test_matrix_stays_lazy() -> None:
 
 
 @pytest.mark.library("torch")
-def test_matrix_on_the_device_of_torch() -> None:
+def test_matrix_on_the_device_of_torch():
     torch = importlib.import_module("torch")
     got = RoPE(4).matrix([1, 2], like=torch.ones(3, device="meta", dtype=torch.bfloat16))
     assert (got.device.type, got.dtype, tuple(got.shape)) == ("meta", torch.bfloat16, (2, 4, 4))
 
 
 @pytest.mark.library("strict")
-def test_matrix_on_the_device_of_strict() -> None:
+def test_matrix_on_the_device_of_strict():
     xp = importlib.import_module("array_api_strict")
     like = xp.ones(3, dtype=xp.float32, device=xp.Device("device1"))
     assert RoPE(4).matrix([1, 2], like=like).device == like.device
 
 
-@pytest.mark.parametrize("width", [0, 2, 4])
-def test_odd_heads(lib: Any, float_dtype: str, width: int) -> None:
-    """An odd head needs an even rotary_dim; rotary_dim=0 is the identity."""
-    fields = {"rotary_dim": width, "rotary_start": 1}
-    x = lib.asarray(np.random.default_rng(0).standard_normal((3, 5)), float_dtype)
-    values = lib.to_numpy(x).astype(np.float64)
-    y = lib.to_numpy(RoPE(5, **fields).apply(x, [7, 8, 9]))
-    assert_contract(y, values, [7, 8, 9], dtype=float_dtype, **fields)
-    if not width:
-        np.testing.assert_array_equal(y, values)
-
-
-def test_decimal_contexts_of_the_caller_change_nothing() -> None:
+def test_decimal_contexts_of_the_caller_change_nothing():
     script = """
         import decimal
         import rope_array as ra
