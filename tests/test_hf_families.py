@@ -1,26 +1,25 @@
 """`rope_array.hf.patched` on a tiny random model of every type that docs/models.md lists.
 
 Collected only with `--models`, as it needs transformers and PyTorch. The truth is the model's own code, all
-of it in float64 (see test_hf_models.py). Tests of one family follow each other, as they share its models.
+of it in float64: see `precision`. Tests of one family follow each other, as they share its models. Each push
+tests the families of IN_FULL, `nightly` all.
 """
 
 import contextlib
+import copy
 import functools
-import inspect
 import sys
-import types
 from dataclasses import replace
 
 import pytest
 import torch
 import transformers
-from hf import _models_patch
-from hf._compare import is_same, off, state
-from hf._models_patch import FLOAT32, FLOAT64
-from hf._tiny import ABSENT, FAMILIES, answer
-from hf._walk import NAMES, cases
+from hf import _compare
+from hf._compare import FLOAT32, FLOAT64, is_same, off, state
+from hf._tiny import ABSENT, FAMILIES, answer, rotaries
+from hf._walk import cases, modeling
 
-from rope_array import hf
+from rope_array import RoPE, convert, hf
 from rope_array.hf import _rotary
 
 transformers.logging.set_verbosity_error()
@@ -28,43 +27,35 @@ torch.set_num_threads(1)
 
 UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
-STEPS = 8
+ANGLES = ("exact", "float32")
 
 # Families that `patch` refuses, with a part of the reason.
-BY_SHAPE = "not (x, position_ids)"
 REFUSED = {
-    "clvp": BY_SHAPE,
-    "dinov3_vit": BY_SHAPE,
-    "efficientloftr": BY_SHAPE,
-    "eomt_dinov3": BY_SHAPE,
+    **dict.fromkeys(
+        (
+            *("clvp", "dinov3_vit", "efficientloftr", "eomt_dinov3", "musicflamingo", "sapiens2"),
+            *("seamless_m4t", "wav2vec2_bert", "wav2vec2_conformer"),
+        ),
+        "not (x, position_ids)",
+    ),
     "hunyuan_vl": "the two features of a pair follow",
-    "musicflamingo": BY_SHAPE,
-    "sapiens2": BY_SHAPE,
-    "seamless_m4t": BY_SHAPE,
     "vjepa2": "no rotary module",
-    "wav2vec2_bert": BY_SHAPE,
-    "wav2vec2_conformer": BY_SHAPE,
 }
 # Families with parts that `patch` leaves alone, with the reason.
 LEFT = {"llama4": "it keeps no inverse frequencies"}
 # Families whose own function still multiplies by our tables.
 OWN_FUNCTION = {
-    "deepseek_v2",
-    "gemma4",
-    "llama4",
-    "minimax_m3_vl",
-    "muse_glimmer_assistant",
-    "qwen4_exp",
-    "sam3",
+    *("deepseek_v2", "gemma4", "llama4", "minimax_m3_vl", "muse_glimmer_assistant", "qwen4_exp", "sam3")
 }
 # With float32 angles also these, whose features are not adjacent in memory.
 OWN_FUNCTION_FLOAT32 = OWN_FUNCTION | {"zaya"}
-# The families that the default run tests: each pairing, and each way in which models rotate.
+# The families that each push tests: each pairing, and each way in which models rotate.
 IN_FULL = {
-    *("cohere", "deepseek_v2", "deepseek_v3", "ernie4_5", "esm", "gemma3", "gemma4", "glm", "gpt_neox"),
-    *("gpt_oss", "kimi_k25", "llama", "llama4", "mixtral", "modernbert", "moonshine", "nanochat"),
-    *("nemotron", "olmo2", "persimmon", "phi3", "qwen2_vl", "qwen3_vl", "t5gemma", "zamba2"),
+    *("cohere", "deepseek_v2", "deepseek_v3", "esm", "gemma3", "gemma4", "glm", "gpt_neox", "gpt_oss"),
+    *("kimi_k25", "llama", "llama4", "nanochat", "olmo2", "persimmon", "qwen2_vl"),
 }
+# Of these, the families whose gradients and generated tokens each push tests.
+TRAINED = {"cohere", "deepseek_v2", "gemma3", "gpt_neox", "llama", "qwen2_vl"}
 # Families whose `generate` is not called, with the reason.
 NO_TOKENS = {
     "diffusion_gemma": "it draws blocks of tokens at random",
@@ -73,6 +64,7 @@ NO_TOKENS = {
     "voxtral_realtime": "it generates as many tokens as there is sound",
 }
 NO_CACHE = {"blt"}  # a forward pass alone fails in making a cache
+NO_BFLOAT16 = {"inkling2"}  # its own code multiplies float32 by bfloat16, and fails
 
 SERVED = [tiny for tiny in FAMILIES if tiny.model_type not in REFUSED]
 
@@ -119,7 +111,7 @@ class Family:
 
 def precision(model):
     """Make `float32` mean float64 in the code of a float64 model."""
-    return _models_patch.precision(FLOAT64 if dtype_of(model) is FLOAT64 else FLOAT32)
+    return _compare.precision(dtype_of(model))
 
 
 def dtype_of(model):
@@ -131,19 +123,16 @@ def family(request):
     return Family(request.param)
 
 
-def of_each(tinies):
+def of_each(tinies, on_push=None):
+    """Run a test on each family; with `on_push`, the families with other names in `nightly`."""
+    marked = [
+        tiny
+        if on_push is None or tiny.model_type in on_push
+        else pytest.param(tiny, marks=pytest.mark.nightly)
+        for tiny in tinies
+    ]
     return pytest.mark.parametrize(
-        "family", tinies, indirect=True, ids=lambda tiny: tiny.model_type, scope="module"
-    )
-
-
-def of_each_nightly(tinies):
-    """Return `of_each`, with the mark `nightly` for the families that are not IN_FULL."""
-    return of_each(
-        [
-            tiny if tiny.model_type in IN_FULL else pytest.param(tiny, marks=pytest.mark.nightly)
-            for tiny in tinies
-        ]
+        "family", marked, indirect=True, ids=lambda tiny: tiny.model_type, scope="module"
     )
 
 
@@ -156,33 +145,25 @@ def of_some(*names):
 
 @contextlib.contextmanager
 def counted(model):
-    """Count the calls of each function of the model's code that multiplies by cos and sin."""
-    calls = []
-    files = {type(module).__module__ for module in model.modules()}
-    with pytest.MonkeyPatch.context() as patch:
-        for file in files:
-            for name, function in list(vars(sys.modules[file]).items()):
-                if isinstance(function, types.FunctionType) and multiplies(function):
-                    patch.setattr(sys.modules[file], name, counting(function, calls))
+    """Count the calls of functions of the model's code that multiply by cos and sin."""
+    files, calls = {sys.modules[type(module).__module__].__file__ for module in model.modules()}, []
+
+    def watch(frame, event, argument):
+        code = frame.f_code
+        names = {*code.co_varnames[: code.co_argcount]}
+        if (
+            event == "call"
+            and code.co_filename in files
+            and ({"cos", "sin"} <= names or "freqs_cis" in names)
+        ):
+            calls.append(code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
         yield calls
-
-
-def multiplies(function):
-    names = inspect.signature(function).parameters
-    return {"cos", "sin"} <= names.keys() or "freqs_cis" in names
-
-
-def counting(function, calls):
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        calls.append(function.__name__)
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-def rotaries(model):
-    return [module for module in model.modules() if NAMES.search(type(module).__name__)]
+    finally:
+        sys.setprofile(before)
 
 
 @contextlib.contextmanager
@@ -204,18 +185,18 @@ def without_frequencies(model, left):
 
 
 def test_every_type_of_the_documentation_has_a_tiny_model_or_a_reason():
-    listed = {case.model for case in cases()}
-    assert {tiny.model_type for tiny in FAMILIES} | ABSENT.keys() == listed
-    assert not {tiny.model_type for tiny in FAMILIES} & ABSENT.keys()
+    listed, tiny = {case.model for case in cases()}, {tiny.model_type for tiny in FAMILIES}
+    assert tiny | ABSENT.keys() == listed
+    assert not tiny & ABSENT.keys()
     assert len(ABSENT) <= 6
     assert len(SERVED) >= 180
 
 
-@of_each([tiny for tiny in FAMILIES if tiny.model_type in REFUSED])
+@of_each([tiny for tiny in FAMILIES if tiny.model_type in REFUSED], {"clvp", "hunyuan_vl", "vjepa2"})
 def test_a_family_is_refused_with_the_reason(family):
     before = state(family.model)
-    for angles in ("exact", "float32"):
-        with pytest.raises(hf.PatchError, match=r".") as refusal, hf.patched(family.model, angles=angles):
+    for angles in ANGLES:
+        with pytest.raises(hf.PatchError) as refusal, hf.patched(family.model, angles=angles):
             pass
         assert REFUSED[family.name] in str(refusal.value)
     assert is_same(before, state(family.model))
@@ -224,7 +205,7 @@ def test_a_family_is_refused_with_the_reason(family):
 # Outputs
 
 
-@of_each_nightly(SERVED)
+@of_each(SERVED, IN_FULL)
 def test_exact_angles_give_the_true_outputs(family):
     with hf.patched(family.double) as report:
         got = family.run(family.double)
@@ -236,7 +217,7 @@ def test_exact_angles_give_the_true_outputs(family):
     assert {left.reason for left in report.left} == ({LEFT[family.name]} if family.name in LEFT else set())
 
 
-@of_each_nightly(SERVED)
+@of_each(SERVED, IN_FULL)
 def test_exact_angles_replace_the_tables_and_the_function(family):
     with counted(family.model) as calls, hf.patched(family.model) as report:
         ours = family.run(family.model)
@@ -248,28 +229,22 @@ def test_exact_angles_replace_the_tables_and_the_function(family):
     assert own == (family.name in OWN_FUNCTION)
 
 
-@of_each_nightly(SERVED)
-def test_unpatch_restores_outputs(family):
-    assert torch.equal(family.run(family.model), family.own)
+@of_each(SERVED, IN_FULL)
+def test_float32_angles_give_the_outputs_of_the_model(family):
+    own = family.own
+    with counted(family.model) as calls, hf.patched(family.model, angles="float32"):
+        calls.clear()
+        assert torch.equal(family.run(family.model), own)
+        assert bool(calls) == (family.name in OWN_FUNCTION_FLOAT32)
     before = state(family.model)
-    for angles in ("exact", "float32"):
+    for angles in ANGLES:
         with hf.patched(family.model, angles=angles):
             assert state(family.model).keys() != before.keys()
         assert is_same(before, state(family.model))
-    assert torch.equal(family.run(family.model), family.own)
+    assert torch.equal(family.run(family.model), own)
 
 
-@of_each_nightly(SERVED)
-def test_float32_angles_give_the_outputs_of_the_model(family):
-    with counted(family.model) as calls, hf.patched(family.model, angles="float32"):
-        calls.clear()
-        got = family.run(family.model)
-        own = bool(calls)
-    assert own == (family.name in OWN_FUNCTION_FLOAT32)
-    assert torch.equal(got, family.own)
-
-
-@of_some("llama", "gemma3", "qwen2_vl", "deepseek_v3", "deepseek_v2", "glm", "cohere", "gpt_neox", "olmo2")
+@of_some("llama", "gemma3", "qwen2_vl", "deepseek_v2", "glm")
 def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
     plan_rotary = _rotary.plan_rotary
 
@@ -286,28 +261,14 @@ def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
         assert off(family.run(family.model), family.true) > 100 * error
 
 
-BFLOAT16 = torch.bfloat16
-NO_BFLOAT16 = {"inkling2"}  # its own code multiplies float32 by bfloat16, and fails
-
-
-def in_bfloat16(family):
-    """Return the model as `from_pretrained(dtype=torch.bfloat16)` does: its frequencies stay as they are."""
-    model = family.tiny.make()
-    frequencies = {id(x) for module in rotaries(model) for x in module.buffers()}
-    for x in (*model.parameters(), *model.buffers()):
-        if x.is_floating_point() and id(x) not in frequencies:
-            x.data = x.data.to(BFLOAT16)
-    return model
-
-
 def usually_off(x, y):
     """Return the median difference, which a few tokens that are sent to other experts leave as it is."""
     return float((x.double() - y.double()).abs().median())
 
 
-@of_each_nightly([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16])
+@of_each([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16], IN_FULL)
 def test_a_bfloat16_model(family):
-    model = in_bfloat16(family)
+    model = family.tiny.make(torch.bfloat16)
     own = family.run(model)
     with hf.patched(model, angles="float32"):
         assert torch.equal(family.run(model), own)
@@ -317,7 +278,7 @@ def test_a_bfloat16_model(family):
     assert usually_off(got, family.true) <= 1.5 * usually_off(own, family.true)
 
 
-# Training
+# Training and generation
 
 
 def gradients(family, model):
@@ -332,18 +293,15 @@ def gradients(family, model):
     return torch.cat(found)
 
 
-@of_each_nightly(SERVED)
+@of_each(SERVED, TRAINED)
 def test_gradients_are_the_same(family):
     true, own = gradients(family, family.double), gradients(family, family.model)
     error = off(own, true)
     with hf.patched(family.double):
         assert off(gradients(family, family.double), true) <= 10 * error * UNITS
-    for angles in ("exact", "float32"):
+    for angles in ANGLES:
         with hf.patched(family.model, angles=angles):
             assert off(gradients(family, family.model), true) <= 5 * error
-
-
-# Generation
 
 
 def generated(family):
@@ -351,14 +309,67 @@ def generated(family):
     model = family.model
     if not getattr(model, "can_generate", lambda: False)() or family.name in NO_TOKENS:
         return None
-    settings = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+    settings = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
     return model.generate(**family.inputs(model), **settings)
 
 
-@of_each_nightly(SERVED)
+@of_each(SERVED, TRAINED)
 def test_generated_tokens_are_the_same(family):
     tokens = generated(family)
-    for angles in ("exact", "float32"):
+    for angles in ANGLES:
         with hf.patched(family.model, angles=angles):
             got = generated(family)
         assert got is None if tokens is None else torch.equal(got, tokens)
+
+
+# Converted weights: projections for the other pairing, which another model's function rotates
+
+
+def convert_llama(model, rope, to):
+    config = model.config
+    for layer in model.model.layers:
+        move(layer.self_attn.q_proj, convert.weights, rope, to, num_heads=config.num_attention_heads)
+        move(layer.self_attn.k_proj, convert.weights, rope, to, num_heads=config.num_key_value_heads)
+
+
+def convert_neox(model, rope, to):
+    heads = model.config.num_attention_heads
+    for layer in model.gpt_neox.layers:
+        move(layer.attention.query_key_value, convert.fused, rope, to, num_heads=heads, groups=heads)
+
+
+def convert_deepseek(model, rope, to):
+    """Convert the last features of each head of q, and the last of the latent vector with k."""
+    config, width = model.config, rope.head_dim
+    of_q = replace(rope, head_dim=config.qk_nope_head_dim + width, rotary_start=config.qk_nope_head_dim)
+    of_k = replace(rope, head_dim=config.kv_lora_rank + width, rotary_start=config.kv_lora_rank)
+    for layer in model.model.layers:
+        move(layer.self_attn.q_b_proj, convert.weights, of_q, to, num_heads=config.num_attention_heads)
+        move(layer.self_attn.kv_a_proj_with_mqa, convert.weights, of_k, to, num_heads=1)
+    config.rope_interleave = False  # the model's own switch to half pairs
+
+
+def move(projection, function, *args, **options):
+    for parameter in projection.parameters():
+        parameter.data = function(parameter.data, *args, **options)
+
+
+# By family: the conversion, the new pairing, and the model whose function rotates it.
+CONVERTED = {
+    "llama": (convert_llama, "interleaved", "glm"),
+    "glm": (convert_llama, "half", "gpt_neox"),
+    "gpt_neox": (convert_neox, "interleaved", "glm"),
+    "deepseek_v3": (convert_deepseek, "half", None),
+}
+
+
+@of_some(*CONVERTED)
+def test_converted_weights_give_the_same_outputs(family, monkeypatch):
+    conversion, to, function = CONVERTED[family.name]
+    error, model = family.error, copy.deepcopy(family.double)
+    conversion(model, replace(RoPE.from_config(model.config), out_pairing=None), to)
+    if function is not None:
+        assert off(family.run(model), family.true) > 100 * error
+        own = modeling(function).apply_rotary_pos_emb
+        monkeypatch.setattr(modeling(family.name), "apply_rotary_pos_emb", own)
+    assert off(family.run(model), family.true) <= 10 * error * UNITS

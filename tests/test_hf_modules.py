@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
+from hf._tiny import Tiny
+from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import rope_array as ra
@@ -20,66 +21,43 @@ needs_avx512 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="PyTorch's power has other bits without AVX-512",
 )
-LENGTH = 64
+BEFORE = {"factor": 4.0, "original_max_position_embeddings": 32}
 RULES = {
-    "default": {"rope_type": "default"},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {**BEFORE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": BEFORE,
 }
 MODULES = {"fixed": ra.torch.RotaryEmbedding, "learned": ra.torch.LearnedRotaryEmbedding}
+TOKENS = torch.arange(12)[None] % 50
 
 
-def config_of(rule):
-    return LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        vocab_size=50,
-        rope_parameters={"rope_theta": 10_000.0, **RULES[rule]},
-        max_position_embeddings=LENGTH,
-    )
+def llama(rule):
+    return Tiny("llama", {"head_dim": 128, "rope_parameters": {"rope_type": rule, **RULES[rule]}}).make()
 
 
-def rope_of(config, angles="float32"):
-    return replace(ra.RoPE.from_config(config), angles=angles)
+def rope_of(config):
+    return replace(ra.RoPE.from_config(config), angles="float32")
 
 
 @needs_avx512
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_tables_have_the_bits_of_llama(make, rule, dtype):
-    config = config_of(rule)
-    x, ids = torch.zeros(2, 3, 256, dtype=dtype), torch.tensor([[0, 1, 2], [7, 63, 100_000]])
-    want = LlamaRotaryEmbedding(config)(x, ids)
-    module = make(rope_of(config))
-    for tables in (module(x, ids), module(x, position_ids=ids)):
-        for table, truth in zip(tables, want, strict=True):
-            assert table.dtype == truth.dtype
-            assert torch.equal(table, truth)
-
-
-@needs_avx512
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_a_model_has_the_same_logits(make):
-    config, tokens = config_of("llama3"), torch.arange(12)[None] % 50
-    model = LlamaForCausalLM(config).eval()
+def test_tables_and_logits_have_the_bits_of_llama(make, rule):
+    model, ids = llama(rule), torch.tensor([[0, 1, 2], [7, 63, 100_000]])
+    module = make(rope_of(model.config))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.zeros(2, 3, 256, dtype=dtype)
+        want = LlamaRotaryEmbedding(model.config)(x, ids)
+        for tables in (module(x, ids), module(x, position_ids=ids)):
+            assert [table.dtype for table in tables] == [dtype, dtype]
+            assert all(map(torch.equal, tables, want))
     with torch.no_grad():
-        want = model(tokens).logits
-        model.model.rotary_emb = make(rope_of(config))
-        assert torch.equal(model(tokens).logits, want)
-        wrong = make(replace(rope_of(config), base=77.0, scaling=None))
-        model.model.rotary_emb = wrong
-        assert not torch.equal(model(tokens).logits, want)
+        want = model(TOKENS).logits
+        model.model.rotary_emb = module
+        assert torch.equal(model(TOKENS).logits, want)
+        model.model.rotary_emb = make(replace(rope_of(model.config), base=77.0, scaling=None))
+        assert not torch.equal(model(TOKENS).logits, want)
 
 
 class Model(LlamaForCausalLM):
@@ -93,7 +71,7 @@ class Model(LlamaForCausalLM):
 
 @pytest.mark.parametrize("rotary", MODULES)
 def test_a_model_is_saved_and_loaded(rotary, tmp_path):
-    config, tokens = config_of("default"), torch.arange(12)[None] % 50
+    config = llama("default").config
     config.rotary = rotary
     model = Model(config).eval()
     for parameter in model.model.rotary_emb.parameters():
@@ -101,9 +79,9 @@ def test_a_model_is_saved_and_loaded(rotary, tmp_path):
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         loaded = Model.from_pretrained(tmp_path).eval()  # made on the device "meta"
-        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+        assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
         narrow = Model.from_pretrained(tmp_path, dtype=torch.bfloat16)
-        narrow(tokens)
+        narrow(TOKENS)
     state = {name: value for name, value in model.state_dict().items() if "rotary" in name}
     assert [*state] == (["model.rotary_emb.log_scale"] if rotary == "learned" else [])
     for name, value in narrow.state_dict().items():

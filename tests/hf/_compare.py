@@ -1,24 +1,49 @@
-"""Comparisons of outputs and of models, for the tests with transformers."""
+"""Precision of models, and comparisons of outputs and of models, for the tests with transformers."""
 
 import sys
-from typing import Any
+from contextlib import contextmanager
 
+import pytest
 import torch
 
+FLOAT32, FLOAT64 = torch.float32, torch.float64  # bound here: `precision` patches torch.float32
 
-def off(x: torch.Tensor, y: torch.Tensor) -> float:
+
+@contextmanager
+def precision(dtype):
+    """Run models in a dtype; for float64, make the name `float32` mean float64.
+
+    Models of every dtype compute frequencies, angles, norms and softmax in float32 by name. With the name
+    patched, the model's own code computes its outputs in float64 throughout.
+    """
+    if dtype is not FLOAT64:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("float", "float32"):
+            patch.setattr(torch, name, dtype)
+        patch.setattr(torch, "FloatTensor", torch.DoubleTensor)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(FLOAT32)
+
+
+def off(x, y):
     """Return the largest difference, relative to the largest value."""
     return float((x.double() - y.double()).abs().max() / y.double().abs().max())
 
 
-def state(model: torch.nn.Module) -> dict[Any, Any]:
+def state(model):
     """Return every attribute of every module, and every global of the model's code, in their order."""
     files = dict.fromkeys(type(module).__module__ for module in model.modules())
     found = {(name, key): value for name, m in model.named_modules() for key, value in _flat(vars(m))}
     return found | {(file, key): value for file in files for key, value in vars(sys.modules[file]).items()}
 
 
-def _flat(attributes: dict[str, Any]) -> Any:
+def _flat(attributes):
     """Yield attributes, and the items of dictionaries, such as buffers and hooks."""
     for key, value in attributes.items():
         yield key, value
@@ -26,6 +51,6 @@ def _flat(attributes: dict[str, Any]) -> Any:
             yield from (((key, inner), item) for inner, item in value.items())
 
 
-def is_same(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
+def is_same(before, after):
     """Compare two states: the same names in the same order, each the same object."""
     return list(before) == list(after) and all(value is after[key] for key, value in before.items())

@@ -8,14 +8,14 @@ the outputs.
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from hf import _tiny_inputs
-from hf._models_patch import FLOAT32, precision
+from hf._compare import FLOAT32, FLOAT64, precision
 from hf._tiny_config import configuration, tiny_config
-from hf._walk import cases, modeling
+from hf._walk import NAMES, cases, modeling
 
 NO_TIMM = "its vision tower is a model of the package timm"
 NO_ARRAYS = "its inputs are a session with a video, not arrays"
@@ -45,26 +45,34 @@ WEIGHTS, DEEP = 1.5, 0.5  # the gain of a layer; of a convolution, as dozens fol
 
 @dataclass(frozen=True)
 class Tiny:
-    """A tiny model of a type, and its inputs."""
+    """A tiny model of a type, with changes of its config, and its inputs."""
 
     model_type: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def make(self, dtype: torch.dtype = FLOAT32) -> Any:
-        """Return a new model for inference, with the same weights in float32 and float64."""
+    def make(self, dtype=FLOAT32):
+        """Return a new model for inference, with the same weights in float32 and float64.
+
+        Other dtypes have these weights rounded, and float32 frequencies, as from `from_pretrained`.
+        """
         config_cls, cls = model_class(self.model_type)
         with torch.random.fork_rng(), precision(dtype):
             torch.manual_seed(0)
-            config = tiny_config(self.model_type, config_cls)
+            config = tiny_config(self.model_type, config_cls, self.changes)
             config._experts_implementation = "eager"  # the default has no float64
             model = cls(config).eval()
-        if dtype is FLOAT32:
-            set_weights(model)
-        else:
+        if dtype is FLOAT64:
             for weight, drawn in zip(weights(model).values(), weights(self.make()).values(), strict=True):
                 weight.copy_(drawn)
+            return model
+        set_weights(model)
+        frequencies = {id(x) for module in rotaries(model) for x in module.buffers()}
+        for x in (*model.parameters(), *model.buffers()):
+            if dtype is not FLOAT32 and x.is_floating_point() and id(x) not in frequencies:
+                x.data = x.data.to(dtype)
         return model
 
-    def inputs(self, model: Any) -> dict[str, Any]:
+    def inputs(self, model):
         """Return keyword arguments for the model, with floats of the default dtype."""
         return _tiny_inputs.INPUTS.get(self.model_type, _tiny_inputs.text)(model)
 
@@ -72,7 +80,7 @@ class Tiny:
 FAMILIES = tuple(Tiny(name) for name in sorted({case.model for case in cases()} - ABSENT.keys()))
 
 
-def model_class(folder: str) -> tuple[Any, Any]:
+def model_class(folder):
     """Return the config class and the model class of a folder: the whole model rather than a part."""
     if folder in CLASSES:
         config, model = CLASSES[folder]
@@ -87,20 +95,25 @@ def model_class(folder: str) -> tuple[Any, Any]:
     raise LookupError(f"transformers has no automatic class for a config of {folder}: add it to CLASSES.")
 
 
-def config_classes(folder: str) -> list[Any]:
+def config_classes(folder):
     """Return the config classes of a folder, those with most configs inside them first."""
     module = configuration(folder)
     own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
     return sorted((cls for cls in own if hasattr(cls, "sub_configs")), key=lambda cls: -len(cls.sub_configs))
 
 
-def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def rotaries(model):
+    """Return the rotary modules of a model."""
+    return [module for module in model.modules() if NAMES.search(type(module).__name__)]
+
+
+def weights(model):
     """Return the parameters, and the codebooks, which are buffers."""
     found = {name: parameter.data for name, parameter in model.named_parameters()}
     return found | {name: book for name, book in model.named_buffers() if name.endswith("embed_sum")}
 
 
-def set_weights(model: torch.nn.Module) -> None:
+def set_weights(model):
     """Set weights from a fixed seed: a layer keeps the size of its input, and norms and biases vary."""
     random = torch.Generator().manual_seed(0)
     for name, weight in weights(model).items():
@@ -115,7 +128,7 @@ def set_weights(model: torch.nn.Module) -> None:
             weight.copy_(values * (1.0 if is_table else gain / inputs**0.5))
 
 
-def answer(output: Any) -> torch.Tensor:
+def answer(output):
     """Return a model's logits, or its first floating-point array."""
     logits = getattr(output, "logits", None)
     found = next(arrays(output), None) if logits is None else logits
@@ -124,7 +137,7 @@ def answer(output: Any) -> torch.Tensor:
     return found
 
 
-def arrays(output: Any) -> Any:
+def arrays(output):
     """Yield the floating-point arrays of an output."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point() and output.ndim:

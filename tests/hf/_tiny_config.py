@@ -39,7 +39,7 @@ COMMON_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Reduction
 
 
-def new_size(key: str, old: Any, config: Mapping[str, Any]) -> Any:
+def new_size(key, old, config):
     """Return the reduced value of a key, or the value itself if it is no size."""
     if not isinstance(old, int) or isinstance(old, bool):
         return old
@@ -53,12 +53,12 @@ def new_size(key: str, old: Any, config: Mapping[str, Any]) -> Any:
     return old if new is None else min(old, new)
 
 
-def heads(config: Mapping[str, Any], default: int) -> int:
+def heads(config, default):
     """Return the number of heads of q."""
     return next((v for k, v in config.items() if re.fullmatch("num_(attention_)?heads|n_heads", k)), default)
 
 
-def kept_layers(config: Mapping[str, Any]) -> list[int]:
+def kept_layers(config):
     """Choose the layers to keep: one for each kind in each list with one value per layer, at least two."""
     count = config.get("num_hidden_layers") or 0
     lists = [[*map(str, v)] for v in config.values() if isinstance(v, list) and len(v) == count]
@@ -69,7 +69,7 @@ def kept_layers(config: Mapping[str, Any]) -> list[int]:
     return sorted(chosen | {*others[: max(0, 2 - len(chosen))]})
 
 
-def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
+def reduced(config):
     """Reduce a config, given and returned as a dict, and all configs in it."""
     layers, count = kept_layers(config), config.get("num_hidden_layers")
     new: dict[str, Any] = {}
@@ -90,13 +90,13 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-def of_layer(own: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def of_layer(own, config):
     """Reduce the sizes that a layer has of its own. Its heads stay wider than in the other layers."""
     new = {key: new_size(key, value, {**config, **own}) for key, value in own.items()}
     return new | {"head_dim": 2 * HEAD} if "head_dim" in own else new
 
 
-def reduced_rule(rule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def reduced_rule(rule, config):
     """Reduce the sections of M-RoPE, in the rotary parameters of a config or of its layer types."""
     new = dict(rule)
     for key, value in rule.items():
@@ -109,7 +109,7 @@ def reduced_rule(rule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
     return new
 
 
-def with_tokens(config: Mapping[str, Any], used: dict[str, int]) -> dict[str, Any]:
+def with_tokens(config, used):
     """Give each special token an id of the reduced vocabulary, from its end; `used` holds them by key."""
     new = dict(config)
     for key, value in config.items():
@@ -122,7 +122,7 @@ def with_tokens(config: Mapping[str, Any], used: dict[str, int]) -> dict[str, An
     return new
 
 
-def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(config, changes):
     """Change values of a config; a dict changes a config inside it."""
     new = dict(config)
     for key, value in changes.items():
@@ -131,32 +131,32 @@ def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return new
 
 
-def configuration(folder: str) -> Any:
+def configuration(folder):
     """Import a model's configuration file."""
     return importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
 
 
-def tiny_config(folder: str, cls: Any) -> Any:
-    """Return a small config of a class, for the model type of a folder."""
+def tiny_config(folder, cls, changes=None):
+    """Return a small config of a class, for the model type of a folder, with more changes."""
     values = with_tokens(reduced(cls().to_dict()), {})
     values.pop("transformers_version", None)
-    return cls(**merged(values, CHANGES.get(folder, {})))
+    return cls(**merged(merged(values, CHANGES.get(folder, {})), changes or {}))
 
 
 # Values that the names of the keys do not tell
 
 
-def text(**changes: Any) -> dict[str, Any]:
+def text(**changes):
     """Return changes of the text config."""
     return {"text_config": changes}
 
 
-def rule(**more: Any) -> dict[str, Any]:
+def rule(**more):
     """Return rotary parameters."""
     return {"rope_type": "default", "rope_theta": 10_000.0, **more}
 
 
-def mrope(*sections: int, base: float = 10_000.0) -> dict[str, Any]:
+def mrope(*sections, base=10_000.0):
     """Return the key of rotary parameters with sections of M-RoPE, which some default configs lack."""
     return {"rope_parameters": rule(rope_theta=base, mrope_section=[*sections])}
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from hf._models_patch import FLOAT32
+from hf._compare import FLOAT32
 from hf._tiny_config import HIDDEN
 
 BATCH, LENGTH = 2, 24
@@ -18,18 +18,18 @@ Inputs = dict[str, Any]
 Maker = Callable[[Any], Inputs]  # takes the model
 
 
-def normal(*shape: int) -> torch.Tensor:
+def normal(*shape):
     """Return random features, the same in each dtype."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=FLOAT32)
     return values.to(torch.get_default_dtype())
 
 
-def tokens(*shape: int) -> torch.Tensor:
+def tokens(*shape):
     """Return ids that no special token has."""
     return torch.randint(3, 30, shape, generator=torch.Generator().manual_seed(1))
 
 
-def text(model: Any) -> Inputs:
+def text(model):
     """Return a text, and the decoder's text for a model that has an encoder and a decoder."""
     ids = tokens(BATCH, LENGTH)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -38,12 +38,12 @@ def text(model: Any) -> Inputs:
     return inputs
 
 
-def features(name: str, *shape: int, **more: Callable[[], torch.Tensor]) -> Maker:
+def features(name, *shape, **more):
     """Return the maker of one array of features, and of more inputs."""
     return lambda model: {name: normal(*shape), **{key: make() for key, make in more.items()}}
 
 
-def ids(*shape: int) -> Callable[[], torch.Tensor]:
+def ids(*shape):
     """Return the maker of token ids."""
     return lambda: tokens(*shape)
 
@@ -51,7 +51,7 @@ def ids(*shape: int) -> Callable[[], torch.Tensor]:
 # Texts with a picture in each row
 
 
-def with_image_tokens(model: Any, count: int) -> Inputs:
+def with_image_tokens(model, count):
     """Return a text with `count` tokens of a picture, and their types if the model asks for them."""
     config, inputs = model.config, text(model)
     token = getattr(config, "image_token_id", None) or config.image_token_index
@@ -62,7 +62,7 @@ def with_image_tokens(model: Any, count: int) -> Inputs:
     return inputs
 
 
-def patches(model: Any) -> Inputs:
+def patches(model):
     """Return a text with pictures that are arrays of patches, of sizes that a grid gives."""
     vision = model.config.vision_config
     merge = getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_size", None) or 2
@@ -78,7 +78,7 @@ def patches(model: Any) -> Inputs:
     return inputs
 
 
-def patch_shape(model: Any) -> tuple[int, ...]:
+def patch_shape(model):
     """Return the shape of a patch, from the first layer of the vision tower."""
     layer = re.compile("patch_embed|embeddings.*proj")
     weight = next(p for name, p in model.named_parameters() if layer.search(name) and p.ndim >= 2)
@@ -88,7 +88,7 @@ def patch_shape(model: Any) -> tuple[int, ...]:
 SQUARE = ("kimi_k25", "paddleocr_vl")  # their patches are squares, other models' are flat
 
 
-def pixels(count: int, **more: Callable[[], torch.Tensor]) -> Maker:
+def pixels(count, **more):
     """Return the maker of a text with a picture of `count` tokens, in an array of pixels."""
     return lambda model: {
         **with_image_tokens(model, count),
@@ -97,7 +97,7 @@ def pixels(count: int, **more: Callable[[], torch.Tensor]) -> Maker:
     }
 
 
-def places(model: Any) -> Inputs:
+def places(model):
     """Return a text with a picture of 6 × 6 patches with their places, which become 4 tokens."""
     every = torch.tensor([(x, y) for y in range(6) for x in range(6)])
     return {
@@ -110,7 +110,7 @@ def places(model: Any) -> Inputs:
 # Others
 
 
-def sound(model: Any) -> Inputs:
+def sound(model):
     """Return a text with 12 tokens of sound."""
     inputs = text(model)
     inputs["input_ids"][:, 5:17] = model.config.audio_token_id

@@ -5,7 +5,6 @@ probes only when called, so that a model's module is imported only for its own c
 `PYTHONPATH=tests python -m hf._walk` writes the table of docs/models.md.
 """
 
-import functools
 import importlib
 import inspect
 import json
@@ -53,7 +52,6 @@ class Probe:
     positions: tuple[np.ndarray, ...]
     part: str | None = None
     layer_type: str | int | None = None
-    frequencies: bool = True  # False: `rope.frequencies` are not compared
     slack: float = 1.0  # a factor on the tolerance of the frequencies
     shown: bool = True  # False: not in the table, as the config is not a default
 
@@ -63,7 +61,8 @@ class Case:
     """A class of `transformers.models.<model>`, and its expected result.
 
     `status` is "equal", or a reason that the table shows instead. `refused` yields (config, part, text):
-    `RoPE.from_config` must raise an error whose message contains `text`.
+    `RoPE.from_config` must raise an error whose message contains `text`. Each push compares the first class
+    of each `kind`, which says how the class rotates.
     """
 
     model: str
@@ -71,26 +70,27 @@ class Case:
     probes: Callable[[], Iterable[Probe]] | None = None
     status: str = EQUAL
     refused: Callable[[], Iterable[tuple[Any, str | None, str]]] | None = None
+    kind: Any = None
 
     @property
-    def id(self) -> str:
+    def id(self):
         return f"{self.model}-{self.cls}"
 
 
 # Classes of transformers
 
 
-def modeling(model: str, suffix: str = "") -> Any:
+def modeling(model, suffix=""):
     """Import a model's file, `modeling_<model><suffix>.py`."""
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}{suffix}")
 
 
-def config_class(model: str, name: str) -> Any:
+def config_class(model, name):
     """Return a class of the model's own configuration file."""
     return getattr(importlib.import_module(f"transformers.models.{model}.configuration_{model}"), name)
 
 
-def own_config(model: str, cls: str) -> Any:
+def own_config(model, cls):
     """Return a default config of the class that `cls.__init__` is annotated with."""
     owner = getattr(modeling(model), cls)
     parameter = inspect.signature(owner.__init__).parameters["config"]
@@ -99,28 +99,70 @@ def own_config(model: str, cls: str) -> Any:
     return (getattr(modeling(model), names[0]) if names else kind)()
 
 
-@functools.cache
-def classes() -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-    """Return (model, class) of every rotary class, and the import errors by module name."""
-    torch, models = importlib.import_module("torch"), importlib.import_module("transformers.models")
-    found, failed = set(), {}
-    for file in sorted(pathlib.Path(models.__path__[0]).glob("*/modeling_*.py")):
-        name = f"transformers.models.{file.parent.name}.{file.stem}"
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            failed[name] = str(error)
-            continue
-        for label, value in vars(module).items():
-            if inspect.isclass(value) and issubclass(value, torch.nn.Module) and value.__module__ == name:
-                found |= {(file.parent.name, label)} if NAMES.search(label) else set()
-    return frozenset(found), failed
+def at_part(config, part):
+    """Follow a dotted path, as `RoPE.from_config` takes it, through sub-configs."""
+    for name in part.split(".") if part else ():
+        config = getattr(config, f"{name}_config", None) or getattr(config, name)
+    return config
 
 
-def cases() -> list[Case]:
-    """Return all cases, ordered by model and class."""
+def head_width(config):
+    """Return the width of a head, as most attentions compute it."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def one_per_pair(table, repeats):
+    """Undo a model's repetition of cos or sin to the full width."""
+    half = table.shape[-1] // 2
+    if repeats == "half":
+        return table[..., :half]
+    if repeats == "interleaved":
+        return table[..., ::2]
+    if repeats == "blocks":  # the first half of each block
+        return np.concatenate([table[..., : half // 2], table[..., half : half + half // 2]], axis=-1)
+    return table
+
+
+def other(config):
+    """Change a default config to another base and heads of twice the width; None without a base."""
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None or "rope_theta" not in parameters:
+        return None
+    config.rope_parameters = {**parameters, "rope_theta": parameters["rope_theta"] * 1.75}
+    if "head_dim" in config.to_dict() and config.head_dim:
+        config.head_dim = 2 * config.head_dim
+    elif config.num_attention_heads % 2 == 0:
+        config.num_attention_heads = config.num_attention_heads // 2
+    return type(config)(**config.to_dict())  # some classes compute the width anew
+
+
+def classes():
+    """Return (model, class) of every rotary class, read from the sources: importing all takes a minute."""
+    folder = pathlib.Path(importlib.import_module("transformers.models").__path__[0])
+    return {
+        (file.parent.name, name)
+        for file in folder.glob("*/modeling_*.py")
+        for name in re.findall(r"^class (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if NAMES.search(name)
+    }
+
+
+def _listed():
     parts = [importlib.import_module(f"hf.{name}") for name in ("_text", "_vision")]
-    return sorted((case for part in parts for case in part.CASES), key=lambda case: (case.model, case.cls))
+    return [case for part in parts for case in part.CASES]
+
+
+def cases():
+    """Return all cases, ordered by model and class."""
+    return sorted(_listed(), key=lambda case: (case.model, case.cls))
+
+
+def sample():
+    """Return the ids of the first case of each kind."""
+    first: dict[Any, Case] = {}
+    for case in _listed():
+        first.setdefault(case.kind or case.id, case)
+    return {case.id for case in first.values()}
 
 
 # Comparison
@@ -130,16 +172,29 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "object": lambda config: config,
     "dict": lambda config: config.to_dict(),
     "saved": lambda config: json.loads(config.to_json_string()),  # the content of config.json
+    "older": lambda config: with_older_base(json.loads(config.to_json_string())),
 }
 
 
-def ours(probe: Probe, form: str = "object") -> ra.RoPE:
+def with_older_base(config):
+    """Move the base out of rotary parameters that state nothing else, as in older files."""
+    if not isinstance(config, dict):
+        return config
+    new = {key: with_older_base(value) for key, value in config.items()}
+    rule = new.get("rope_parameters") or {}
+    if {*rule} == {"rope_type", "rope_theta"} and rule["rope_type"] in ("default", "axial"):
+        del new["rope_parameters"]
+        new["rope_theta"] = rule["rope_theta"]
+    return new
+
+
+def ours(probe, form="object"):
     """Read the probe's config in one of FORMS, or unchanged if it is a dict already."""
     config = probe.config if isinstance(probe.config, dict) else FORMS[form](probe.config)
     return ra.RoPE.from_config(config, part=probe.part, layer_type=probe.layer_type)
 
 
-def frequency_tolerance(inv_freq: np.ndarray) -> np.ndarray:
+def frequency_tolerance(inv_freq):
     """Bound the error of a float32 frequency.
 
     The exponent of base^(2i/d) is rounded by up to 2^-25, and the power multiplies this error by at most
@@ -148,13 +203,13 @@ def frequency_tolerance(inv_freq: np.ndarray) -> np.ndarray:
     return 20 * EPS * np.abs(inv_freq) + 4 * EPS * np.max(np.abs(inv_freq), initial=0) * 1e-3
 
 
-def angle_tolerance(pos: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
+def angle_tolerance(pos, theirs, ours):
     """Bound the difference of the angles, (S, num_pairs): frequencies differ, and pos·ω is rounded."""
     far = np.abs(pos).reshape(pos.shape[0], -1).max(axis=-1, keepdims=True)
     return far * (np.abs(theirs - ours) + 2 * EPS * np.abs(ours)) + 4 * EPS
 
 
-def _same(name: str, got: np.ndarray, want: np.ndarray, tolerance: Any) -> list[str]:
+def _same(name, got, want, tolerance):
     got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
     if got.shape != want.shape:
         return [f"{name}: shape {got.shape}, theirs {want.shape}"]
@@ -167,11 +222,11 @@ def _same(name: str, got: np.ndarray, want: np.ndarray, tolerance: Any) -> list[
     ]
 
 
-def _length(pos: np.ndarray) -> int:
+def _length(pos):
     return int(np.ceil(pos.max())) + 1
 
 
-def differences(probe: Probe, form: str = "object") -> list[str]:
+def differences(probe, form="object"):
     """List the differences of the model and our reading of its config, for each array of positions."""
     rope = ours(probe, form)
     found = []
@@ -181,11 +236,11 @@ def differences(probe: Probe, form: str = "object") -> list[str]:
     return found
 
 
-def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE) -> list[str]:
+def _compare(probe, pos, rope):
     theirs = probe.theirs(pos)
     q, k = features(pos.shape[0], probe.head_dim)
     rotation = rope.rotation(pos, like=q)
-    omega = rope.frequencies if probe.frequencies else theirs.inv_freq
+    omega = rope.frequencies
     want_omega = omega if theirs.inv_freq is None else theirs.inv_freq
     omega, want_omega = (np.asarray([] if w is None else w, dtype=np.float64) for w in (omega, want_omega))
     found = _same("inverse frequencies", omega, want_omega, probe.slack * frequency_tolerance(want_omega))
@@ -199,7 +254,7 @@ def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE) -> list[str]:
     return found
 
 
-def other_bits(probe: Probe) -> list[str]:
+def other_bits(probe):
     """List the arrays of the model whose bits `angles="float32"` does not have, in PyTorch."""
     torch = importlib.import_module("torch")
     rope, found = replace(ours(probe), angles="float32"), []
@@ -217,13 +272,13 @@ def other_bits(probe: Probe) -> list[str]:
     return found
 
 
-def rotation_tolerance(x: np.ndarray, angles: np.ndarray, factor: float) -> np.ndarray:
+def rotation_tolerance(x, angles, factor):
     """Bound the difference of x·cos ± x'·sin in each row: angles differ, and a few operations round."""
     angle = angles.max(axis=-1, keepdims=True, initial=0)
     return (angle + 8 * EPS) * max(1.0, abs(factor)) * 2**0.5 * np.abs(x).max()
 
 
-def features(length: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+def features(length, head_dim):
     """Return q (2, 4, S, D) and k (2, 2, S, D): heads are grouped, as in most models."""
     rng = np.random.default_rng(length * 1000 + head_dim)
     q, k = (rng.standard_normal((2, heads, length, head_dim), dtype=np.float32) for heads in (4, 2))
@@ -233,7 +288,7 @@ def features(length: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
 # The table
 
 
-def describe(rope: ra.RoPE) -> str:
+def describe(rope):
     """Describe a rope in a few words."""
     if rope.rotary_dim == 0:
         return "none"
@@ -248,7 +303,7 @@ def describe(rope: ra.RoPE) -> str:
     return ", ".join(words)
 
 
-def _short(value: Any) -> str:
+def _short(value):
     """Name a rule with its factor, or axes with the number of pairs of each coordinate."""
     if (coordinates := getattr(value, "coordinates", None)) is not None:
         counts = [coordinates.count(axis) for axis in sorted({a for a in coordinates if a is not None})]
@@ -257,70 +312,40 @@ def _short(value: Any) -> str:
     return type(value).__name__ + ("" if factor is None else f"({factor:g})")
 
 
-def _ropes(case: Case) -> str:
+def _ropes(case):
     probes = case.probes() if case.probes is not None else ()
     return "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
 
 
-def _row(case: Case) -> str:
+def _row(case):
     return f"| `{case.model}` | `{case.cls}` | {_ropes(case)} |"
 
 
-def _exception(case: Case) -> str:
+def _exception(case):
     ropes = _ropes(case)
     return f"* **{case.model}**, `{case.cls}`: {case.status}." + (f" RoPE: {ropes}." if ropes else "")
 
 
-PAGE = """# Models
-
-```{{doctest}}
->>> ra.RoPE.from_config({{"model_type": "cohere", "head_dim": 128}}).pairing
-'interleaved'
-```
-
-`RoPE.from_config` knows the rotary classes of transformers {version}: {count} classes. `tests/test_hf.py`
-compares each class with the rope that `from_config` returns, for the default config of the model or the
-nearest config that runs. For {equal} classes they agree:
-
-* The [frequencies](glossary.md#frequency), the [amplitude](glossary.md#amplitude) and the
-  [axes](glossary.md#axes) are equal.
-* The rope rotates q and k as the model does. The difference is at most the rounding of
-  [float32 angles](glossary.md#angle), which transformers uses.
-
-The other {others} classes are:
-
-{exceptions}
-
-## Equal classes
-
-The third column describes the rope that `from_config` returns: the [pairing](glossary.md#pairing), the
-[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the number of rotated features ("64
-of 128"), and the number of pairs of each [coordinate](glossary.md#coordinate). "Interleaved to half" means
-that the model reads interleaved pairs and writes half pairs. A class has several ropes if the parts or
-layers of the model differ. *none* means layers that do not rotate.
-
-| model | class | RoPE |
-| --- | --- | --- |
-{rows}
-"""
-
-
-def table() -> str:
-    """Return docs/models.md."""
+def table():
+    """Return docs/models.md with its counts, exceptions and rows written anew."""
     listed = cases()
     equal = [case for case in listed if case.status == EQUAL]
     others = [case for case in listed if case.status != EQUAL]
-    return PAGE.format(
-        version=importlib.import_module("transformers").__version__,
-        count=len(listed),
-        equal=len(equal),
-        others=len(others),
-        exceptions="\n".join(map(_exception, others)),
-        rows="\n".join(map(_row, equal)),
-    )
+    version = importlib.import_module("transformers").__version__
+    page = TABLE.read_text(encoding="utf-8")
+    for pattern, text in (
+        (r"(?<=classes of transformers )\S+ \d+(?= classes)", f"{version}: {len(listed)}"),
+        (r"(?<=For )\d+(?= classes they agree)", str(len(equal))),
+        (r"(?<=The other )\d+(?= classes are)", str(len(others))),
+        (r"(?<=classes are:\n\n).*?(?=\n\n## )", "\n".join(map(_exception, others))),
+        (r"(?<=\| --- \| --- \| --- \|\n).*", "\n".join(map(_row, equal)) + "\n"),
+    ):
+        page, count = re.subn(pattern, lambda match, text=text: text, page, flags=re.DOTALL)
+        assert count == 1, pattern
+    return page
 
 
-def write_table(path: pathlib.Path = TABLE) -> None:
+def write_table(path=TABLE):
     """Write the table that the documentation shows."""
     path.write_text(table(), encoding="utf-8")
 
