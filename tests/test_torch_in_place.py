@@ -1,10 +1,23 @@
-"""`out=` in compiled and exported programs; test_torch_operator.py has the operator that writes."""
-
-import shutil
+"""`out=` in compiled programs; test_torch_operator.py has the operator that writes."""
 
 import pytest
 from compare import judge, same
-from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, ROPES, compiled, judge_gradient, near, normal
+from torch_cases import (
+    FIELDS,
+    HALF,
+    IGNORED,
+    LIST,
+    NEEDS_COMPILER,
+    NIGHTLY,
+    OTHER,
+    POS,
+    ROPES,
+    by_compiler,
+    compiled,
+    judge_gradient,
+    near,
+    normal,
+)
 
 import rope_array as ra
 from rope_array import ArrayTypeError
@@ -14,18 +27,6 @@ pytestmark = [pytest.mark.library("torch"), *IGNORED]
 
 _native = pytest.importorskip("rope_array._backends._native")
 NEEDS_KERNEL = pytest.mark.skipif(_native.kernel is None, reason="the operator calls the C++ kernel")
-NEEDS_COMPILER = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
-)
-NIGHTLY = pytest.mark.nightly
-by_compiler = pytest.mark.parametrize(
-    "backend",
-    [
-        "aot_eager",
-        pytest.param("eager", marks=NIGHTLY),
-        pytest.param("inductor", marks=[pytest.mark.slow, NIGHTLY, NEEDS_COMPILER]),
-    ],
-)
 HEADS = 4, 2, 2  # of q, k and v
 
 
@@ -160,11 +161,10 @@ def test_calls_in_a_row(backend, fresh_dynamo):
 
 
 def test_dtypes_of_their_own(fresh_dynamo):
-    q, k = normal(5, 4, 16), normal(5, 2, 16, dtype=torch.float64)
-    compiled(lambda q, k: rotate_in_place((q, k), POS))(q, k)
-    judge(q.transpose(0, 1), normal(5, 4, 16).transpose(0, 1), LIST, **FIELDS["half"])
-    given = normal(5, 2, 16, dtype=torch.float64)
-    judge(k.transpose(0, 1), given.transpose(0, 1), LIST, **FIELDS["half"])
+    xs, given = ([normal(2, 5, 16), normal(5, 16, dtype=torch.float64)] for _ in range(2))
+    compiled(lambda *xs: HALF.apply(xs, POS, out=xs))(*xs)
+    for y, x in zip(xs, given, strict=True):
+        judge(y, x, LIST, **FIELDS["half"])
 
 
 def test_any_number_of_tokens(fresh_dynamo):
@@ -242,31 +242,26 @@ def test_overlaps_are_refused_when_the_program_runs(name, backend, fresh_dynamo)
     assert same(qkv, projection())
 
 
-def split_of(x):
-    return (x * 1).split(1)[0]
+def onto_itself(view):
+    """Return a function that rotates a view of x in place."""
+
+    def of(x):
+        y = view(x)
+        return HALF.apply(y, POS, out=y)
+
+    return of
 
 
+# Each has a function of x, whether x records a gradient, and a word of the message.
 REFUSED = {
     "twice": (lambda x: HALF.apply((x, x), POS, out=(x, x)), False, "given twice"),
-    "expanded": (
-        lambda x: HALF.apply(x[:1].expand(2, 5, 16), POS, out=x[:1].expand(2, 5, 16)),
-        False,
-        "share memory",
-    ),
+    "expanded": (onto_itself(lambda x: x[:1].expand(2, 5, 16)), False, "share memory"),
     "shape": (lambda x: HALF.apply(x, POS, out=x[:1]), False, "out"),
     "a tuple": (lambda x: HALF.apply(x, POS, out=(x,)), False, "one array"),
-    "a leaf": (lambda x: HALF.apply(x, POS, out=x), True, "a leaf"),
-    "a view of a leaf": (lambda x: HALF.apply(x[:1], POS, out=x[:1]), True, "a view of a leaf"),
-    "a part of split": (
-        lambda x: (lambda y: HALF.apply(y, POS, out=y))(split_of(x)),
-        True,
-        "split|multiple views|Split",
-    ),
-    "other memory, a gradient": (
-        lambda x: HALF.apply(x * 1, POS, out=torch.zeros(2, 5, 16)),
-        True,
-        "would lose",
-    ),
+    "a leaf": (onto_itself(lambda x: x), True, "a leaf"),
+    "a view of a leaf": (onto_itself(lambda x: x[:1]), True, "a view of a leaf"),
+    "a part of split": (onto_itself(lambda x: (x * 1).split(1)[0]), True, "split|multiple views|Split"),
+    "other memory": (lambda x: HALF.apply(x * 1, POS, out=torch.zeros(2, 5, 16)), True, "would lose"),
 }
 
 
@@ -319,53 +314,3 @@ def test_a_parameter_is_rotated_without_a_gradient(fresh_dynamo):
     judge(x.detach(), normal(2, 5, 16), LIST, **FIELDS["half"])
     (gradient,) = torch.autograd.grad(y, x, weight)
     assert same(gradient, weight * weight)
-
-
-# ---- exported programs ----
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, source="positions"):
-        super().__init__()
-        self.source = source
-
-    def forward(self, qkv, pos):
-        rotate_in_place(views_of(qkv)[:2], pos, source=self.source)
-        return qkv.sum(-1)
-
-
-def export(source="positions", strict=False):
-    length = torch.export.Dim("length", min=2, max=4096)
-    shapes = ({0: length}, {0: length})
-    return torch.export.export(
-        Layer(source), (projection(), torch.arange(5)), dynamic_shapes=shapes, strict=strict
-    )
-
-
-QUIET = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's own calls are deprecated
-
-
-@QUIET
-@pytest.mark.parametrize(("strict", "source"), [(False, "positions"), (True, "rotation")])
-def test_an_exported_program_writes_its_input(strict, source):
-    program = export(source, strict)
-    functional = program.run_decompositions()
-    assert [*functional.graph_signature.user_inputs_to_mutate.values()] == ["qkv"]
-    for exported in (program, functional):
-        assert not any("rope_array" in str(node.target) for node in exported.graph.nodes)
-        qkv, pos = projection(9), torch.arange(9) + 50_000
-        exported.module()(qkv, pos)
-        judge_projection(qkv, projection(9), pos)
-
-
-@QUIET
-@pytest.mark.nightly
-@NEEDS_COMPILER
-def test_ahead_of_time_inductor(tmp_path):
-    path = torch._inductor.aoti_compile_and_package(export(), package_path=str(tmp_path / "layer.pt2"))
-    loaded = torch._inductor.aoti_load_package(path)
-    for size in (2, 5, 77):
-        qkv, pos = projection(size), torch.arange(size) + 50_000
-        with torch.no_grad():
-            loaded(qkv, pos)
-        judge_projection(qkv, projection(size), pos)

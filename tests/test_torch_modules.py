@@ -116,18 +116,6 @@ def test_heads_of_one_token_are_no_tokens(pos, heads):
         assert same(y, HALF.apply(x[..., None, :], [[[3]], [[5]]] if pos != 3 else 3)[..., 0, :])
 
 
-@pytest.mark.parametrize("pos", [3, [[3], [5]], torch.tensor([[3], [5]])], ids=str)
-def test_queries_and_keys_of_different_lengths_are_two_calls(pos):
-    q, k = normal(2, 4, 1, 16), normal(2, 4, 64, 16)
-    for xs in ((q, k), (k, q)):
-        with pytest.raises(
-            ra.ShapeError, match=r"rotate each .* module\.rotation\(positions, like=q\)\.apply"
-        ):
-            RotaryEmbedding(HALF)(*xs, pos)
-    with pytest.raises(ra.ShapeError, match="call once for each array"):
-        RotaryEmbedding(HALF)(q, k, range(64))
-
-
 @pytest.mark.filterwarnings("always")
 def test_one_position_in_a_trace():
     """It is refused, and the check warns of nothing."""
@@ -211,6 +199,9 @@ WRONG = {
         "other query heads": (lambda: Mixed(HALF, 3)(Q, Q, TWO), "q has 4; .* heads=4"),
         "fewer key heads": (lambda: Mixed(HALF, 4)(Q, K, TWO), "k has 2; .* as many key heads"),
         "mixed heads not split": (lambda: Mixed(HALF, 4)(*[normal(1, 5, 64)] * 2, TWO), "Split its 4 heads"),
+        "q of one token": (lambda: FIXED(Q[..., :1, :], K, 3), r"rotate each .* module\.rotation\(positions"),
+        "k of one token": (lambda: FIXED(Q, K[..., :1, :], 3), r"rotate each .* module\.rotation\(positions"),
+        "q shorter than k": (lambda: FIXED(Q[..., :1, :], K, range(5)), "call once for each array"),
         "another length": (lambda: Mixed(HALF, 4)(Q, Q, torch.ones(6, 2)), "line up"),
     },
     ra.SpecError: {
@@ -331,26 +322,6 @@ def test_gradients_are_right(make):
     assert torch.autograd.gradgradcheck(function, (q, k, pos, *values), fast_mode=True)
 
 
-@by_module
-def test_training_after_inference_mode_and_by_checkpoint(make):
-    model = Attention(changed(make()))
-    x, pos = normal(2, 5, 32), positions_for(model.rotary, 5)
-    with torch.inference_mode():
-        first = model(x, pos)
-
-    def gradients(**options):
-        model.zero_grad()
-        function = torch.utils.checkpoint.checkpoint if options else lambda f, *a: f(*a)
-        y = function(model, x, pos, **options)
-        assert same(y.detach(), first)
-        y.square().sum().backward()
-        return [parameter.grad for parameter in model.parameters()]
-
-    want = gradients()
-    assert all(gradient.abs().sum() > 0 for gradient in want)
-    assert all(map(same, gradients(use_reentrant=False), want))
-
-
 # ---- learned frequencies ----
 
 
@@ -405,26 +376,6 @@ def test_state_round_trip(make):
     other.load_state_dict(narrow, assign=True)
     with pytest.raises(ra.ArrayTypeError, match=r"bfloat16.*must stay float32"):
         call(other)
-
-
-def test_a_parametrized_module():
-    """Learn one factor for all pairs."""
-
-    class Shared(torch.nn.Module):
-        def forward(self, value):
-            return value.mean().expand(8)
-
-        def right_inverse(self, value):
-            return value
-
-    module = Learned(HALF)
-    torch.nn.utils.parametrize.register_parametrization(module, "log_scale", Shared())
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    call(module)[0].sum().backward()
-    optimizer.step()
-    scales = module.frequencies.detach() / torch.tensor(HALF.frequencies)
-    assert torch.allclose(scales, scales[:1].expand(8), rtol=1e-5)
-    assert not torch.allclose(scales, torch.ones(8))
 
 
 # ---- mixed frequencies ----

@@ -1,7 +1,7 @@
 """Ropes, calls, situations and gradients for PyTorch's tests: one table for the kernel and array-api."""
 
-import contextlib
 import functools
+import shutil
 
 import compare
 import numpy as np
@@ -21,6 +21,19 @@ IGNORED = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
 ]
+
+NIGHTLY = pytest.mark.nightly
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
+)
+by_compiler = pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param("eager", marks=NIGHTLY),
+        pytest.param("inductor", marks=[pytest.mark.slow, NIGHTLY, NEEDS_COMPILER]),
+    ],
+)
 
 FIELDS = {
     "plain": {},
@@ -100,6 +113,8 @@ class RecordDispatch(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 class RecordFunctions(torch.overrides.TorchFunctionMode):
+    """A mode that records functions."""
+
     def __init__(self):
         super().__init__()
         self.recorded = []
@@ -107,15 +122,6 @@ class RecordFunctions(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.recorded.append(func)
         return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def default_device(name="cpu"):
-    torch.set_default_device(name)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
 
 
 def within(context):
@@ -175,14 +181,10 @@ SERVED = {
     "a parameter": lambda of, x: of(torch.nn.Parameter(x)),
     "a gradient is recorded": lambda of, x: of(x.clone().requires_grad_()),
     "under no_grad": lambda of, x: within(torch.no_grad)(of, x.clone().requires_grad_()),
-    "detached": lambda of, x: of(x.clone().requires_grad_().detach()),
     "in inference mode": within(torch.inference_mode),
     "under autocast to bfloat16": within(autocast(torch.bfloat16)),
-    "under autocast to float16": within(autocast(torch.float16)),
     "under detect_anomaly": within(lambda: torch.autograd.detect_anomaly(False)),
     "a device": within(lambda: torch.device("cpu")),
-    "a default device": within(default_device),
-    "with one thread in backward": within(lambda: torch.autograd.set_multithreading_enabled(False)),
     "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
     "transposed": lambda of, x: of(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)),
     "every second": lambda of, x: of(x.repeat_interleave(2, 0).repeat_interleave(2, 2)[1::2, :, 1::2]),
@@ -260,13 +262,6 @@ GRADIENTS = {
     "backward under autocast": pulled_later(autocast(torch.float16)),
     "backward in a dispatch mode": pulled_later(RecordDispatch),
     "backward in a function mode": pulled_later(RecordFunctions),
-    "backward on a device": pulled_later(lambda: torch.device("cpu")),
-    "backward with a default device": pulled_later(default_device),
     "backward on meta": pulled_later(lambda: torch.device("meta")),
     "torch.compile": lambda of, x, weight: pulled(lambda x: call_compiled(of, x), x, weight),
-    "torch.func.grad": lambda of, x, weight: torch.func.grad(lambda x: (of(x) * weight).sum())(x),
-    "torch.func.vjp": lambda of, x, weight: torch.func.vjp(of, x)[1](weight)[0],
-    "torch.func.vmap": lambda of, x, weight: torch.func.vmap(torch.func.grad(lambda x, w: (of(x) * w).sum()))(
-        x, weight
-    ),
 }
