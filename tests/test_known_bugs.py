@@ -205,6 +205,7 @@ STEPS = {
 }
 
 
+@pytest.mark.neutral
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_one_token_of_every_batch(lib, pairing):
     """A decoding step rotates all batches, for every layout of x and every form of positions."""
@@ -222,6 +223,7 @@ def test_one_token_of_every_batch(lib, pairing):
         np.testing.assert_allclose(got, want, atol=2e-6)
 
 
+@pytest.mark.neutral
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_widths_that_no_block_of_a_kernel_divides(lib, pairing):
     pos = np.array([0, 5, 77, 1000, 31])
@@ -375,6 +377,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.neutral
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("name", COORDINATES)
 def test_pairs_take_their_own_coordinate(lib, name, pairing):
