@@ -11,7 +11,9 @@ import onnxruntime
 import openvino
 import pytest
 import torch
+import transformers
 from onnxconverter_common import float16
+from onnxruntime.transformers import float16 as onnxruntime_float16
 
 import rope_array as ra
 from rope_array.testing import apply_definition
@@ -40,13 +42,10 @@ class Call(torch.nn.Module):
 
 
 class Case:
-    """A module of (q, k, positions), and the fields of its rotation.
+    """A module or function of (q, k, positions), and the fields of its rotation."""
 
-    `like`: two positions of the right kind, to make the example and the positions of the run.
-    """
-
-    def __init__(self, module, fields=None, positions=FAR, dtype="float32", seq_axis=-2, tolerance=None):
-        self.module = module if isinstance(module, torch.nn.Module) else Call(module)
+    def __init__(self, program, fields=None, positions=FAR, dtype="float32", seq_axis=-2, tolerance=None):
+        self.module = program if isinstance(program, torch.nn.Module) else Call(program)
         self.fields, self.dtype, self.seq_axis = fields or {}, dtype, seq_axis
         self.positions = torch.as_tensor(positions)
         self.tolerance = tolerance or TOLERANCE[dtype]
@@ -84,19 +83,27 @@ def learned():
     return module.requires_grad_(False)
 
 
-def apply_in_two_steps(rope, **options):
-    def apply(q, k, positions):
-        return rope.rotation(positions, like=q).apply((q, k), **options)
-
-    return apply
+def two_steps(rope):
+    return lambda q, k, positions: rope.rotation(positions, like=q).apply((q, k))
 
 
-HALF = ra.RoPE(16, base=500_000.0, pairing="half")
+def applied(fields=None, positions=FAR, dtype="float32", tolerance=None, **options):
+    """Return the case of `apply` with options, which are the fields too unless these are stated."""
+    fields = options if fields is None else fields
+    return Case(lambda q, k, p: ra.apply((q, k), p, **options), fields, positions, dtype, tolerance=tolerance)
+
+
+OF_HALF = {"base": 500_000.0, "pairing": "half"}
+HALF = ra.RoPE(16, **OF_HALF)
 YARN = ra.RoPE(16, scaling=ra.YaRN(factor=4.0, original_max_position_embeddings=64))
 LLAMA3 = ra.RoPE(16, scaling=ra.Llama3(factor=8.0, original_max_position_embeddings=8192))
 LEARNED = learned()
+FRACTIONS = [0.0, 0.25, -0.5, 1.5, 99.7, 4000.5, -77.125, 2.0**20 + 0.5]
+LARGE_FRACTIONS = [0.0, 0.25, -0.5, 1.25, -99.75, 4000.5, -0.3125, 0.4375]
 GRID = [[0, 0], [0, 1], [3, 500], [2**20, 2], [-7, 9], [63, 63], [5, 5], [1, 2**30]]
+AXIAL = {"axes": {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}}
 TEXT_AND_IMAGE = [[i, i + 2, 3 * i] for i in range(6)] + [[2**20, 7, 9], [-5, 100, 2**31 - 1]]
+SECTIONS = {"axes": {"coordinates": [0] * 2 + [1] * 3 + [2] * 3}, "pairing": "half"}
 
 
 def stated(rope):
@@ -104,47 +111,32 @@ def stated(rope):
     return {"inv_freq": rope.frequencies, "attention_factor": rope.amplitude, "pairing": rope.pairing}
 
 
+def module(rope, fields, positions=FAR, seq_axis=-2):
+    return Case(ra.torch.RotaryEmbedding(rope, seq_axis=seq_axis), fields, positions, seq_axis=seq_axis)
+
+
 CASES = {
-    "apply": Case(lambda q, k, p: ra.apply((q, k), p), positions=WIDE),
+    "apply": applied(positions=WIDE),
     "one array": Case(lambda q, k, p: (ra.apply(q, p), ra.apply(k, p, backend="array-api"))),
-    "module": Case(ra.torch.RotaryEmbedding(HALF), {"base": 500_000.0, "pairing": "half"}, WIDE),
-    "module, heads inside": Case(
-        ra.torch.RotaryEmbedding(HALF, seq_axis=-3), {"base": 500_000.0, "pairing": "half"}, seq_axis=-3
-    ),
-    "int32 positions": Case(
-        ra.torch.RotaryEmbedding(ra.RoPE(16)), positions=torch.tensor(FAR, dtype=torch.int32)
-    ),
-    "rotation": Case(apply_in_two_steps(HALF), {"base": 500_000.0, "pairing": "half"}),
-    "part of the features": Case(
-        lambda q, k, p: ra.apply((q, k), p, rotary_dim=8, rotary_start=4),
-        {"rotary_dim": 8, "rotary_start": 4},
-    ),
-    "inverse": Case(lambda q, k, p: ra.apply((q, k), p, inverse=True), {"inverse": True}),
-    "float64": Case(lambda q, k, p: ra.apply((q, k), p), positions=WIDE, dtype="float64"),
-    "float16": Case(
-        lambda q, k, p: ra.apply((q, k), p, pairing="half"), {"pairing": "half"}, dtype="float16"
-    ),
-    "float positions": Case(
-        lambda q, k, p: ra.apply((q, k), p),
-        positions=[0.0, 0.25, -0.5, 1.5, 99.7, 4000.5, -77.125, 2.0**20 + 0.5],
-    ),
-    "large fractions": Case(
-        lambda q, k, p: ra.apply((q, k), p, inv_freq=[40.0, 3.0] * 4), {"inv_freq": [40.0, 3.0] * 4},
-        [0.0, 0.25, -0.5, 1.25, -99.75, 4000.5, -0.3125, 0.4375], tolerance=8e-5,
-    ),
-    "llama3": Case(ra.torch.RotaryEmbedding(LLAMA3), stated(LLAMA3)),
-    "yarn": Case(ra.torch.RotaryEmbedding(YARN), stated(YARN)),
-    "axial": Case(
-        lambda q, k, p: ra.apply((q, k), p, axes=ra.Axes.axial(8, 8)),
-        {"axes": {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}}, GRID,
-    ),
+    "module": module(HALF, OF_HALF, WIDE),
+    "module, heads inside": module(HALF, OF_HALF, seq_axis=-3),
+    "int32 positions": module(ra.RoPE(16), {}, torch.tensor(FAR, dtype=torch.int32)),
+    "rotation": Case(two_steps(HALF), OF_HALF),
+    "part of the features": applied(rotary_dim=8, rotary_start=4),
+    "inverse": applied(inverse=True),
+    "float64": applied(positions=WIDE, dtype="float64"),
+    "float16": applied(pairing="half", dtype="float16"),
+    "float positions": applied(positions=FRACTIONS),
+    "large fractions": applied(positions=LARGE_FRACTIONS, tolerance=8e-5, inv_freq=[40.0, 3.0] * 4),
+    "llama3": module(LLAMA3, stated(LLAMA3)),
+    "yarn": module(YARN, stated(YARN)),
+    "axial": applied(AXIAL, GRID, axes=ra.Axes.axial(8, 8)),
     "sections of vision-language models": Case(
-        apply_in_two_steps(ra.RoPE(16, pairing="half", axes=ra.Axes.chunked(2, 3, 3))),
-        {"axes": {"coordinates": [0] * 2 + [1] * 3 + [2] * 3}, "pairing": "half"}, TEXT_AND_IMAGE,
+        two_steps(ra.RoPE(16, pairing="half", axes=ra.Axes.chunked(2, 3, 3))), SECTIONS, TEXT_AND_IMAGE
     ),
-    "float32 angles": Case(lambda q, k, p: ra.apply((q, k), p, angles="float32"), {}, NEAR, tolerance=1e-4),
+    "float32 angles": applied({}, NEAR, tolerance=1e-4, angles="float32"),
     "learned": Case(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
-}  # fmt: skip
+}
 
 
 def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "positions")):
@@ -152,24 +144,21 @@ def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "po
     file = io.BytesIO()
     options = {"input_names": list(names), "opset_version": opset, "dynamo": dynamo}
     if dynamo:
-        shapes = tuple(axes[name] for name in names)
-        shapes = {"dynamic_shapes": shapes}
+        options |= {"dynamic_shapes": tuple(axes[name] for name in names), "external_data": False}
     else:
-        shapes = {"dynamic_axes": axes}
+        options["dynamic_axes"] = axes
     with torch.no_grad():
-        torch.onnx.export(
-            module.eval(), example, file, **options, **shapes, **({"external_data": False} if dynamo else {})
-        )
+        torch.onnx.export(module.eval(), example, file, **options)
     return file.getvalue()
 
 
 def axes_of(case):
-    tokens = 2 if case.seq_axis == -2 else 1
-    return {
-        "q": {0: "batch", tokens: "tokens"},
-        "k": {0: "batch", tokens: "tokens"},
-        "positions": {0: "tokens"},
-    }
+    x = {0: "batch", 2 if case.seq_axis == -2 else 1: "tokens"}
+    return {"q": x, "k": x, "positions": {0: "tokens"}}
+
+
+def exported(case, dynamo, opset=None):
+    return to_onnx(case.module, case.example(), dynamo, opset, axes_of(case))
 
 
 def runner(model):
@@ -183,8 +172,9 @@ def runner(model):
     return run
 
 
+EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 # The newer exporter takes seconds, so it has the cases whose operators differ.
-DYNAMO = (
+DYNAMO = [
     "apply",
     "module, heads inside",
     "float64",
@@ -193,58 +183,40 @@ DYNAMO = (
     "axial",
     "yarn",
     "learned",
-)
-EXPORTS = {
-    **{f"{name}, dynamo": (name, True, None) for name in DYNAMO},
-    **{f"{name}, torchscript": (name, False, None) for name in CASES},
-    **{
-        f"{name}, torchscript, opset {n}": (name, False, n)
-        for name in ("apply", "float positions")
-        for n in (11, 17)
-    },
-}
+]
+EXPORTS = [(name, True, None) for name in DYNAMO] + [(name, False, None) for name in CASES]
+EXPORTS += [(name, False, opset) for name in ("apply", "float positions") for opset in (11, 17)]
 
 
-@pytest.mark.parametrize("name", EXPORTS)
-def test_onnx_runtime_has_the_values_of_the_definition(name):
-    name, dynamo, opset = EXPORTS[name]
-    case = CASES[name]
-    case.check(runner(to_onnx(case.module, case.example(), dynamo, opset, axes_of(case))))
+@pytest.mark.parametrize(("name", "dynamo", "opset"), EXPORTS)
+def test_onnx_runtime_has_the_values_of_the_definition(name, dynamo, opset):
+    CASES[name].check(runner(exported(CASES[name], dynamo, opset)))
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@EXPORTERS
 def test_a_rotation_is_an_input_of_the_program(dynamo):
     """cos and sin of all layers are made by NumPy, and the program only rotates."""
-    rope = ra.RoPE(16, base=500_000.0, pairing="half")
-    case = Case(
-        lambda q, k, tables: rope.rotation_from(*tables).apply((q, k)), {"base": 500_000.0, "pairing": "half"}
-    )
-    positions = case.positions
+    case = Case(None, OF_HALF)
 
     def tables(positions):
-        rotation = rope.rotation(positions.numpy(), like=np.ones(1, np.float32))
+        rotation = HALF.rotation(positions.numpy(), like=np.ones(1, np.float32))
         return tuple(torch.from_numpy(table) for table in rotation)
 
     axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
-    module = Call(lambda q, k, tables: None)
-    module.forward = lambda q, k, cos, sin: case.module(q, k, (cos, sin))
-    model = to_onnx(module, (*case.arrays(2, 7), *tables(positions[:7])), dynamo, None, axes, tuple(axes))
-    run = runner(model)
+    program = Call(None)
+    program.forward = lambda q, k, cos, sin: HALF.rotation_from(cos, sin).apply((q, k))
+    example = (*case.arrays(2, 7), *tables(case.positions[:7]))
+    run = runner(to_onnx(program, example, dynamo, None, axes, tuple(axes)))
     case.check(lambda q, k, positions: run(q, k, *tables(positions)))
 
 
 # ---- conversion to float16 ----
 
 
-class Attention(torch.nn.Module):
-    """A rotary module inside of another."""
-
-    def __init__(self, rope):
-        super().__init__()
-        self.rotary = ra.torch.RotaryEmbedding(rope)
-
-    def forward(self, q, k, positions):
-        return self.rotary(q, k, positions)
+def attention(rope):
+    """Return a module with a rotary module inside."""
+    rotary = ra.torch.RotaryEmbedding(rope)
+    return Call(lambda q, k, positions: rotary(q, k, positions), rotary)
 
 
 def by_common(model):
@@ -253,25 +225,23 @@ def by_common(model):
 
 
 def by_onnx_runtime(model):
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    return convert_float_to_float16(model, keep_io_types=True)
+    return onnxruntime_float16.convert_float_to_float16(model, keep_io_types=True)
 
 
 CONVERTED = {
-    "exact": Case(Attention(HALF), stated(HALF)),
-    "float32": Case(Attention(ra.RoPE(16, pairing="half", angles="float32")), {"pairing": "half"}),
+    "exact": Case(attention(HALF), OF_HALF),
+    "float32": Case(attention(ra.RoPE(16, pairing="half", angles="float32")), {"pairing": "half"}),
     "learned": Case(LEARNED, CASES["learned"].fields),
 }
 
 
 @pytest.mark.parametrize("convert", [by_common, by_onnx_runtime], ids=["onnxconverter", "onnxruntime"])
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@EXPORTERS
 @pytest.mark.parametrize("angles", CONVERTED)
 def test_a_conversion_to_float16_rounds_exact_angles_only(angles, dynamo, convert):
     """The other angles are wrong beyond some tens of positions, as the documentation says."""
     case, rounded_only = CONVERTED[angles], angles == "exact"
-    model = onnx.load_from_string(to_onnx(case.module, case.example(), dynamo, None, axes_of(case)))
+    model = onnx.load_from_string(exported(case, dynamo))
     run = runner(convert(model).SerializeToString())
     q, *others = case.inputs()
     error = np.abs(run(q, *others)[0] - case.want(q)).max()
@@ -302,12 +272,8 @@ LARGE = [
     1092845509, 1886060514, 1881243602,
     *np.random.default_rng(0).integers(2**28, 2**31, 200).tolist(),
 ]  # fmt: skip
-OPENVINO = {
-    **{name: CASES[name] for name in ("module", "part of the features", "axial")},
-    "large positions": Case(
-        ra.torch.RotaryEmbedding(ra.RoPE(16, pairing="half")), {"pairing": "half"}, LARGE
-    ),
-}
+OPENVINO = {name: CASES[name] for name in ("module", "part of the features", "axial")}
+OPENVINO["large positions"] = module(ra.RoPE(16, pairing="half"), {"pairing": "half"}, LARGE)
 NEWER = ("axial", "large positions")
 
 
@@ -317,7 +283,7 @@ def dims_of(case):
 
 
 def saved(case, folder, dynamo):
-    (folder / "model.onnx").write_bytes(to_onnx(case.module, case.example(), dynamo, None, axes_of(case)))
+    (folder / "model.onnx").write_bytes(exported(case, dynamo))
     return folder / "model.onnx"
 
 
@@ -328,7 +294,7 @@ def saved(case, folder, dynamo):
 )
 def test_openvino_which_has_32_bits_for_integers(name, form, tmp_path):
     case = OPENVINO[name]
-    fits = case.positions.abs().amax(-1) < 2**31 if case.positions.ndim > 1 else case.positions.abs() < 2**31
+    fits = case.positions.abs().reshape(len(case.positions), -1).amax(-1) < 2**31
     case = Case(case.module, case.fields, case.positions[fits])
     with torch.no_grad():
         case.check(in_openvino(FORMS[form](case, tmp_path)))
@@ -361,21 +327,14 @@ def test_a_recorded_program_has_the_bits_of_the_array_api_backend(name, tracer, 
 
 def test_frequencies_of_each_head_are_recorded():
     torch.manual_seed(0)
-    module = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=2).requires_grad_(False)
-
-    class Rotate(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rotary = module
-
-        def forward(self, q, positions):
-            return self.rotary.rotation(positions, like=q).apply(q)
-
+    mixed = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=2).requires_grad_(False)
+    program = Call(None, mixed)
+    program.forward = lambda q, positions: mixed.rotation(positions, like=q).apply(q)
     axes = {"q": {2: "tokens"}, "positions": {0: "tokens"}}
     example = torch.ones(2, 4, 7, 16), torch.ones(7, 2, dtype=torch.int64)
-    run = runner(to_onnx(Rotate(), example, False, None, axes, tuple(axes)))
+    run = runner(to_onnx(program, example, False, None, axes, tuple(axes)))
     q, positions = torch.ones(2, 4, 5, 16), torch.tensor([[0, 0], [1, 2], [30, 7], [9, 63], [2, 2]])
-    angles = torch.einsum("sa,hap->hsp", positions.double(), module.inv_freq.double())
+    angles = torch.einsum("sa,hap->hsp", positions.double(), mixed.inv_freq.double())
     want = torch.stack((angles.cos() - angles.sin(), angles.cos() + angles.sin()), -1).flatten(-2)
     np.testing.assert_allclose(run(q, positions)[0], want.expand(2, -1, -1, -1), rtol=0, atol=2e-5)
 
@@ -422,37 +381,27 @@ def test_onnx_files_divide_where_other_programs_shift(strict, monkeypatch):
 
 
 def test_symbolic_trace_needs_the_call_as_a_leaf():
-    module = Attention(HALF)
     with pytest.raises(torch.fx.proxy.TraceError):
-        torch.fx.symbolic_trace(module)
+        torch.fx.symbolic_trace(attention(HALF))
 
 
 # ---- models of transformers, patched ----
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 TWO_ROPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 16}
-LONG = {
-    "max_position_embeddings": 64, "original_max_position_embeddings": 16,
-    "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8
-    },
-}  # fmt: skip
-DYNAMIC = {
-    "max_position_embeddings": 16,
-    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-}
-MODELS = {
-    "Llama": {},
-    "Qwen2": {},
-    "Gemma3": TWO_ROPES,
-    "Phi3": LONG,
-    "Glm": {"head_dim": 16},
-    "Cohere": {},
-    "GPTNeoX": {},
-}
+LISTS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+LONG = {"max_position_embeddings": 64, "original_max_position_embeddings": 16, "rope_parameters": LISTS}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+DYNAMIC = {"max_position_embeddings": 16, "rope_parameters": DYNAMIC}
+MODELS = {"Llama": {}, "Qwen2": {}, "Gemma3": TWO_ROPES, "Phi3": LONG, "Glm": {"head_dim": 16}}
+MODELS |= {"Cohere": {}, "GPTNeoX": {}}
 
 
 class Logits(torch.nn.Module):
@@ -460,11 +409,8 @@ class Logits(torch.nn.Module):
 
     def __init__(self, family, fields):
         super().__init__()
-        import transformers
-
-        config = getattr(transformers, f"{family}TextConfig", None) or getattr(
-            transformers, f"{family}Config"
-        )
+        kind = "TextConfig" if family == "Gemma3" else "Config"
+        config = getattr(transformers, f"{family}{kind}")
         torch.manual_seed(0)
         self.model = getattr(transformers, f"{family}ForCausalLM")(config(**SIZES, **fields)).eval()
 
