@@ -155,22 +155,16 @@ def test_chunks_of_x_stay(chunks):
         check(y, X, pos)
 
 
-@pytest.mark.parametrize("pos", [BS[0], BS[:1], BS[:, :1], BS], ids=["(S,)", "(1, S)", "(B, 1)", "(B, S)"])
-def test_sequence_before_heads(pos):
-    x = np.ascontiguousarray(X.transpose(0, 2, 1, 3))
-    dx = array(x, chunks=(2, 4, 2, 8))
-    for given in (pos, array(pos, chunks=3)):
-        for rotate in (ROPE.apply, by_tables, by_array_api):
-            check(lazy(rotate, dx, given, seq_axis=-3), x, pos, seq_axis=-3)
-
-
 @pytest.mark.parametrize("seq_axis", [0, 1, 2])
-def test_positions_of_three_axes(seq_axis):
-    shape = np.moveaxis(np.empty((B, H, S)), seq_axis, -1).shape
-    pos = np.random.default_rng(2).integers(-(2**31), 2**31, shape)
-    for given in (pos, array(pos, chunks=2)):
-        for rotate in (ROPE.apply, by_tables):
-            check(lazy(rotate, array(X, chunks=CHUNKS), given, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
+def test_positions_along_each_axis(seq_axis):
+    first, *_, last = whole = np.moveaxis(np.empty((B, H, S)), seq_axis, -1).shape
+    x = array(X, chunks=(2, 2, 4, 8))
+    for shape in ((last,), (1, last), (first, 1), (first, last), whole):
+        pos = np.random.default_rng(2).integers(-(2**31), 2**31, shape)
+        for given in (pos, array(pos, chunks=2)):
+            for rotate in (ROPE.apply, by_tables):
+                check(lazy(rotate, x, given, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
+    check(lazy(by_array_api, x, given, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
 
 
 def test_arrays_of_a_tuple_have_their_own_chunks():
@@ -248,14 +242,9 @@ def test_unknown_sizes_that_may_not_match_raise(rotate):
         "cut elsewhere": arange(x.shape[2], chunks=3),
         "one chunk": arange(x.shape[2], chunks=-1),
     }
-    taken = []
     for name, pos in bad.items():
-        try:
-            rotate(dx, pos).compute()
-        except ra.ShapeError:
-            continue
-        taken.append(name)
-    assert not taken
+        with pytest.raises(ra.ShapeError):
+            print(name, rotate(dx, pos).compute())
     with pytest.raises(ra.ShapeError):
         rotate(array(X, chunks=CHUNKS), dpos).compute()
 
@@ -272,15 +261,10 @@ def test_an_unknown_width_is_refused_until_it_is_computed():
 
 
 def test_learned_frequencies_and_matrices():
-    x, omegas = array(X, chunks=CHUNKS), np.array(ROPE.frequencies)
-    for inv_freq, pos in (
-        (array(omegas, chunks=-1), range(S)),
-        (array(omegas, chunks=3), arange(S, chunks=4)),
-        (array(omegas, chunks=3), BS % 10),
-    ):
-        y = lazy(lambda pos=pos, inv_freq=inv_freq: ROPE.rotation(pos, like=x, inv_freq=inv_freq).apply(x))
-        np.testing.assert_allclose(y.compute(), ROPE.apply(X, host(pos)), atol=1e-5)
-    matrix = lazy(ROPE.matrix, arange(S, chunks=4), like=array(X.astype(float), chunks=CHUNKS))
+    x, omegas, pos = array(X, chunks=CHUNKS), array(np.array(ROPE.frequencies), chunks=3), arange(S, chunks=4)
+    y = lazy(lambda: ROPE.rotation(pos, like=x, inv_freq=omegas).apply(x))
+    np.testing.assert_allclose(y.compute(), ROPE.apply(X, np.arange(S)), atol=1e-5)
+    matrix = lazy(ROPE.matrix, pos, like=array(X.astype(float), chunks=CHUNKS))
     exact = rotation_matrix(np.arange(S), head_dim=16, **HALF)
     np.testing.assert_allclose(matrix.compute(), exact, atol=1e-15)
 

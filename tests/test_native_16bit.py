@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from compare import assert_same
-from native_cases import BF16, F16, F32, F64, LEVELS, PAIRINGS, apart, covering, in_pairs
+from native_cases import BF16, F16, F32, LEVELS, PAIRINGS, apart, covering, in_pairs
 
 from rope_array._rotation import rotation_type
 from rope_array._spec.plan import Layout
@@ -66,18 +66,3 @@ def test_results_of_16_bits_are_rounded_to_the_nearest_even(level, sixteen, num_
         y = apart(by_tables(one, nothing, table, pairing, out_pairing), out_pairing)[1].ravel()
         # 0·0 + 1·s, where -0 becomes 0
         assert_same(y[finite], (numbers + F32.type(0)).astype(sixteen)[finite], (pairing, out_pairing))
-
-
-def test_rounding_to_the_nearest_even_by_example(level):
-    """Compare with known numbers, not with another implementation."""
-    f16 = {1 + 2.0**-11: 1.0, 1 + 3 * 2.0**-11: 1 + 2.0**-9, 65519.99: 65504.0, 65520.0: np.inf, 1e30: np.inf}
-    f16 |= {2.0**-25: 0.0, 2.0**-25 * 1.001: 2.0**-24, 3 * 2.0**-25: 2.0**-23, 2.0**-14 - 2.0**-26: 2.0**-14}
-    bf16 = {1 + 2.0**-8: 1.0, 1 + 3 * 2.0**-8: 1 + 2.0**-6, (2 - 2.0**-8) * 2.0**127: np.inf}
-    cases = {F16: f16, BF16: {**bf16, 3.39e38: 3.3895313892515355e38}}
-    for dtype in SIXTEEN:
-        for given, want in cases[dtype].items():
-            for sign in (1, -1):
-                cos = np.full((1, 16), sign * given, F32)
-                x = in_pairs(np.ones((1, 16), dtype), np.zeros((1, 16), dtype), "half")
-                y = by_tables(x, cos, np.zeros_like(cos), "half", "half")[0, :16]
-                assert (y.astype(F64) == sign * want).all(), (dtype, sign * given)

@@ -1,6 +1,5 @@
-"""The kernel rotates arrays of any shape and strides, and writes nothing else."""
+"""The kernel rotates arrays of any shape and strides, and writes nothing else: random calls show most."""
 
-import itertools
 import sys
 import tracemalloc
 
@@ -25,8 +24,6 @@ from native_cases import (
     in_pairs_of,
     kernel,
     normal,
-    spaced,
-    unaligned,
 )
 
 import rope_array as ra
@@ -34,47 +31,6 @@ from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
-
-
-def with_gaps(x):
-    wide = np.zeros(tuple(n + 3 for n in x.shape), x.dtype)
-    part = wide[tuple(slice(1, n + 1) for n in x.shape)]
-    part[...] = x
-    return part
-
-
-LAYOUTS = {
-    "reversed features": lambda x: x[..., ::-1],
-    "all reversed": lambda x: x[::-1, ::-1, ::-1, ::-1],
-    "reversed rows": lambda x: x[:, :, ::-1],
-    "Fortran": np.asfortranarray,
-    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
-    "features first": lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)).transpose(1, 2, 3, 0),
-    "spaced": spaced,
-    "with gaps": with_gaps,
-    "unaligned": unaligned,
-    "unaligned and reversed": lambda x: unaligned(x)[::-1, :, ::-1, ::-1],
-    "one row for all": lambda x: np.broadcast_to(x[:1, :1, :1], x.shape),
-    "one head for all": lambda x: np.broadcast_to(x[:, :1], x.shape),
-    "one number for all": lambda x: np.broadcast_to(x[:1, :1, :1, :1], x.shape),
-    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
-    "every other": lambda x: np.repeat(x, 2, axis=2)[:, :, ::2],
-}
-
-
-@in_pairs_of(name=LAYOUTS)
-def test_layouts(level, dtype, name):
-    for (pairing, out_pairing), heads in itertools.product(PAIRINGS, (3, 1)):
-        rope = RoPE(22, rotary_dim=20, rotary_start=1, pairing=pairing, out_pairing=out_pairing)
-        x = LAYOUTS[name](normal((2, heads, 5, 22), dtype))
-        what = (pairing, out_pairing, heads)
-        check(rope, x, range(-2, 3), what)
-        if x.flags.writeable and "for all" not in name:
-            want, out = by_array_api(rope, x, range(-2, 3)), LAYOUTS[name](np.zeros(x.shape, dtype))
-            rope.apply(np.ascontiguousarray(x), range(-2, 3), out=out)
-            assert_same(out, want, f"{what}, of this layout")
-            assert rope.apply(x, range(-2, 3), out=x) is x
-            assert_same(x, want, f"{what}, in place")
 
 
 # Two parts of an array of shape (tokens, heads, width): of x and y, or of x, then of y. The kernel takes
