@@ -22,10 +22,10 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_map
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import rope_array as ra
 from rope_array.hf._layer_tables import LayerTables
+from rope_array.testing import apply_definition
 
 pytestmark = [
     pytest.mark.library("torch"),
@@ -36,20 +36,27 @@ HALF = torch.bfloat16
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 POSITIONS = torch.tensor([[0, 7, 500_000, 2**20]])
 HEADS, WIDTH = 4, 16
+SIZES = {"vocab_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
 
 
 def build():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64,
+        **SIZES,
         hidden_size=HEADS * WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=HEADS,
-        num_key_value_heads=2,
+        num_hidden_layers=2,
         initializer_range=0.2,
     )
     return transformers.LlamaForCausalLM(config)
+
+
+def patched(dtype=torch.float32):
+    """Return a patched model and its queries."""
+    model = build().to(dtype)
+    queries = Queries(model)
+    ra.hf.patch(model)
+    return model, queries
 
 
 class Queries:
@@ -77,11 +84,8 @@ class Queries:
 
 
 def rotation_error(before, after):
-    frequencies = 10_000.0 ** (-torch.arange(WIDTH // 2, dtype=torch.float64) / (WIDTH // 2))
-    angles = POSITIONS.double()[..., None] * frequencies
-    first, second = before.double().chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
-    want = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    exact = apply_definition(before.double().numpy(), POSITIONS[0].numpy(), pairing="half")
+    want = torch.from_numpy(exact)
     allowed = torch.finfo(after.dtype).eps / 2 * want.abs() + 1e-6 * before.abs().max()
     return float(((after.double() - want).abs() / allowed).max())
 
@@ -90,18 +94,14 @@ def train(model):
     """Return the loss and the gradients of one step."""
     loss = model(IDS, position_ids=POSITIONS, labels=IDS, use_cache=False).loss
     loss.backward()
-    gradients = [
-        p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()
-    ]
-    return [loss.detach().float(), *gradients]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [loss.detach().float(), *(g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients)]
 
 
 @functools.cache
 def truth():
     """Return the loss and the gradients of a patched bfloat16 model in one process."""
-    model = build().to(HALF)
-    queries = Queries(model)
-    ra.hf.patch(model)
+    model, queries = patched(HALF)
     results = train(model)
     assert queries.error() <= 1
     return results
@@ -125,12 +125,30 @@ def mesh():
     dist.destroy_process_group()
 
 
-def shard(model, mesh, *, root=True, layers_cast=True):
-    for layer in model.model.layers:
-        policy = MixedPrecisionPolicy(param_dtype=HALF, cast_forward_inputs=layers_cast)
+def shard(model, mesh, cast=True, root=True):
+    """Shard by FSDP2."""
+    policy = MixedPrecisionPolicy(param_dtype=HALF, cast_forward_inputs=cast)
+    for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     if root:
         fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=HALF))
+    return model
+
+
+def wrap(model, mesh, cast=True):
+    """Shard by FSDP1, on one device."""
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy([type(layers_of(model)[0])]),
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        mixed_precision=MixedPrecision(param_dtype=HALF, cast_forward_inputs=cast),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+
+
+def layers_of(model):
+    return model.blocks if hasattr(model, "blocks") else model.model.layers
 
 
 @pytest.mark.parametrize("order", ["patch first", "shard first"])
@@ -167,18 +185,8 @@ def test_fsdp2_of_layers_alone(mesh):
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_fsdp1_leaves_the_tables_float32(mesh, cast):
-    model = build()
-    queries = Queries(model)
-    ra.hf.patch(model)
-    sharded = FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy([LlamaDecoderLayer]),
-        sharding_strategy=ShardingStrategy.NO_SHARD,
-        mixed_precision=MixedPrecision(param_dtype=HALF, cast_forward_inputs=cast),
-        device_id=torch.device("cpu"),
-        use_orig_params=True,
-    )
-    check(sharded, queries)
+    model, queries = patched()
+    check(wrap(model, mesh, cast), queries)
 
 
 def test_two_processes():
@@ -186,8 +194,7 @@ def test_two_processes():
 
 
 def vision_model():
-    text = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    text = {**SIZES, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
     vision |= {"window_size": 16, "intermediate_size": 32, "fullatt_block_indexes": [0]}
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
@@ -197,46 +204,23 @@ def vision_model():
     return transformers.Qwen2_5_VLModel(config).visual.eval()
 
 
-@pytest.mark.parametrize("fsdp", [1, 2])
-def test_tables_that_a_model_repacks_are_refused_once_cast(mesh, fsdp):
+@pytest.mark.parametrize("shard_by", [wrap, shard])
+def test_tables_that_a_model_repacks_are_refused_once_cast(mesh, shard_by):
     """The vision tower of Qwen2.5-VL reorders the tables into a tuple, which FSDP enters."""
     image, grid = torch.randn(64, 3 * 2 * 4 * 4).to(HALF), torch.tensor([[1, 8, 8]])
     results = []
-    for layers_cast in (None, True, False):
+    for cast in (None, True, False):
         torch.manual_seed(0)
         model = vision_model()
         ra.hf.patch(model)
-        if layers_cast is None:
-            model.to(HALF)
-        elif fsdp == 1:
-            model = wrap_tower(model, layers_cast)
-        else:
-            shard_tower(model, mesh, layers_cast)
+        model = model.to(HALF) if cast is None else shard_by(model, mesh, cast)
         with torch.no_grad():
-            if layers_cast:
+            if cast:
                 with pytest.raises(ra.PatchError, match=r"shard the layers with .*cast_forward_inputs=False"):
                     model(image, grid_thw=grid)
             else:
                 results.append(model(image, grid_thw=grid).last_hidden_state)
     assert torch.equal(*results)
-
-
-def shard_tower(model, mesh, layers_cast):
-    policy = MixedPrecisionPolicy(param_dtype=HALF, cast_forward_inputs=layers_cast)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=HALF))
-
-
-def wrap_tower(model, layers_cast):
-    return FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy([type(model.blocks[0])]),
-        sharding_strategy=ShardingStrategy.NO_SHARD,
-        mixed_precision=MixedPrecision(param_dtype=HALF, cast_forward_inputs=layers_cast),
-        device_id=torch.device("cpu"),
-        use_orig_params=True,
-    )
 
 
 # ---- other casts and moves ----
@@ -257,9 +241,7 @@ def send_inputs(module, arguments, options):
 
 @pytest.mark.parametrize("hook", [cast_inputs, send_inputs])
 def test_hooks_of_the_layers(hook):
-    model = build().to(HALF)
-    queries = Queries(model)
-    ra.hf.patch(model)
+    model, queries = patched(HALF)
     for layer in model.model.layers:
         layer.register_forward_pre_hook(hook, with_kwargs=True)
     check(model, queries, rtol=0)
@@ -274,9 +256,7 @@ def test_moved_tables_keep_their_dtype():
 
 
 def test_autocast():
-    model = build()
-    queries = Queries(model)
-    ra.hf.patch(model)
+    model, queries = patched()
     with torch.autocast("cpu", dtype=HALF):
         train(model)
     assert queries.error() <= 1
@@ -284,9 +264,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float16])
 def test_a_model_cast_after_the_patch(dtype):
-    model = build()
-    queries = Queries(model)
-    ra.hf.patch(model)
+    model, queries = patched()
     train(model.to(dtype))
     assert queries.error(dtype) <= 1
 
