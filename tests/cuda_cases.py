@@ -3,13 +3,14 @@
 A case takes the compiled kernel, and so can be run on one with a fault: see cuda_mutants.py.
 """
 
+import functools
 import itertools
 import mmap
 
 import fake_cupy
 import numpy as np
 from compare import assert_same
-from native_cases import DTYPES, F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
+from native_cases import F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
 
 from rope_array.testing._contract import assert_contract
 
@@ -18,8 +19,15 @@ FAR = np.array([0, 1, -7, 123_456_789, 2**40])
 
 
 def case(function):
+    """Register a case of the kernel."""
     CASES[function.__name__] = function
     return function
+
+
+def of_each_dtype(function):
+    """Register a case for each dtype, under names such as float32_specs."""
+    for name, dtype in {"float32": F32, "float64": F64, "float16": F16, "bfloat16": B}.items():
+        CASES[f"{name}_{function.__name__}"] = functools.partial(function, dtype=dtype)
 
 
 def on_device(x):
@@ -67,68 +75,29 @@ def write(x, values):
         x[...] = values
 
 
-@case
-def float32_specs(kernel):
-    for name in SPECS:
-        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim)), FAR, name)
+@of_each_dtype
+def specs(kernel, dtype):
+    for name, rope in SPECS.items():
+        check(rope, normal((2, 3, 5, rope.head_dim), dtype), FAR, name)
 
 
-@case
-def float64_specs(kernel):
-    for name in SPECS:
-        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), F64), FAR, name)
+@of_each_dtype
+def coordinates(kernel, dtype):
+    pos = np.random.default_rng(4).integers(-(2**40), 2**40, (2, 5, 3))
+    for name, rope in SEVERAL.items():
+        for given in (pos, pos[:1].astype("i4")):
+            check(rope, normal((2, 3, 5, rope.head_dim), dtype), given, name)
 
 
-@case
-def float16_specs(kernel):
-    for name in SPECS:
-        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), F16), FAR, name)
-
-
-@case
-def bfloat16_specs(kernel):
-    for name in SPECS:
-        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), B), FAR, name)
-
-
-def coordinates(dtype):
-    for name in SEVERAL:
-        pos = np.random.default_rng(4).integers(-(2**40), 2**40, (2, 5, 3))
-        check(SEVERAL[name], normal((2, 3, 5, SEVERAL[name].head_dim), dtype), pos, name)
-        check(SEVERAL[name], normal((2, 3, 5, SEVERAL[name].head_dim), dtype), pos[:1].astype("i4"), name)
-
-
-@case
-def float32_coordinates(kernel):
-    coordinates(F32)
-
-
-@case
-def float64_coordinates(kernel):
-    coordinates(F64)
-
-
-@case
-def bfloat16_coordinates(kernel):
-    coordinates(B)
-
-
-@case
-def wide_accesses(kernel):
-    """Layouts of whole units of 16 bytes, with features before and after the slice."""
-    layouts = itertools.product(("interleaved", "half"), ("interleaved", "half"), (F32, F64, F16, B))
-    for pairing, out_pairing, dtype in layouts:
-        rope = RoPE(64, rotary_dim=32, rotary_start=16, pairing=pairing, out_pairing=out_pairing)
+@of_each_dtype
+def wide(kernel, dtype):
+    """Accesses of whole units of 16 bytes, with features before and after the slice."""
+    for pairing, out_pairing in itertools.product(("interleaved", "half"), repeat=2):
+        fields = {"pairing": pairing, "out_pairing": out_pairing, "attention_factor": 1.3}
+        rope = RoPE(64, rotary_dim=32, rotary_start=16, **fields)
         kernel.launches.clear()
-        check(rope, normal((2, 9, 5, 64), dtype), range(3, 8), f"{pairing} {out_pairing} {dtype}")
+        check(rope, normal((2, 9, 5, 64), dtype), range(3, 8), f"{pairing} {out_pairing}")
         assert all(launch[1] for launch in kernel.launches)
-
-
-@case
-def float32_wide(kernel):
-    for pairing in ("interleaved", "half"):
-        rope = RoPE(64, rotary_dim=32, rotary_start=16, pairing=pairing, attention_factor=1.3)
-        check(rope, normal((2, 9, 5, 64)), range(3, 8), pairing)
 
 
 @case
@@ -168,30 +137,15 @@ def shapes_of_positions(kernel):
     check(RoPE(6), normal((2, 3, 2, 5, 6)), np.arange(20).reshape(2, 1, 2, 5))
 
 
-def python_positions(dtype):
+@of_each_dtype
+def python_positions(kernel, dtype):
     ends = (range(2**63 - 5, 2**63), range(-(2**63), -(2**63) + 5))
-    steps = (
-        range(5),
-        range(-3, 2),
-        range(4, -1, -1),
-        range(0, 50, 10),
-        range(-(2**62), 2**62, 2**61 - 2**59),
-    )
+    steps = (range(-3, 2), range(4, -1, -1), range(-(2**62), 2**62, 2**61 - 2**59))
     for pos in (0, 7, -(2**63), 2**63 - 1, [3, 1, -4, 1, 5], [[2]], *ends, *steps):
         length = len(pos) if type(pos) is range else 5
         check(RoPE(6), normal((2, 3, length, 6), dtype), pos, pos)
     check(RoPE(8), normal((3, 1, 8), dtype), range(9, 10))
     check(RoPE(8), normal((8,), dtype), 9)
-
-
-@case
-def float32_python_positions(kernel):
-    python_positions(F32)
-
-
-@case
-def float64_python_positions(kernel):
-    python_positions(F64)
 
 
 @case
@@ -255,21 +209,19 @@ def wide_heads(kernel):
         check(RoPE(width, rotary_dim=6), normal((2, 3, width)), range(3))
 
 
-@case
-def not_a_number(kernel):
-    for dtype in (F32, F64, F16, B):
-        x = normal((2, 3, 5, 16), dtype)
-        x[0, 1, 2, 3], x[1, 2, 3, 4], x[1, 0, 0, 15] = np.nan, np.inf, -np.inf
-        check(RoPE(16), x, FAR)
+@of_each_dtype
+def not_a_number(kernel, dtype):
+    x = normal((2, 3, 5, 16), dtype)
+    x[0, 1, 2, 3], x[1, 2, 3, 4], x[1, 0, 0, 15] = np.nan, np.inf, -np.inf
+    check(RoPE(16), x, FAR)
 
 
 @case
 def rounding_to_16_bits(kernel):
     """Ties, subnormal numbers, and NaN of every kind: a GPU's own is 0x7FFFFFFF."""
     words = np.random.default_rng(5).integers(0, 2**32, 100_000).astype("u4")
-    halves = (np.arange(2**16, dtype="u4") << 16)[:, None] + np.array(
-        [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], "u4"
-    )
+    near = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], "u4")
+    halves = (np.arange(2**16, dtype="u4") << 16)[:, None] + near
     ties = (np.arange(2**19, dtype="u4") << 13)[:, None] + np.array([0xFFF, 0x1000, 0x1001], "u4")
     for numbers in (part.ravel().view("f4") for part in (words, halves, ties)):
         for dtype in (F16, B):
@@ -278,18 +230,11 @@ def rounding_to_16_bits(kernel):
             assert_same(high.view(dtype), (-numbers).astype(dtype), dtype.name)
 
 
-@case
-def every_bfloat16(kernel):
-    every = np.arange(2**16, dtype="u2").view(B).reshape(-1, 1, 16)
-    for pos in (0, 1, 100):
-        check(RoPE(16), every, pos)
-
-
-@case
-def every_float16(kernel):
-    every = np.arange(2**16, dtype="u2").view(F16).reshape(-1, 1, 16)
-    for pos in (0, 1, 100):
-        check(RoPE(16), every, pos)
+@of_each_dtype
+def every_number(kernel, dtype):
+    if dtype.itemsize == 2:
+        for pos in (0, 1, 100):
+            check(RoPE(16), np.arange(2**16, dtype="u2").view(dtype).reshape(-1, 1, 16), pos)
 
 
 @case
@@ -314,20 +259,16 @@ def indices_beyond_32_bits(kernel):
     memory.close()
 
 
-@case
-def the_contract(kernel):
+@of_each_dtype
+def contract(kernel, dtype):
     """The definition of rope_array.testing, at positions of every size."""
     pos = np.array([0, 1, -1, 511, 2**20 + 1, -(2**31), 2**31 - 1, 123_456_789, 99_999])
-    fields = (
-        {"pairing": "interleaved"},
-        {"pairing": "half", "base": 500_000.0},
-        {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 36, "rotary_start": 3},
-        {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 8, "attention_factor": 1.3},
-    )
-    for spec, dtype, more in itertools.product(fields, DTYPES, ({}, {"inverse": True})):
-        x = normal((2, 3, len(pos), 40), dtype)
-        y = RoPE(40, **spec).apply(on_device(x), on_device(pos), backend="cuda", **more)
-        assert_contract(y.host, x.astype(F64), pos, dtype=dtype.name, **more, **spec)
+    mixed = {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 36, "rotary_start": 3}
+    for fields in ({"base": 500_000.0}, {**mixed, "attention_factor": 1.3}):
+        for inverse in (False, True):
+            x = normal((2, 3, len(pos), 40), dtype)
+            y = RoPE(40, **fields).apply(on_device(x), on_device(pos), backend="cuda", inverse=inverse)
+            assert_contract(y.host, x.astype(F64), pos, dtype=dtype.name, inverse=inverse, **fields)
 
 
 @case

@@ -22,25 +22,13 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Code(NamedTuple):
-    """The machine code of a launch.
+    """The machine code of a launch."""
 
-    Attributes
-    ----------
-    instructions
-        The number of instructions by name.
-    pairs
-        The pairs that a thread rotates.
-    stack
-        Bytes of memory that a thread needs in addition to its registers.
-    order
-        The names of the instructions in their order.
-    """
-
-    instructions: Counter
-    pairs: float
+    instructions: Counter  # their number by name
+    pairs: float  # that a thread rotates
     registers: int
-    stack: int
-    order: list[str]
+    stack: int  # bytes of memory that a thread needs in addition to its registers
+    order: list[str]  # the names of the instructions
 
     @property
     def per_pair(self):

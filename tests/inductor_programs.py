@@ -18,7 +18,8 @@ from unittest import mock
 SHAPE = (2, 16, 2048, 128)
 DTYPES = ("float32", "bfloat16")
 PAIRINGS = ("half", "interleaved")
-SOURCES = ("positions", "tables")
+CASES = list(itertools.product(DTYPES, PAIRINGS, ("positions", "tables")))
+CASES.append(("bfloat16", "half", "tables in place"))
 H100 = types.SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
     major=9,
@@ -50,7 +51,7 @@ def main():
 
     torch._functorch.config.force_non_lazy_backward_lowering = True
     torch._inductor.config.force_disable_caches = True
-    modules = {" ".join(case): generate(*case) for case in itertools.product(DTYPES, PAIRINGS, SOURCES)}
+    modules = {" ".join(case): generate(*case) for case in CASES}
     print(json.dumps({case: [facts(module) for module in both] for case, both in modules.items()}))
 
 
@@ -77,42 +78,16 @@ def generate(dtype, pairing, source):
     def rotate(x, *arrays):
         if source == "positions":
             return rope.apply(x, *arrays, backend="torch")
-        return rope.rotation_from(*arrays).apply(x, backend="torch")
+        x = 2 * x if source == "tables in place" else x
+        out = x if source == "tables in place" else None
+        return rope.rotation_from(*arrays).apply(x, out=out, backend="torch")
 
     def make_arguments():
         x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
-        return (x, torch.arange(SHAPE[-2])) if source == "positions" else (x, *make_tables())
+        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
+        return (x, torch.arange(SHAPE[-2])) if source == "positions" else (x, *tables)
 
     return modules_of(rotate, make_arguments)
-
-
-def print_in_place():
-    """Print the modules, as JSON, that rotate the product of an argument: a new result, and in place."""
-    import torch
-    import torch._inductor.config
-
-    import rope_array as ra
-
-    torch._inductor.config.force_disable_caches = True
-    rope = ra.RoPE(SHAPE[-1], pairing="half")
-
-    def rotate(in_place):
-        def layer(x, *tables):
-            x = 2 * x
-            return rope.rotation_from(*tables).apply(x, out=x if in_place else None, backend="torch")
-
-        return layer
-
-    def make_arguments():
-        return torch.empty(SHAPE, dtype=torch.bfloat16), *make_tables()
-
-    print(json.dumps([modules_of(rotate(in_place), make_arguments)[0] for in_place in (False, True)]))
-
-
-def make_tables():
-    import torch
-
-    return [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
 
 
 def modules_of(function, make_arguments):

@@ -99,9 +99,8 @@ def _of_fields():
         for pairing in ("half", "interleaved"):
             fields = {"pairing": pairing, "rotary_dim": 12, "attention_factor": 0.7}
             yield f"{name} {pairing}", Call(_qk(name), _random_positions(5), fields)
-    for width in (2, 20, 34, 72):
-        xs = normal(2, 3, width, dtype="bfloat16"), normal(5, 3, width, dtype="bfloat16")
-        yield f"width {width}", Call(xs, _random_positions(3), HALF)
+    for width in (2, 34):
+        yield f"width {width}", Call((normal(5, 3, width, dtype="bfloat16"),), _random_positions(3), HALF)
     yield "wide heads", Call((normal(1, 3, 2, 2**14),), range(2), HALF)
 
 
@@ -127,12 +126,9 @@ def _of_positions():
             yield f"{name}, {pairing}", Call(_qk(), _random_positions(2, 5, count), fields)
     strided = _random_positions(3, 5, 2).permute(1, 2, 0)[:, 0]
     yield "strided coordinates", Call(_qk(), strided, {"pairing": "half", "axes": several})
-    floats = [0.5, 1.25, -3.0, 7.0, 1e6]
-    others = {"floats": torch.tensor(floats), "a list": floats, "a list of ints": [5, 6, 7, 8, 9]}
-    for name, pos in others.items():
-        yield name, Call(_qk(), pos, HALF)
-    for dtype in (torch.int8, torch.uint8, torch.int16):
-        yield f"positions of {dtype}", Call(_qk(), torch.arange(5).to(dtype), HALF)
+    yield "floats", Call(_qk(), torch.tensor([0.5, 1.25, -3.0, 7.0, 1e6]), HALF)
+    yield "a list", Call(_qk(), [5, 6, 7, 8, 9], HALF)
+    yield "short integers", Call(_qk(), torch.arange(5).to(torch.uint8), HALF)
 
 
 def _of_shapes():
