@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import gpu
 from peers import own
-from peers._timed import NotServedError, Rotate
+from peers._timed import Rotate
 
 pytestmark = pytest.mark.library("torch")
 
@@ -25,14 +24,6 @@ FLASH, LIGER = "flash-attn, Triton kernel", "Liger, Triton kernel"
 BANDWIDTH = 1e12  # bytes per second of the fake device
 HOST = 1e-5  # seconds of the fake host for one call
 Case = type(gpu.cases(True)[0])
-
-
-class Timing(NamedTuple):
-    """Seconds of one call."""
-
-    device: float
-    host: float
-    ahead: bool
 
 
 class FakeDevice:
@@ -61,7 +52,7 @@ class FakeDevice:
 
     def time(self, contender, loops, expected):
         number = self.rounds[contender.name] = self.rounds.get(contender.name, 0) + 1
-        return Timing(self.seconds(contender) * (1 + number % 2), HOST, True)
+        return SimpleNamespace(device=self.seconds(contender) * (1 + number % 2), host=HOST, ahead=True)
 
     def graph(self, contender, loops):
         seconds = self.seconds(contender)
@@ -184,12 +175,12 @@ def test_a_row_slower_than_a_copy_misses_the_targets(run):
 def test_rows_without_a_time_say_why(run):
     """Our rows are judged by roundings, others by 5 %."""
 
-    def refuses(inputs, xs):
-        raise NotServedError("half pairs alone")
-
     nearly = lambda inputs, xs: tuple(y * 1.01 for y in rotated(inputs, xs))  # noqa: E731
     peers = (
-        *(peer("refuses", refuses), peer("fails", lambda inputs, xs: 1 / 0)),
+        *(
+            peer("refuses", lambda inputs, xs: inputs.only("interleaved")),
+            peer("fails", lambda inputs, xs: 1 / 0),
+        ),
         *(peer("nearly", nearly), peer(OURS, nearly), peer("wrong", lambda inputs, xs: xs)),
         peer("nan", lambda inputs, xs: (xs[0] * torch.nan, rotated(inputs, xs)[1])),
         peer("forward", gradient=False),
@@ -197,7 +188,7 @@ def test_rows_without_a_time_say_why(run):
     )
     (case,) = run([small(direction="backward")], peers, {})["numbers"].values()
     rows = case["rows"]
-    assert rows["refuses"] == {"not served": "half pairs alone"}
+    assert rows["refuses"] == {"not served": "interleaved pairs alone"}
     assert rows["forward"] == {"not served": "has no backward"}
     assert rows["fails"] == rows["7"] == {"failed": "ZeroDivisionError: division by zero"}
     assert [kind for kind in ("wrong", "nan", OURS) if "wrong" not in rows[kind]] == []

@@ -14,9 +14,7 @@ PROGRAM = docs_blocks.program_of(README)
 
 
 def test_the_first_example():
-    first = docs_blocks.Program("README.md", "first", PROGRAM.blocks[:1])
-    assert first.blocks[0][1]
-    first.run()
+    docs_blocks.Program("README.md", "first", PROGRAM.blocks[:1]).run()
 
 
 @pytest.mark.library("numpy", "torch", "jax")
@@ -33,10 +31,8 @@ def test_both_commands_are_named():
 
 
 # Rows of the table of libraries.
-NAMES = {
-    "numpy": "NumPy, with ml_dtypes", "torch": "PyTorch, CPU", "jax": "JAX, CPU", "dask": "dask",
-    "array_api_strict": "array-api-strict",
-}  # fmt: skip
+NAMES = {"numpy": "NumPy, with ml_dtypes", "torch": "PyTorch, CPU", "jax": "JAX, CPU"}
+NAMES |= {"dask": "dask", "array_api_strict": "array-api-strict"}
 
 
 def test_the_numbers_of_checks(lib):

@@ -13,7 +13,6 @@ import svg_files
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from roformer import figures, pictures, report
-from roformer.experiments import EXPERIMENTS, masked
 from roformer.results import Results
 
 pytestmark = pytest.mark.library("torch")
@@ -88,13 +87,3 @@ def test_the_figures_are_drawn_from_the_results(tmp_path):
     assert {path.name for path in drawn} == {path.name for path in report.PICTURES.glob("*.svg")}
     for path in drawn:
         svg_files.assert_same_drawing(path, report.PICTURES / path.name)
-
-
-def test_the_results_are_complete():
-    assert set(RECORD["numbers"]) == set(EXPERIMENTS)
-    results = Results(RECORD)
-    assert results.num_seeds >= 5
-    for experiment in EXPERIMENTS:
-        for arm in results.arms(experiment):
-            assert len(RECORD["numbers"][experiment][arm]) == results.num_seeds
-    assert tuple(results.arms("masked")) == masked.ARMS

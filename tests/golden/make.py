@@ -24,12 +24,8 @@ POSITIONS = [*INTEGERS, 0.5, 2.25, -1000000.75]
 X = [1.0, 2.0, -3.0, 0.5, -0.75, 1.328125, 3.984375, -0.0078125, 1.5, -1.0, 0.171875, 2.625]
 
 YARN_FACTOR = 1.1386294361119891  # 0.1 ln 4 + 1, YaRN's amplitude for a context four times as long
-FREQUENCIES = [
-    1.0,
-    0.3162277638912201,
-    0.009999999776482582,
-    2.5e-05,
-]  # two are float32 values, none a float64 power
+# Two are float32 values, none is a float64 power.
+FREQUENCIES = [1.0, 0.3162277638912201, 0.009999999776482582, 2.5e-05]
 FAST = [1000000.0, 6.283185307179586, 0.1, 1e-09]
 
 ROTATIONS: dict[str, dict[str, dict[str, Any]]] = {
