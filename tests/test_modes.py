@@ -1,8 +1,10 @@
-"""Tests of the modes of libraries, and of the compilers of any function, on code of other styles."""
+"""Correct code in other styles passes: plain code of each library, in its modes and by its compilers."""
 
+import numpy as np
 import pytest
 from conftest import sample
 
+import rope_array as ra
 from rope_array.testing import Target, check_backend
 from rope_array.testing._checks import checks
 from rope_array.testing._compilers import CannotCompile, library_names
@@ -16,9 +18,103 @@ jax_only = pytest.mark.library("jax")
 
 
 def outcome(target, name):
-    """Return the outcome and the detail of one check."""
+    """Return the outcome and the detail of one check, without a search for the simplest call that fails."""
     (check,) = (each for each in checks() if each.name == name)
-    return outcome_of(check, Judge(target))
+    judge = Judge(target)
+    judge.explains = False
+    return outcome_of(check, judge)
+
+
+def cast(array, dtype):
+    return array.to(dtype) if hasattr(array, "to") else array.astype(dtype)
+
+
+def angles(x, pos, base, xp=np):
+    """Return angles in float64; positions of shape (B, S) apply to all heads."""
+    place = {"device": x.device} if xp.__name__ == "torch" else {}
+    exponents = -xp.arange(0, x.shape[-1], 2, dtype=xp.float64, **place) / x.shape[-1]
+    numbers = pos if hasattr(pos, "dtype") else np.asarray(pos)
+    angle = cast(numbers, xp.float64)[..., None] * base**exponents
+    return angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+
+
+# ---- NumPy ----
+
+
+def by_rotate_half(x, pos, base=10000.0, pairing="half"):
+    if pairing != "half":
+        raise NotImplementedError("halves only")
+    angle = np.concatenate([angles(x, pos, base)] * 2, axis=-1)
+    a, b = np.split(x.astype(np.float64), 2, axis=-1)
+    y = x.astype(np.float64) * np.cos(angle) + np.concatenate([-b, a], axis=-1) * np.sin(angle)
+    return y.astype(x.dtype)
+
+
+def by_view_as_complex(x, pos, base=10000.0):
+    pairs = np.ascontiguousarray(x, np.float64).view(np.complex128) * np.exp(1j * angles(x, pos, base))
+    return pairs.view(np.float64).astype(x.dtype)
+
+
+def by_matrix(x, pos, *, base=10000.0):
+    angle = angles(x, pos, base)
+    first = np.arange(0, x.shape[-1], 2)
+    matrix = np.zeros((*angle.shape[:-1], x.shape[-1], x.shape[-1]))
+    matrix[..., first, first] = matrix[..., first + 1, first + 1] = np.cos(angle)
+    matrix[..., first + 1, first] = np.sin(angle)
+    matrix[..., first, first + 1] = -np.sin(angle)
+    return np.einsum("...ij,...j->...i", matrix, x.astype(np.float64)).astype(x.dtype)
+
+
+def by_loop(x, pos, base=10000.0, pairing="interleaved", rotary_dim=None):
+    width = x.shape[-1] if rotary_dim is None else rotary_dim
+    y, numbers = x.copy(), np.asarray(pos, np.float64)
+    numbers = np.broadcast_to(numbers[:, None] if numbers.ndim == 2 else numbers, x.shape[:-1])
+    for i in range(width // 2):
+        one, other = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + width // 2)
+        angle = numbers * base ** (-2 * i / width)
+        a, b = x[..., one].astype(np.float64), x[..., other].astype(np.float64)
+        y[..., one] = a * np.cos(angle) - b * np.sin(angle)
+        y[..., other] = b * np.cos(angle) + a * np.sin(angle)
+    return y
+
+
+def by_float32_tables(x, pos, base=10000.0):
+    """Compute angles in float64, cos and sin in float32 unless x is float64."""
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    cos, sin = (f(angles(x, pos, base)).astype(dtype) for f in (np.cos, np.sin))
+    wide, y = x.astype(dtype), np.empty(x.shape, dtype)
+    y[..., ::2] = wide[..., ::2] * cos - wide[..., 1::2] * sin
+    y[..., 1::2] = wide[..., ::2] * sin + wide[..., 1::2] * cos
+    return y.astype(x.dtype)
+
+
+def by_float32_remainders(x, pos, base=10000.0):
+    """Reduce float64 angles to one turn; round the remainder to float32 unless x is float64."""
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    angle = np.mod(angles(x, pos, base), 2 * np.pi).astype(dtype)
+    a, b = x[..., ::2].astype(dtype), x[..., 1::2].astype(dtype)
+    y = [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)]
+    return np.stack(y, axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+def by_ours(x, pos, **spec):
+    return ra.apply(x, pos, **spec)
+
+
+# The checks whose bounds depend on how code computes; one style is judged by all.
+CHECKS = ("definition", "accuracy_small", "accuracy_int32", "accuracy_wide", "combinations", "memory",
+          "positions_of_a_batch", "magnitudes", "nonfinite", "zero_size", "norm")  # fmt: skip
+STYLES = [by_view_as_complex, by_matrix, by_loop, by_float32_tables, by_float32_remainders, by_ours]
+
+
+@pytest.mark.parametrize("rotate", [by_rotate_half, *STYLES])
+def test_correct_code_in_another_style_passes(rotate):
+    report = check_backend(rotate, only=sample(*CHECKS) if rotate in STYLES else ())
+    passed = {result.name for result in report.of(PASSED)}
+    assert {"definition", "accuracy_int32[float32]", "positions_of_a_batch"} <= passed
+
+
+# ---- PyTorch and JAX ----
 
 
 def compiled(rotate, library):
@@ -27,24 +123,14 @@ def compiled(rotate, library):
     return Target(rotate, library=library, fields=fields, dtypes=("float32",), declared=True)
 
 
-def cast(array, dtype):
-    return array.to(dtype) if hasattr(array, "to") else array.astype(dtype)
-
-
 def rotate_by(xp, x, pos, base=10000.0, pairing="interleaved", scaling=None):
     """Plain code with strings, floats and a mapping as fields."""
-    width = x.shape[-1]
-    place = {"device": x.device} if xp.__name__ == "torch" else {}
-    omega = base ** (-xp.arange(0, width, 2, dtype=xp.float64, **place) / width)
-    if scaling is not None:
-        if scaling["rope_type"] != "linear":
-            raise NotImplementedError("scaling is linear only")
-        omega = omega / scaling["factor"]
-    angle = cast(pos, xp.float64)[..., None] * omega
-    angle = angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
-    cos, sin, wide = xp.cos(angle), xp.sin(angle), cast(x, xp.float64)
-    half = pairing == "half"
-    a, b = (wide[..., : width // 2], wide[..., width // 2 :]) if half else (wide[..., ::2], wide[..., 1::2])
+    factor = 1.0 if scaling is None else scaling["factor"]
+    if scaling is not None and scaling["rope_type"] != "linear":
+        raise NotImplementedError("scaling is linear only")
+    angle, wide = angles(x, pos, base, xp) / factor, cast(x, xp.float64)
+    cos, sin, half, middle = xp.cos(angle), xp.sin(angle), pairing == "half", x.shape[-1] // 2
+    a, b = (wide[..., :middle], wide[..., middle:]) if half else (wide[..., ::2], wide[..., 1::2])
     y = [a * cos - b * sin, b * cos + a * sin]
     return cast(xp.concatenate(y, -1) if half else xp.stack(y, -1).reshape(x.shape), x.dtype)
 
@@ -59,6 +145,89 @@ def jax_rotate(x, pos, base=10000.0, pairing="interleaved", scaling=None):
     import jax.numpy
 
     return rotate_by(jax.numpy, x, pos, base, pairing, scaling)
+
+
+@torch_only
+def test_plain_torch_code_passes_in_every_mode():
+    modes = ["no_grad", "autocast", "default_dtype", "vmap", "vmap_of_gradients", "jvp"]
+    others = ["gradient", "gradient_combinations", "combinations", "memory", "many_rows"]
+    report = check_backend(torch_rotate, library="torch", only=sample(*modes, *others))
+    passed = {result.name for result in report.of(PASSED)}
+    assert {*modes, "gradient[float32]", "gradient_combinations"} <= passed
+
+
+def by_torch_promotion(x, pos, base=10000.0):
+    """Multiply 16-bit numbers by tables of float32: each product is rounded for the gradient."""
+    import torch
+
+    angle = angles(x, pos, base, torch)
+    cos, sin = (table if x.itemsize == 8 else table.float() for table in (angle.cos(), angle.sin()))
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
+
+
+def by_torch_with_a_gradient_in_16_bits(x, pos, base=10000.0):
+    import torch
+
+    angle = angles(x, pos, base, torch)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return by_torch_promotion(x, pos, base)
+
+        @staticmethod
+        def backward(context, gradient):
+            a, b = gradient[..., ::2], gradient[..., 1::2]
+            return torch.stack([a * cos + b * sin, b * cos - a * sin], -1).flatten(-2)
+
+    return Rotated.apply(x)
+
+
+@torch_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_may_add_rounded_products_and_no_more(dtype):
+    styles = by_torch_promotion, by_torch_with_a_gradient_in_16_bits
+    targets = [Target(rotate, library="torch", dtypes=(dtype,), angles="float64") for rotate in styles]
+    promoted, narrow = (outcome(target, "gradient_combinations") for target in targets)
+    assert promoted[0] == PASSED, promoted
+    assert narrow[0] == FAILED
+    assert f"error of {dtype} arithmetic" in narrow[1]
+
+
+@torch_only
+def test_torch_code_of_complex_numbers_passes():
+    import torch
+
+    def by_complex_numbers(x, pos, base=10000.0):
+        pairs = torch.view_as_complex(x.double().reshape(*x.shape[:-1], -1, 2).contiguous())
+        angle = angles(x, pos, base, torch)
+        rotated = pairs * torch.polar(torch.ones_like(angle), angle)
+        return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
+
+    names = ("gradient", "gradient_combinations", "combinations", "vmap", "memory", "many_rows")
+    report = check_backend(by_complex_numbers, library="torch", only=sample(*names))
+    assert "gradient[float32]" in {result.name for result in report.of(PASSED)}
+
+
+@pytest.mark.slow
+@jax_only
+@pytest.mark.parametrize(
+    "claims",
+    [  # each shape and dtype is compiled
+        pytest.param({"dtypes": ("float32",), "layout": "sd", "head_dim": 16, "fields": ()}, id="one size"),
+        pytest.param({}, id="every claim", marks=pytest.mark.nightly),
+    ],
+)
+def test_correct_jax_code_passes(claims):
+    import jax
+
+    # Without jit, each operation would be compiled for each shape.
+    rotate = jax.jit(lambda x, pos, base=10000.0: jax_rotate(x, pos, base))
+    names = ("definition", "gradient", "jit", "positions_of_a_batch", "combinations", "memory", "many_rows")
+    report = check_backend(rotate, library="jax:x64", only=sample(*names), **claims)
+    assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
 
 
 # ---- compilers ----
@@ -133,8 +302,6 @@ def test_a_compiled_function_keeps_its_own_exception(library):
 
 @jax_only
 def test_code_that_jax_cannot_trace_fails_with_the_reason():
-    import numpy as np
-
     def by_numpy(x, pos):
         return LIBRARIES["jax"].asarray(np.asarray(x))
 
@@ -144,15 +311,6 @@ def test_code_that_jax_cannot_trace_fails_with_the_reason():
 
 
 # ---- modes ----
-
-
-@torch_only
-def test_plain_code_is_right_in_every_mode():
-    names = ("no_grad", "autocast", "default_dtype", "vmap", "vmap_of_gradients", "jvp")
-    report = check_backend(torch_rotate, library="torch", only=sample(*names))
-    outcomes = {result.name: result for result in report.results}
-    for name in names:
-        assert outcomes[name].outcome == PASSED, outcomes[name]
 
 
 @torch_only
@@ -172,10 +330,7 @@ def test_a_rotation_by_matrices_may_be_narrow_under_autocast():
     import torch
 
     def by_matrices(x, pos, base=10000.0):
-        width = x.shape[-1]
-        omega = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angle = pos.double()[..., None] * omega
-        angle = angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+        angle = angles(x, pos, base, torch)
         cos, sin = angle.cos(), angle.sin()
         matrix = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
         wide = x if x.dtype == torch.float64 else x.float()
