@@ -11,7 +11,7 @@ from pathlib import Path
 import child
 import numpy as np
 import pytest
-from conftest import sample
+from conftest import NIGHTLY, sample
 
 import rope_array as ra
 from rope_array import _explain, _registry
@@ -22,20 +22,46 @@ from rope_array._command._rope_options import parse_rule
 from rope_array._config._model_defaults import MODELS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
-LIBRARIES = ("numpy", "torch", "jax", "dask")
-
-
-def command(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "rope_array", *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, encoding="utf-8", timeout=120,
-        check=False,
-    )  # fmt: skip
 
 
 def from_folder(folder):
     """Return the environment of a child process that imports from `folder` first."""
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+COMMANDS = """
+    import contextlib, io, json, sys
+    from rope_array.__main__ import main
+
+    results = []
+    for arguments in json.loads(sys.argv[1]):
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            status = main(arguments)
+        results.append([status, output.getvalue(), errors.getvalue()])
+    libraries = ("numpy", "torch", "jax", "dask", "matplotlib")
+    print(json.dumps([*results, sorted({name.partition(".")[0] for name in sys.modules} & {*libraries})]))
+"""
+
+
+def commands(*lines, **environment):
+    """Run commands in one new process; return status, output and errors of each, and the libraries in it."""
+    arguments = json.dumps([line.split() for line in lines])
+    return json.loads(child.run(COMMANDS, arguments, **environment).splitlines()[-1])
+
+
+@pytest.fixture
+def command(capsys):
+    """Return a function that runs a command in this process: the exit status, the output, the errors."""
+
+    def run(line):
+        try:
+            status = main(line.split() if isinstance(line, str) else line)
+        except SystemExit as error:  # argparse's
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run
 
 
 def rows(output):
@@ -59,66 +85,55 @@ def rows(output):
 # ---- no command ----
 
 
-def test_the_version():
-    done = command("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"rope_array {ra.__version__}\n", "")
-
-
-def test_without_a_command_the_help_is_shown():
-    done = command()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == command("--help").stdout
-    for name in ("demo", "check", "backends", "explain", "plot", "--version"):
-        assert f"  {name}" in done.stdout
+def test_without_a_command_the_help_is_shown(command):
+    status, out, _ = command("")
+    assert (status, out) == (0, command("--help")[1])
+    assert all(f"  {name}" in out for name in ("demo", "check", "backends", "explain", "plot", "--version"))
+    assert command("--version")[:2] == (0, f"rope_array {ra.__version__}\n")
+    run = [sys.executable, "-P", "-m", "rope_array", "--version"]
+    assert subprocess.run(run, capture_output=True, text=True).stdout == f"rope_array {ra.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "text"),
+    ("line", "status", "text"),
     [
-        ("draw", 2, "invalid choice: 'draw'"), ("backends numpy", 2, "usage: python -m rope_array"),
-        ("explain a b", 2, "usage: python -m rope_array"), ("explain --shape", 2, "expected one argument"),
-        ("backends --help", 0, "exit status: 0; 2"), ("explain --help", 0, "exit status: 0; 2"),
+        ("draw", 2, "invalid choice: 'draw'"),
+        ("backends numpy", 2, "usage: python -m rope_array"),
+        ("explain a b", 2, "usage: python -m rope_array"),
+        ("explain --shape", 2, "expected one argument"),
+        ("backends --help", 0, "exit status: 0; 2"),
+        ("explain --help", 0, "exit status: 0; 2"),
     ],
-)  # fmt: skip
-def test_arguments_that_end_the_command(arguments, status, text, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments.split())
-    assert exit_.value.code == status
-    assert text in "".join(capsys.readouterr())
+)
+def test_arguments_that_end_the_command(line, status, text, command):
+    done, *output = command(line)
+    assert done == status
+    assert text in "".join(output)
 
 
 # ---- backends ----
 
 
-def test_lists_without_importing():
-    """Run in a new process, which has imported no library."""
-    done = command("backends")
-    assert (done.returncode, done.stderr) == (0, "")
-    found, rest = rows(done.stdout)
+def test_lists_without_importing(tmp_path):
+    """In a new process, which has imported no library; a description of a config imports none either."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), "utf-8")
+    listed, explained, libraries = commands("backends", f"explain {tmp_path}")
+    assert libraries == []
+    assert (listed[0], listed[2], explained[0]) == (0, "", 0)
+    found, rest = rows(listed[1])
     wanted = [(record.name, ", ".join(record.types)) for record in _registry.RECORDS]
     *given, core = found
     assert given == wanted
     assert {found[backend] for backend in given} == {("?", "its library is not imported")}
-    assert core[0] == "array-api"
-    assert found[core] == ("yes", "written against the Python Array API")
+    assert (core[0], found[core]) == ("array-api", ("yes", "written against the Python Array API"))
     assert "--import" in rest
-
-
-def test_brings_in_no_library():
-    script = """
-        import sys
-        from rope_array.__main__ import main
-        assert main(["backends"]) == 0
-        print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1:])))
-    """
-    assert child.run(script, *LIBRARIES).splitlines()[-1] == ""
 
 
 @pytest.mark.without("strict")  # array-api-strict has no backend of its own
 def test_each_backend_describes_itself(lib):
-    done = command("backends", "--import")
-    assert (done.returncode, done.stderr) == (0, "")
-    found, rest = rows(done.stdout)
+    ((status, out, err), _) = commands("backends --import")
+    assert (status, err) == (0, "")
+    found, rest = rows(out)
     own = {name: row for (name, serves), row in found.items() if serves.startswith(lib.name)}
     usable, about = own[lib.name]
     assert usable == "yes"
@@ -130,133 +145,126 @@ def test_each_backend_describes_itself(lib):
         assert usable == "yes" or "the C++ kernel is " in about
 
 
-def test_a_kernel_that_is_switched_off_is_not_usable():
-    found, _ = rows(command("backends", "--import", ROPE_ARRAY_KERNEL_LEVEL="none").stdout)
-    usable, about = found["native", "numpy:ndarray"]
-    assert usable == "no"
-    assert about.startswith("the C++ kernel ")
-
-
-def test_fits_a_terminal(monkeypatch, capsys):
-    """A backend's description is wrapped."""
+def test_a_backend_s_description_is_wrapped(monkeypatch, command):
     long = _explain.Backend("other", "mylib:" + "A" * 40, False, "it cannot be used " * 20)
     monkeypatch.setattr(ra, "backends", lambda: (long, *[long] * 2))
-    assert main(["backends"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 10
-    assert max(map(len, lines)) <= 100
+    status, out, _ = command("backends")
+    assert status == 0
+    assert len(out.splitlines()) > 10
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_a_library_that_does_not_load_is_named_without_control_characters(tmp_path):
+    """A kernel that is switched off is not usable."""
     (tmp_path / "dask").mkdir()
-    (tmp_path / "dask" / "__init__.py").write_text(
-        "raise OSError('\\x1b]0;title\\x07\\nlibdask.so')", "utf-8"
-    )
-    done = command("backends", "--import", **from_folder(tmp_path))
-    assert done.returncode == 0
+    raising = "raise OSError('\\x1b]0;title\\x07\\nlibdask.so')"
+    (tmp_path / "dask" / "__init__.py").write_text(raising, "utf-8")
+    off = {"ROPE_ARRAY_KERNEL_LEVEL": "none"}
+    ((status, out, err), _) = commands("backends --import", **from_folder(tmp_path), **off)
+    assert status == 0
     expected = "dask.array cannot be imported: OSError: \\x1b]0;title\\x07\\nlibdask.so\n"
-    assert f"rope_array backends: {expected}" in done.stderr
-    assert done.stderr.replace("\n", "").isprintable()
-    assert rows(done.stdout)[0]["dask", "dask.array:Array"][0] == "?"
+    assert f"rope_array backends: {expected}" in err
+    assert err.replace("\n", "").isprintable()
+    assert rows(out)[0]["dask", "dask.array:Array"][0] == "?"
+    usable, about = rows(out)[0]["native", "numpy:ndarray"]
+    assert (usable, about[:15]) == ("no", "the C++ kernel ")
 
 
 # ---- explain ----
 
 
-def test_explains_a_call_of_each_library(lib):
-    done = command("explain", "--library", lib.name, "--dtype", lib.dtypes[0], "--shape", "2,3,8")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_explains_a_call_of_each_library(lib, command):
+    done = command(f"explain --library {lib.name} --dtype {lib.dtypes[0]} --shape 2,3,8")
     x = lib.asarray(np.zeros((2, 3, 8), np.float32), lib.dtypes[0])
-    assert done.stdout == f"{ra.explain(x, range(3))}\n"
+    assert done == (0, f"{ra.explain(x, range(3))}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("line", "text"),
     [
         ("--dtype float16 --shape 3,8", "rotated: float16 in float32"),
-        ("--dtype float32 --shape 3,8", "rotated: float32 in float32"),
         ("--dtype float64 --shape 3,8", "rotated: float64 in float64"),
         ("--backend array-api --pairing half", "backend: array-api\n"),
         # A vector, an empty array, and terabytes: the size does not choose the backend.
-        *((f"--shape {shape}", "backend: n") for shape in ("8", "0,8", "2,0,3,8", "1,100000,1000000,128")),
+        *((f"--shape {shape}", "backend: n") for shape in ("8", "2,0,3,8", "1,100000,1000000,128")),
     ],
 )
-def test_explains_a_call(arguments, text, capsys):
-    assert main(["explain", *arguments.split()]) == 0
-    assert text in capsys.readouterr().out
+def test_explains_a_call(line, text, command):
+    status, out, _ = command(f"explain {line}")
+    assert status == 0
+    assert text in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--library", "nump"], "unknown library 'nump'; give one of numpy, "),
-        (["--library", "cupy"], "cupy needs"),
-        (["--dtype", "int32"], "the dtype is 'int32'; numpy has float16, float32, float64"),
-        (["--dtype", "float"], "the dtype is 'float'; numpy has"),
-        (["--shape", ""], "the shape is ''; give the size of each axis"),
-        (["--shape", "3x8"], "the shape is '3x8'; give the size of each axis"),
-        (["--shape", "3,"], "the shape is '3,'"),
-        (["--shape=-3,8"], "the shape is '-3,8'"),
-        (["--shape", "3,7"], "head_dim is 7, odd"),
-        (["--pairing", "neox"], "pairing is 'neox', which here is named 'half'"),
-        (["--backend", "gpu"], "backend is 'gpu'; give None or one of"),
-        (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
-        (["--base", "0"], "base is 0.0; give a finite number above 0"),
-        (["--rotary-dim", "256"], "rotary_dim is 256 from rotary_start 0, beyond head_dim 128"),
-        (["--scaling", "DynamicNTK(2.0, 512)"], "depends on the length of the sequence; give --length"),
-        (["--scaling", "Linear(2.0)", "--length", "0"], "length is 0"),
-        (["--part", "text"], "without CONFIG, there is no use for --part"),
-        (["--layer-type", "3"], "without CONFIG, there is no use for --layer-type"),
-        (["absent"], "no file or folder here is named 'absent'"),
-        ([".", "--base", "3"], "an explanation of CONFIG does not use --base"),
-        ([".", "--library", "numpy", "--shape", "8"], "CONFIG does not use --library, --shape"),
-    ],
-)  # fmt: skip
-def test_explain_refuses_unknown_calls(arguments, text, capsys):
-    assert main(["explain", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("rope_array explain: ")
-    assert output.err.count("\n") == 1
-    assert text in output.err
+UNKNOWN = [
+    ("--library nump", "unknown library 'nump'; give one of numpy, "),
+    ("--library cupy", "cupy needs"),
+    ("--dtype int32", "the dtype is 'int32'; numpy has float16, float32, float64"),
+    ("--shape=", "the shape is ''; give the size of each axis"),
+    ("--shape 3x8", "the shape is '3x8'"),
+    ("--shape 3,", "the shape is '3,'"),
+    ("--shape=-3,8", "the shape is '-3,8'"),
+    ("--shape 3,7", "head_dim is 7, odd"),
+    ("--pairing neox", "pairing is 'neox', which here is named 'half'"),
+    ("--backend gpu", "backend is 'gpu'; give None or one of"),
+    ("--backend torch", "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
+    ("--base 0", "base is 0.0; give a finite number above 0"),
+    ("--rotary-dim 256", "rotary_dim is 256 from rotary_start 0, beyond head_dim 128"),
+    ("--scaling DynamicNTK(2.0,512)", "depends on the length of the sequence; give --length"),
+    ("--scaling Linear(2.0) --length 0", "length is 0"),
+    ("--part text", "without CONFIG, there is no use for --part"),
+    ("--layer-type 3", "without CONFIG, there is no use for --layer-type"),
+    ("absent", "no file or folder here is named 'absent'"),
+    (". --base 3", "an explanation of CONFIG does not use --base"),
+    (". --library numpy --shape 8", "CONFIG does not use --library, --shape"),
+]
+
+
+def one_line(done, name):
+    """Return the message of a command that fails: one line."""
+    status, out, err = done
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"rope_array {name}: ")
+    return err
+
+
+@pytest.mark.parametrize(("line", "text"), UNKNOWN)
+def test_explain_refuses_unknown_calls(line, text, command):
+    assert text in one_line(command(f"explain {line}"), "explain")
 
 
 @pytest.mark.library("numpy", "strict")
-def test_a_missing_dtype_is_named_with_the_reason(capsys):
-    assert main(["explain", "--library", "array_api_strict", "--dtype", "float16"]) == 2
-    assert "has float32, float64 here (the standard has none)" in capsys.readouterr().err
+def test_a_missing_dtype_is_named_with_the_reason(command):
+    done = command("explain --library array_api_strict --dtype float16")
+    assert "has float32, float64 here (the standard has none)" in one_line(done, "explain")
 
 
 @pytest.mark.skipif(_native.kernel is None, reason="needs the C++ kernel")
-@pytest.mark.parametrize("name", ["explain", "backends"])
-def test_an_unknown_level_is_named(name):
-    done = command(name, *(["--import"] if name == "backends" else []), ROPE_ARRAY_KERNEL_LEVEL="pentium")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"rope_array {name}: ")
-    assert "ROPE_ARRAY_KERNEL_LEVEL is 'pentium'" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_an_unknown_level_is_named():
+    level = {"ROPE_ARRAY_KERNEL_LEVEL": "pentium"}
+    explained, listed, _ = commands("explain", "backends --import", **level)
+    for name, done in (("explain", explained), ("backends", listed)):
+        assert "ROPE_ARRAY_KERNEL_LEVEL is 'pentium'" in one_line(done, name)
 
 
-def called(monkeypatch, *arguments):
-    """Return the rope and the backend of the call that the command explains."""
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (
+            "--base 1e6 --rotary-dim 64 --pairing half --scaling Llama3(8.0) --shape 3,96",
+            ra.RoPE(96, base=1e6, rotary_dim=64, pairing="half", scaling=ra.Llama3(8.0)),
+        ),
+        (
+            "--scaling DynamicNTK(2.0,512) --length 2048",
+            ra.RoPE(128, scaling=ra.DynamicNTK(2.0, 512, length=2048)),
+        ),
+    ],
+    ids=["fields", "length"],
+)
+def test_takes_fields_of_a_rope(line, wanted, monkeypatch, command):
     calls = []
-    monkeypatch.setattr(
-        ra, "explain", lambda x, pos, rope, backend: calls.append((rope, backend)) or "explained"
-    )
-    assert main(["explain", *arguments]) == 0
-    return calls[0]
-
-
-def test_takes_fields_of_a_rope(monkeypatch):
-    fields = ("--base", "1e6", "--rotary-dim", "64", "--pairing", "half", "--scaling", "Llama3(8.0)")
-    rope, backend = called(monkeypatch, *fields, "--shape", "3,96")
-    assert rope == ra.RoPE(96, base=1e6, rotary_dim=64, pairing="half", scaling=ra.Llama3(8.0))
-    assert backend is None
-
-
-def test_takes_a_length(monkeypatch):
-    rope, _ = called(monkeypatch, "--scaling", "DynamicNTK(2.0, 512)", "--length", "2048")
-    assert rope.scaling == ra.DynamicNTK(2.0, 512, length=2048)
+    monkeypatch.setattr(ra, "explain", lambda x, pos, rope, backend: calls.append((rope, backend)))
+    assert command(f"explain {line}")[0] == 0
+    assert calls == [(wanted, None)]
 
 
 LONG = ra.LongRoPE((1.0, 1.5), (2.0, 4.0), 512, 2.0)
@@ -440,14 +448,9 @@ def test_sentences_of_other_models(config, options, sentences, absent, explained
         ('{"model_type": "bert"}', "bert"),
     ],
 )
-def test_files_that_are_no_config(content, text, tmp_path, capsys):
+def test_files_that_are_no_config(content, text, tmp_path, command):
     (tmp_path / "config.json").write_text(content, "utf-8")
-    assert main(["explain", str(tmp_path)]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("rope_array explain: ")
-    assert output.err.count("\n") == 1
-    assert text in output.err
+    assert text in one_line(command(["explain", str(tmp_path)]), "explain")
 
 
 @pytest.mark.nightly
@@ -459,17 +462,6 @@ def test_every_known_model_is_described_or_refused():
             assert max(map(len, lines)) <= 100
             described += 1
     assert described > 300
-
-
-def test_explaining_a_config_brings_in_no_library(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA), "utf-8")
-    script = """
-        import sys
-        from rope_array.__main__ import main
-        assert main(["explain", sys.argv[1]]) == 0
-        print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
-    """
-    assert child.run(script, str(tmp_path), *LIBRARIES, "matplotlib").splitlines()[-1] == ""
 
 
 # ---- the example backend of docs/backends.md ----
@@ -492,33 +484,10 @@ def installed(tmp_path):
     return from_folder(tmp_path)
 
 
-def test_the_example_backend_is_found_first(installed):
-    found, _ = rows(command("backends", "--import", **installed).stdout)
-    assert next(iter(found.items())) == (
-        ("mylib", "numpy:ndarray"),
-        ("yes", "float32, whole heads of pairs in halves"),
-    )
-    assert command("explain", "--pairing", "half", **installed).stdout.startswith("backend: mylib\n")
-    assert "declined: mylib: it serves pairs in halves" in command("explain", **installed).stdout
-    assert (
-        "backend: mylib"
-        not in command("explain", "--pairing", "half", "--dtype", "float64", **installed).stdout
-    )
-    forced = command("explain", "--backend", "mylib", **installed)
-    assert forced.returncode == 2
-    assert "does not serve float32[1, 32, 2048, 128] (numpy): it serves pairs in halves" in forced.stderr
-
-
-def test_the_example_backend_conforms(installed):
-    done = check("numpy", "pairing,definition,combinations,accuracy_small,many_heads", **installed)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", done.stdout, re.DOTALL)
-
-
-def check(target, checks, *options, **environment):
-    """Run these checks alone, NAME,NAME; in the session `nightly` every check."""
-    alone = ("--only", checks) if sample(checks) else ()
-    return command("check", target, *alone, *options, **environment)
+def only(checks, options=""):
+    """Return the command that runs these checks alone, NAME,NAME; in the session `nightly` every check."""
+    alone = f"--only {checks}" if sample(checks) else ""
+    return f"check numpy --in-process {alone} {options}"
 
 
 def edited(tmp_path, before, after):
@@ -529,8 +498,38 @@ def edited(tmp_path, before, after):
     path.write_text(text.replace(before, after), "utf-8")
 
 
+CASES = "--case base=500.0 --case pairing=interleaved"
+
+
+def test_the_example_backend_is_found_first_and_conforms(installed):
+    listed, half, interleaved, float64, forced, conforms, counted, _ = commands(
+        "backends --import",
+        "explain --pairing half",
+        "explain",
+        "explain --pairing half --dtype float64",
+        "explain --backend mylib",
+        only("pairing,definition,combinations,accuracy_small,many_heads"),
+        f"check numpy --in-process --backend mylib {CASES}",
+        **installed,
+    )
+    assert next(iter(rows(listed[1])[0].items())) == (
+        ("mylib", "numpy:ndarray"),
+        ("yes", "float32, whole heads of pairs in halves"),
+    )
+    assert half[1].startswith("backend: mylib\n")
+    assert "declined: mylib: it serves pairs in halves" in interleaved[1]
+    assert "backend: mylib" not in float64[1]
+    assert "does not serve float32[1, 32, 2048, 128] (numpy)" in one_line(forced, "explain")
+    assert conforms[0] == 0, conforms
+    calls = r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME"
+    assert re.search(calls, conforms[1], re.DOTALL)
+    calls = r"Calls: mylib served [\d,]+, and declined [\d,]+: it serves pairs in halves \("
+    assert re.search(calls, counted[1])
+    assert "every call that names no pairing has pairing=half" in counted[1]
+
+
 LAST_DECLINE = "    return None if 2 * layout.num_pairs"
-# Further calls that the example declines.
+# Further calls that the example declines; the default run has the two that restrict most.
 DECLINES = {
     "nothing more": "",
     "all but two widths": "    if layout.head_dim not in (64, 128): return 'a head_dim of 64 or 128'\n",
@@ -540,78 +539,72 @@ DECLINES = {
 }
 # An error of 1e-4 in the sine.
 ERROR = ("a, b = np.split(x, 2, axis=-1)", "sin = sin + np.float32(1e-4)\n    a, b = np.split(x, 2, axis=-1)")
-
-
-def declining(name):
-    """A case of DECLINES; the default run has the two that restrict most."""
-    marks = () if name in ("nothing more", "all but two widths") else pytest.mark.nightly
-    return pytest.param(name, marks=marks)
+FLOAT32 = {f"accuracy_{far}[float32]" for far in ("small", "2e16", "int32")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("declines", [*map(declining, DECLINES)])
+@pytest.mark.parametrize("declines", DECLINES if NIGHTLY else [*DECLINES][:2])
 def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, declines):
     """It serves float32 and pairs in halves only; the suite's own calls are interleaved."""
     edited(tmp_path, LAST_DECLINE, DECLINES[declines] + LAST_DECLINE)
-    accuracy = "accuracy_small,accuracy_2e16,accuracy_int32"
-    checks = f"{accuracy},rotations_add,scaling_yarn,size_one_axes,kind,pairing,combinations,widths"
-    done = check("numpy", checks, "--backend", "mylib", "--json", **installed)
-    report = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout[:1000] + done.stderr
+    accuracy, small = (
+        "accuracy_small,accuracy_2e16,accuracy_int32",
+        "rotations_add,scaling_yarn,size_one_axes",
+    )
+    checks = f"{accuracy},{small},kind,pairing,combinations,widths"
+    ((status, out, err), _) = commands(only(checks, "--backend mylib --json"), **installed)
+    assert status == 0, out[:1000] + err
+    report = json.loads(out)
     outcomes = {result["name"]: result["outcome"] for result in report["results"]}
-    assert {outcomes[f"accuracy_{far}[float32]"] for far in ("small", "2e16", "int32")} == {"passed"}
+    assert {outcomes[name] for name in FLOAT32} == {"passed"}
     assert outcomes["accuracy_small[float64]"] == "not applicable"
     if declines != "small arrays":  # of one or two rows, a few heads, and a head_dim of 16
-        assert {outcomes[name] for name in ("rotations_add", "scaling_yarn", "size_one_axes")} == {"passed"}
+        assert {outcomes[name] for name in small.split(",")} == {"passed"}
     assert report["served"]["mylib"] >= 10
     assert report["served"].keys() == {"mylib"}
     assert report["declined"]["it serves pairs in halves"] > 10
 
     edited(tmp_path, *ERROR)
-    done = check("numpy", accuracy, "--backend", "mylib", "--json", **installed)
-    failed = {r["name"] for r in json.loads(done.stdout)["results"] if r["outcome"] == "failed"}
-    assert done.returncode == 1
-    assert {f"accuracy_{far}[float32]" for far in ("small", "2e16", "int32")} <= failed
-
-
-def test_calls_are_counted_by_backend(installed):
-    cases = ("--case", "base=500.0", "--case", "pairing=interleaved")
-    forced = command("check", "numpy", "--backend", "mylib", *cases, **installed).stdout
-    assert re.search(r"Calls: mylib served [\d,]+, and declined [\d,]+: it serves pairs in halves \(", forced)
-    assert "every call that names no pairing has pairing=half" in forced
+    ((status, out, _), _) = commands(only(accuracy, "--backend mylib --json"), **installed)
+    failed = {r["name"] for r in json.loads(out)["results"] if r["outcome"] == "failed"}
+    assert status == 1
+    assert failed >= FLOAT32
 
 
 def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
     edited(tmp_path, LAST_DECLINE, "    return 'it is asleep'\n" + LAST_DECLINE)
-    done = command("check", "numpy", "--backend", "mylib", **installed)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "backend 'mylib' serves no call" in done.stderr
-    assert "it is asleep" in done.stderr
-    assert " mylib 0, " in command("check", "numpy", "--case", "base=500.0", **installed).stdout
+    forced, counted, _ = commands(only("norm", "--backend mylib"), f"check numpy {CASES}", **installed)
+    error = one_line(forced, "check")
+    assert "backend 'mylib' serves no call" in error
+    assert "it is asleep" in error
+    assert " mylib 0, " in counted[1]
 
 
+TWO_WIDTHS = (LAST_DECLINE, DECLINES["all but two widths"] + LAST_DECLINE)
+AT_128 = (ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " + ERROR[0])
 # Faults of the example backend: lines before and after, checks that see the fault, and text of the report.
 FAULTS = {
-    "at one width of two": (
-        [(LAST_DECLINE, DECLINES["all but two widths"] + LAST_DECLINE),
-         (ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " + ERROR[0])],
-        ("widths,definition", "--backend", "mylib"), "\n  widths\n"),
+    "at one width of two": ([TWO_WIDTHS, AT_128], "widths,definition", "--backend mylib", "\n  widths\n"),
     # Only its decline_reason declines: an error of rotate is a failure.
-    "an exception": ([(ERROR[0], "raise NotImplementedError('later')")],
-                     ("definition,norm,widths", "--backend", "mylib"), "NotImplementedError: later"),
+    "an exception": (
+        [(ERROR[0], "raise NotImplementedError('later')")],
+        "definition,norm,widths",
+        "--backend mylib",
+        "NotImplementedError: later",
+    ),
     # The suite would pass too if it never called the backend.
-    "a sign": ([("b * cos + a * sin", "b * cos - a * sin")], ("pairing,definition",), "\n  pairing\n"),
-}  # fmt: skip
+    "a sign": ([("b * cos + a * sin", "b * cos - a * sin")], "pairing,definition", "", "\n  pairing\n"),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_suite_finds_a_fault_in_the_example_backend(installed, tmp_path, name):
-    edits, options, text = FAULTS[name]
+    edits, checks, options, text = FAULTS[name]
     for edit in edits:
         edited(tmp_path, *edit)
-    done = check("numpy", *options, **installed)
-    assert (done.returncode, done.stdout[:8]) == (1, "FAILED: ")
-    assert text in done.stdout
+    ((status, out, _), _) = commands(only(checks, options), **installed)
+    assert (status, out[:8]) == (1, "FAILED: ")
+    assert text in out
 
 
 EAGER_ONLY = """
