@@ -547,100 +547,80 @@ def ids(text):
 # The golden rows of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
 OMNI = {"image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(3, 4, 2)], "audio_token_id": 3}
 OMNI |= {"tokens_per_second": 2, "time_rounding": "seconds", "advance": "last"}
-OF_QWEN3_OMNI = {
-    "tokens": [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7],
-    **OMNI, "second_per_grid_ts": 0.75,
-}  # fmt: skip
-# A video of 3 rows with 2 tokens of audio: "last" continues after the audio, "max" after the rows.
-WITH_AUDIO = {"tokens": [0, 2, 2, 2, 3, 3, 0], "video_grid_thw": [(1, 6, 2)], "audio_token_id": 3}
-AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
-LONG_VIDEO = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
-OF_QWEN3 = {
-    "tokens": [0, 2, 2, 0, 0, 2, 2, 0, 1, 0],
-    "image_grid_thw": [(1, 2, 2)], "video_grid_thw": [(2, 4, 2)], "split_frames": True,
-}  # fmt: skip
+OMNI_2_5 = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+OMNI_3 = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+OMNI_3_IDS = (
+    "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
+    "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+    "19,19,19 20,20,20"
+)
 QWEN3 = "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9"
-FLOAT = float(np.float32(1.7))
-# Arguments, positions, and how many positions more than tokens. Of models: get_rope_index.
-MROPE = {
-    "Qwen2VLModel, two images": (
-        {"tokens": [0, 0, 1, 1, 1, 1, 0, 1, 1, 0], "image_grid_thw": [(1, 4, 4), (1, 2, 4)],
-         "advance": "spatial"},
-        "0,0,0 1,1,1 2,2,2 2,2,3 2,3,2 2,3,3 4,4,4 5,5,5 5,5,6 7,7,7", -2,
-    ),
-    "Qwen2VLModel, a video after left padding": (
-        {"tokens": [0, 0, 0, 2, 2, 2, 2, 0, 0, 0], "video_grid_thw": [(4, 2, 2)], "advance": "spatial",
-         "mask": [0, 0] + [1] * 8},
-        "0,0,0 0,0,0 0,0,0 1,1,1 2,1,1 3,1,1 4,1,1 2,2,2 3,3,3 4,4,4", -3,
-    ),
-    "Qwen2_5_VLModel, a video in seconds and an image": (
-        {"tokens": [0, 2, 2, 2, 2, 2, 2, 0, 1, 1, 0, 0], "image_grid_thw": [(1, 4, 2)],
-         "video_grid_thw": [(3, 2, 4)], "tokens_per_second": 2, "second_per_grid_ts": [1 / 3 * 3.7],
-         "advance": "spatial"},
-        "0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7", -4,
-    ),
-    "Qwen3VLModel, text between frames": ({**OF_QWEN3, "advance": "spatial"}, QWEN3, 0),
-    "Qwen3VLModel, text between frames, max": (OF_QWEN3, QWEN3, 0),
-    "Qwen2_5Omni, chunks of one second": (
-        {"tokens": [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7],
-         **OMNI, "second_per_grid_ts": 1.0, "shared_delimiters": True},
-        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
-        "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-        "19,19,19", -8,
-    ),
-    "Qwen3OmniMoe, times are fractions": (
-        {**OF_QWEN3_OMNI, "dtype": "float32"},
-        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
-        "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-        "19,19,19 20,20,20", -6,
-    ),
-    "Ernie4_5_VLMoeModel, two frames are one token": (
-        {"tokens": [0, 2, 2, 2, 2, 0, 1, 1, 0], "image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(4, 2, 4)],
-         "temporal_merge_size": 2, "advance": "spatial"},
-        "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2,
-    ),
-    "fractions are rounded once": (
-        {"tokens": [0, 2, 2, 0], "video_grid_thw": [(2, 2, 2)], "second_per_grid_ts": 1.7,
-         "dtype": "float32"},
-        f"0,0,0 1,1,1 {1 + FLOAT},1,1 {2 + FLOAT},{2 + FLOAT},{2 + FLOAT}", 3 + FLOAT - 4,
-    ),
-    "text after audio, last": ({**WITH_AUDIO, "advance": "last"}, f"{AUDIO} 3,3,3", -3),
-    "text after audio, max": (WITH_AUDIO, f"{AUDIO} 4,4,4", -2),
-    "text after audio, spatial": ({**WITH_AUDIO, "advance": "spatial"}, f"{AUDIO} 4,4,4", -2),
-    "audio alone is text": (
-        {"tokens": [0, 3, 3, 0, 1, 3], "image_grid_thw": [(1, 2, 2)], "audio_token_id": 3,
-         "shared_delimiters": True},
-        "0,0,0 1,1,1 2,2,2 3,3,3 4,4,4 5,5,5", 0,
-    ),
-    "text after the last frame": (LONG_VIDEO, "0,0,0 1,1,1 2,1,1 3,1,1 4,4,4", 0),
-    "text after rows and columns": (
-        {**LONG_VIDEO, "advance": "spatial"}, "0,0,0 1,1,1 2,1,1 3,1,1 2,2,2", -1
-    ),
-    "ids of a vocabulary": (
-        {"tokens": [15, 151655, 151655, 16, 151656, 17], "image_grid_thw": [(1, 2, 4)],
-         "video_grid_thw": [(1, 2, 2)], "image_token_id": 151655, "video_token_id": 151656},
-        "0,0,0 1,1,1 1,1,2 3,3,3 4,4,4 5,5,5", 0,
-    ),
-    "a row of padding": ({"tokens": [0, 0], "mask": [0, 0], "pad": 1}, "1,1,1 1,1,1", 0),
-    "a row": ({"tokens": [0, 0], "mask": [1, 1], "pad": 1}, "0,0,0 1,1,1", 0),
-}  # fmt: skip
+AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
+LATE = float(np.float32(1.7))
+SHARED = {"audio_token_id": 3, "shared_delimiters": True}
+# Calls, positions, and how many positions more than tokens. Of a model: its get_rope_index.
+MROPE = [
+    # Qwen2VLModel: two images; a video after left padding
+    ("mrope([0, 0, 1, 1, 1, 1, 0, 1, 1, 0], [(1, 4, 4), (1, 2, 4)], advance='spatial')",
+     "0,0,0 1,1,1 2,2,2 2,2,3 2,3,2 2,3,3 4,4,4 5,5,5 5,5,6 7,7,7", -2),
+    ("mrope([0, 0, 0, 2, 2, 2, 2, 0, 0, 0], (), [(4, 2, 2)], advance='spatial', mask=[0, 0] + [1] * 8)",
+     "0,0,0 0,0,0 0,0,0 1,1,1 2,1,1 3,1,1 4,1,1 2,2,2 3,3,3 4,4,4", -3),
+    # Qwen2_5_VLModel: a video in seconds, and an image
+    ("mrope([0, 2, 2, 2, 2, 2, 2, 0, 1, 1, 0, 0], [(1, 4, 2)], [(3, 2, 4)], tokens_per_second=2,"
+     " second_per_grid_ts=[1 / 3 * 3.7], advance='spatial')",
+     "0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7", -4),
+    # Qwen3VLModel: text between the frames of a video
+    ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True)", QWEN3, 0),
+    ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance='spatial')",
+     QWEN3, 0),
+    # Qwen2_5Omni: chunks of one second
+    ("mrope(OMNI_2_5, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)",
+     "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
+     "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+     "19,19,19", -8),
+    # Qwen3OmniMoe: times are fractions
+    ("mrope(OMNI_3, **OMNI, second_per_grid_ts=0.75, dtype='float32')", OMNI_3_IDS, -6),
+    # Ernie4_5_VLMoeModel: two frames are one token in time
+    ("mrope([0, 2, 2, 2, 2, 0, 1, 1, 0], [(1, 2, 4)], [(4, 2, 4)], temporal_merge_size=2, advance='spatial')",
+     "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2),
+    # Fractions are rounded once.
+    ("mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype='float32')",
+     f"0,0,0 1,1,1 {1 + LATE},1,1 {2 + LATE},{2 + LATE},{2 + LATE}", LATE - 1),
+    # A video of 3 rows with 2 tokens of audio: "last" continues after the audio, the others after the rows.
+    ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3, advance='last')", f"{AUDIO} 3,3,3", -3),
+    ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3)", f"{AUDIO} 4,4,4", -2),
+    # Audio alone is text.
+    ("mrope([0, 3, 3, 0, 1, 3], [(1, 2, 2)], **SHARED)", "0,0,0 1,1,1 2,2,2 3,3,3 4,4,4 5,5,5", 0),
+    # Text continues after the last frame, or with "spatial" after the rows and columns alone.
+    ("mrope([0, 2, 2, 2, 0], (), [(3, 2, 2)])", "0,0,0 1,1,1 2,1,1 3,1,1 4,4,4", 0),
+    ("mrope([0, 2, 2, 2, 0], (), [(3, 2, 2)], advance='spatial')", "0,0,0 1,1,1 2,1,1 3,1,1 2,2,2", -1),
+    ("mrope([5, 91, 91, 6, 92, 7], [(1, 2, 4)], [(1, 2, 2)], image_token_id=91, video_token_id=92)",
+     "0,0,0 1,1,1 1,1,2 3,3,3 4,4,4 5,5,5", 0),
+    # A row of padding, and one without
+    ("mrope([0, 0], mask=[0, 0], pad=1)", "1,1,1 1,1,1", 0),
+    ("mrope([0, 0], mask=[1, 1], pad=1)", "0,0,0 1,1,1", 0),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MROPE)
-def test_golden_mrope(name):
-    call, want, more = MROPE[name]
-    pos, delta = positions.mrope(**call)
+def evaluate(call):
+    """Make the call of a text."""
+    return eval(call, globals() | vars(positions))
+
+
+@pytest.mark.parametrize(("call", "want", "more"), MROPE, ids=[call for call, _, _ in MROPE])
+def test_golden_mrope(call, want, more):
+    pos, delta = evaluate(call)
     np.testing.assert_array_equal(pos, np.array(ids(want), pos.dtype))
     assert delta == np.asarray(more, pos.dtype)
 
 
 @pytest.mark.without("dask")
 def test_fractions_of_times_in_each_library(lib, like):
-    pos, delta = positions.mrope(**OF_QWEN3_OMNI, like=like, dtype="float32")
-    exact = ids(MROPE["Qwen3OmniMoe, times are fractions"][1])
+    mrope, exact = partial(positions.mrope, OMNI_3, **OMNI, second_per_grid_ts=0.75), ids(OMNI_3_IDS)
+    pos, delta = mrope(like=like, dtype="float32")
     equals(lib, pos, exact, dtype="float32")
     equals(lib, delta, -6, dtype="float32")
-    cut, _ = positions.mrope(**OF_QWEN3_OMNI, like=like)
+    cut, _ = mrope(like=like)
     equals(lib, cut, np.floor(exact).astype(int))
 
 
@@ -1049,13 +1029,12 @@ REFUSED = [
     # A block of packed rows ends with its sequence.
     ("mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])", Shape, "needs 2 image tokens in a row"),
 ]
-SHARED = {"audio_token_id": 3, "shared_delimiters": True}
 
 
 @pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[call for call, _, _ in REFUSED])
 def test_refused(call, error, match):
     with pytest.raises(error, match=match):
-        eval(call, globals() | vars(positions))
+        evaluate(call)
 
 
 def test_dtypes_are_refused_in_every_library(lib, like):
