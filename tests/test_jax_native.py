@@ -197,36 +197,32 @@ def test_other_arrays_are_kept():
     assert_same(np.asarray(x), X)
 
 
-@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda", "tpu")], ids=["cpu", "all"])
-def test_an_export_runs_without_this_library(platforms, tmp_path):
+RUN_EXPORTED = """
+    import sys
+    sys.modules["rope_array"] = None    # importing it fails
+    from pathlib import Path
+    import numpy as np
+    from jax import export
+
+    folder = Path(sys.argv[1])
+    exported = export.deserialize(bytearray((folder / "program").read_bytes()))
+    arrays = np.load(folder / "arrays.npz")
+    for name, result in zip("yg", exported.call(arrays["x"], arrays["pos"])):
+        np.testing.assert_allclose(result, arrays[name], atol=2e-6)
+    """
+
+
+def test_an_export_runs_without_this_library(tmp_path):
     """An exported program has array operations for each of its platforms, and no call of the kernel."""
     from jax import export
 
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (X, POS)]
-    exported = export.export(
-        jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos))), platforms=platforms
-    )(*shapes)
-    assert f"@{TARGET}" not in exported.mlir_module()
-    path = tmp_path / "program"
-    path.write_bytes(exported.serialize())
+    both = jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos)))
+    for platforms in (("cpu", "cuda", "tpu"), ("cpu",)):
+        exported = export.export(both, platforms=platforms)(X, POS)
+        assert f"@{TARGET}" not in exported.mlir_module()
+    (tmp_path / "program").write_bytes(exported.serialize())
     np.savez(tmp_path / "arrays.npz", x=X, pos=POS, y=ROPE.apply(X, POS), g=ROPE.apply(X, POS, inverse=True))
-    child.run(
-        """
-        import sys
-        sys.modules["rope_array"] = None    # importing it fails
-        from pathlib import Path
-        import numpy as np
-        from jax import export
-
-        folder = Path(sys.argv[1])
-        exported = export.deserialize(bytearray((folder / "program").read_bytes()))
-        arrays = np.load(folder / "arrays.npz")
-        y, g = exported.call(arrays["x"], arrays["pos"])
-        np.testing.assert_allclose(y, arrays["y"], atol=2e-6)
-        np.testing.assert_allclose(g, arrays["g"], atol=2e-6)
-        """,
-        str(tmp_path),
-    )
+    child.run(RUN_EXPORTED, str(tmp_path))
 
 
 # ---- bits ----

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.library("jax")
 PAGE = (docs_blocks.DOCS / "in-my-model" / "jax.md").read_text("utf-8")
 D, SHAPE = 32, (2, 8, 3, 32)
 POS = jnp.arange(16, dtype="int32").reshape(2, 8) * 3
-FAR = 1_000_000
+X = normal("jax", *SHAPE)
 
 
 def run_block(name):
@@ -63,15 +63,15 @@ def powers(base, width=D):
     return np.float32(base) ** np.float32(-np.arange(0, width, 2) / width)
 
 
-def assert_replaced(ours, theirs, x, pos, **fields):
+def assert_replaced(ours, theirs, **fields):
     """Equal at near positions, up to float32 angles; by the definition at far ones, where theirs is not."""
-    near = values(ours(x, pos)), values(theirs(x, pos))
-    assert near[0].shape == x.shape
+    near = values(ours(X, POS)), values(theirs(X, POS))
+    assert near[0].shape == X.shape
     assert np.allclose(*near, rtol=0, atol=2e-5)
-    far = pos + FAR
-    y = jax.jit(ours)(x, far)
-    judge(y, x, far, seq_axis=-3, **fields)
-    assert np.abs(values(y) - values(theirs(x, far))).max() > 1e-3
+    far = POS + 1_000_000
+    y = jax.jit(ours)(X, far)
+    judge(y, X, far, seq_axis=-3, **fields)
+    assert np.abs(values(y) - values(theirs(X, far))).max() > 1e-3
 
 
 # ---- Gemma ----
@@ -85,14 +85,6 @@ def gemma_rope(inputs, positions, *, base_frequency, scale_factor=1.0, rope_prop
     return textbook(inputs, positions, frequencies).astype(inputs.dtype)
 
 
-@pytest.fixture
-def gemma(monkeypatch):
-    """Gemma's modules, before the replacement."""
-    embeddings = module(monkeypatch, "gemma.gm.math._positional_embeddings", apply_rope=gemma_rope)
-    sys.modules["gemma.gm.math"].apply_rope = gemma_rope
-    return types.SimpleNamespace(math=sys.modules["gemma.gm.math"], embeddings=embeddings)
-
-
 GEMMA = {
     "local layers": {"base_frequency": 10_000},
     "global layers of Gemma 3": {"base_frequency": 1_000_000, "scale_factor": 8.0},
@@ -101,25 +93,25 @@ GEMMA = {
 
 
 @pytest.mark.parametrize("name", GEMMA)
-def test_gemma(gemma, name):
+def test_gemma(name, monkeypatch):
     fields = GEMMA[name]
+    embeddings = module(monkeypatch, "gemma.gm.math._positional_embeddings", apply_rope=gemma_rope)
+    math = sys.modules["gemma.gm.math"]
+    math.apply_rope = gemma_rope
     run_block("exact_gemma.py")
-    assert gemma.math.apply_rope is gemma.embeddings.apply_rope is not gemma_rope
+    assert math.apply_rope is embeddings.apply_rope is not gemma_rope
     rule = {
         "rope_type": "proportional",
         "partial_rotary_factor": fields.get("rope_proportion", 1.0),
         "factor": fields.get("scale_factor", 1.0),
     }
     rope = {"base": fields["base_frequency"], "pairing": "half", "scaling": rule}
-    x = normal("jax", *SHAPE)
 
     def ours(x, pos):  # as Gemma 4's vision tower passes them
-        return gemma.embeddings.apply_rope(inputs=x, positions=pos, **fields)
+        return embeddings.apply_rope(inputs=x, positions=pos, **fields)
 
-    assert_replaced(ours, lambda x, pos: gemma_rope(x, pos, **fields), x, POS, **rope)
-    half = x.astype("bfloat16")
-    assert ours(half, POS).dtype == "bfloat16"
-    judge(ours(half, POS), half, POS, seq_axis=-3, **rope)
+    assert_replaced(ours, lambda x, pos: gemma_rope(x, pos, **fields), **rope)
+    assert ours(X.astype("bfloat16"), POS).dtype == "bfloat16"
 
 
 # ---- MaxText ----
@@ -168,18 +160,13 @@ CLASSES = {each.__name__: each for each in (RotaryEmbedding, LLaMARotaryEmbeddin
 def attentions(monkeypatch):
     """MaxText's module of attentions, after the replacement."""
     module(monkeypatch, "maxtext.layers.embeddings", **CLASSES)
-    found = module(monkeypatch, "maxtext.layers.attentions", **CLASSES)
+    attentions = module(monkeypatch, "maxtext.layers.attentions", **CLASSES)
     run_block("exact_maxtext.py")
-    return found
+    return attentions
 
 
-LLAMA = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA |= {"original_max_position_embeddings": 8192}
 
 
 def linear(factor):
@@ -198,20 +185,17 @@ MAXTEXT = {
 @pytest.mark.parametrize("name", MAXTEXT)
 def test_maxtext(attentions, name):
     kind, smallest, options, fields = MAXTEXT[name]
+    old, new = CLASSES[kind], getattr(attentions, kind)
+    assert issubclass(new, old)
+    assert new is not old
 
     def make(kind, dtype):
         return kind(smallest, 500_000, None, embedding_dims=D, fprop_dtype=dtype, **options)
 
-    new = getattr(attentions, kind)
-    assert issubclass(new, CLASSES[kind])
-    assert new is not CLASSES[kind]
-    x = normal("jax", *SHAPE)
-    ours, theirs = make(new, "float32"), make(CLASSES[kind], "float32")
-    assert_replaced(ours, theirs, x, POS, base=500_000 / smallest, **fields)
-    assert make(new, "bfloat16")(x, POS).dtype == "bfloat16"
+    assert_replaced(make(new, "float32"), make(old, "float32"), base=500_000 / smallest, **fields)
+    assert make(new, "bfloat16")(X, POS).dtype == "bfloat16"
 
 
 def test_maxtext_llama_counts_positions_itself(attentions):
-    x = normal("jax", *SHAPE)
     new = attentions.LLaMARotaryEmbedding(1, 500_000, None, embedding_dims=D, cast_as_fprop_dtype=False)
-    judge(new(x), x, np.arange(8), base=500_000.0, scaling=LLAMA, seq_axis=-3)
+    judge(new(X), X, np.arange(8), base=500_000.0, scaling=LLAMA, seq_axis=-3)
