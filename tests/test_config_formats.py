@@ -189,25 +189,24 @@ def test_the_indexer_of_deepseek_pairs_halves(length):
     refuse("has no part 'indexer'", DEEPSEEK, part="indexer")
 
 
-NOTES = {
-    "mscale is of the softmax": (DEEPSEEK, "scale of the softmax"),
-    "the indexer": ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates .* in half pairs"),
-    "llama_4_scaling": ({**MISTRAL, "llama_4_scaling": {"beta": 0.1}}, "scales the queries"),
-    "no base of Mistral": (NO_BASE, "1000000 is mistral-inference's default"),
-    "an older base of Mistral": (OLD_MISTRAL, "base is 10000, as in Mistral 7B v0.1"),
-    "a null base of Mistral": ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
-    "a model_type": ({**MISTRAL, "model_type": "mistral"}, "the keys are of mlx-examples' config.json"),
-    "no base of Meta": (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
-    "a factor that is not stated": ({**LLAMA3, **SCALED}, r"Llama 3.2 \(1B and 3B\) state 32"),
-    "an unread share": ({**STOCK, "partial_rotary_factor": 0.5}, "partial_rotary_factor is not used"),
-    "an unread rule": ({**EXECUTORCH, **SCALED}, "use_scaled_rope is not used"),
-    "an unread base": ({**EXECUTORCH, "local_rope_theta": 10000.0}, "local_rope_theta is not used"),
-}
+NOTES = [
+    (DEEPSEEK, "scale of the softmax"),
+    ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates .* in half pairs"),
+    ({**MISTRAL, "llama_4_scaling": {"beta": 0.1}}, "scales the queries"),
+    (NO_BASE, "1000000 is mistral-inference's default"),
+    (OLD_MISTRAL, "base is 10000, as in Mistral 7B v0.1"),
+    ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
+    ({**MISTRAL, "model_type": "mistral"}, "the keys are of mlx-examples' config.json"),
+    (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
+    ({**LLAMA3, **SCALED}, r"Llama 3.2 \(1B and 3B\) state 32"),
+    ({**STOCK, "partial_rotary_factor": 0.5}, "partial_rotary_factor is not used"),
+    ({**EXECUTORCH, **SCALED}, "use_scaled_rope is not used"),
+    ({**EXECUTORCH, "local_rope_theta": 10000.0}, "local_rope_theta is not used"),
+]
 
 
-@pytest.mark.parametrize("case", NOTES)
-def test_noted(case):
-    config, text = NOTES[case]
+@pytest.mark.parametrize(("config", "text"), NOTES, ids=lambda text: text if type(text) is str else "")
+def test_noted(config, text):
     assert any(re.search(text, note) for note in read(config).notes)
 
 
@@ -216,61 +215,55 @@ def diffusers(name, **keys):
 
 
 OTHER_NAMES = "the sizes have the names of another format"
-REFUSED = {
-    "a part": (MISTRAL, "params.json has no part 'vision'; give one of: 'text'", {"part": "vision"}),
-    "Mistral's keys in part": (
+REFUSED = [
+    (MISTRAL, "params.json has no part 'vision'; give one of: 'text'", {"part": "vision"}),
+    (
         model("mistral", dim=64, n_layers=4, n_heads=2),
         f"model_type is 'mistral', but {OTHER_NAMES} .* give the config.json",
     ),
-    "Meta's keys in a config of transformers": (
+    (
         {**LLAMA3, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
         f"model_type is 'llama', but {OTHER_NAMES}",
     ),
-    "an unknown key of yarn": ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, "unknown keys gamma"),
-    "yarn that is no object": ({**MISTRAL, "yarn": 16}, "yarn is no object"),
-    "yarn without a factor": ({**MISTRAL, "yarn": {"beta": 32}}, "yarn.factor is missing"),
-    "a switch that is no bool": ({**EXECUTORCH, "use_hf_rope": "yes"}, "use_hf_rope is 'yes'"),
-    "a null base": ({**LLAMA3, "rope_theta": None}, "which is no base; state .* was trained with.$"),
-    "a misspelt key": ({**LLAMA3, "rope_thetta": 1e6}, "'rope_thetta' is unknown"),
-    "a layer": (LLAMA4, "from 0 to 3", {"layer_type": 4}),
-    "Mamba": ({**MISTRAL, "model_type": "mamba", "n_groups": 8}, "Mamba model, which has no rotation"),
-    "DeepSeek-V4": (
+    ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, "unknown keys gamma"),
+    ({**MISTRAL, "yarn": 16}, "yarn is no object"),
+    ({**MISTRAL, "yarn": {"beta": 32}}, "yarn.factor is missing"),
+    ({**EXECUTORCH, "use_hf_rope": "yes"}, "use_hf_rope is 'yes'"),
+    ({**LLAMA3, "rope_theta": None}, "which is no base; state .* was trained with.$"),
+    ({**LLAMA3, "rope_thetta": 1e6}, "'rope_thetta' is unknown"),
+    (LLAMA4, "from 0 to 3", {"layer_type": 4}),
+    ({**MISTRAL, "model_type": "mamba", "n_groups": 8}, "Mamba model, which has no rotation"),
+    (
         {"dim": 64, "n_layers": 4, "rope_head_dim": 64, "compress_ratios": [0, 4]},
         "DeepSeek-V4, which is not read: give the config.json",
     ),
-    "a pipeline": (
-        diffusers("FluxPipeline", transformer=["diffusers", "FluxTransformer2DModel"]),
-        "folder 'transformer'",
-    ),
-    "a pipeline of another name": (
+    (diffusers("FluxPipeline", transformer=["diffusers", "FluxTransformer2DModel"]), "folder 'transformer'"),
+    (
         diffusers("AnyFlow", vae=["diffusers", "AutoencoderKL"], scheduler=[None, None]),
         "folder 'transformer'",
     ),
-    "an unknown class": (diffusers("AutoencoderKL"), "is no transformer of diffusers"),
-    "an unknown class with pairs": (
+    (diffusers("AutoencoderKL"), "is no transformer of diffusers"),
+    (
         diffusers("AutoencoderKLFlux2", patch_size=[2, 2], down_block_types=["A", "B"]),
         "is no transformer of diffusers",
     ),
-    "Mochi": (diffusers("MochiTransformer3DModel"), "learned weights .* RoPE cannot state it"),
-    "widths of another head": (
+    (diffusers("MochiTransformer3DModel"), "learned weights .* RoPE cannot state it"),
+    (
         diffusers("FluxTransformer2DModel", attention_head_dim=64),
         "axes_dims_rope sums to 128, and a head has 64",
     ),
-    "widths that are no list": (
-        diffusers("FluxTransformer2DModel", axes_dims_rope=128),
-        "axes_dims_rope is 128; give a list",
-    ),
-    "a part of diffusers": (
+    (diffusers("FluxTransformer2DModel", axes_dims_rope=128), "axes_dims_rope is 128; give a list"),
+    (
         diffusers("Kandinsky5Transformer3DModel"),
         "Kandinsky5Transformer3DModel has no part 'audio'; give one of: 'text'",
         {"part": "audio"},
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
-    config, message, *which = REFUSED[case]
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[1])
+def test_refused(row):
+    config, message, *which = row
     refuse(message, config, **dict(*which))
 
 

@@ -36,110 +36,95 @@ def hunyuan(**keys):
 
 # A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the
 # rope of the model's code, or the reason of the refusal that remains.
-REMEDIES = {
-    "a misspelt key": (
+REMEDIES = [
+    (
         llama(rope_thetta=5e5),
         "is 'rope_theta' meant",
         {"rope_thetta": None, "rope_theta": 5e5},
         half(128, base=5e5),
     ),
-    "a misspelt key of an unknown model": (
+    (
         {**ZORK, "rotary_percentage": 0.25},
         "is 'rotary_percent' meant",
         {"rotary_percentage": None, "rotary_percent": 0.25},
         half(128, rotary_dim=32),
     ),
-    "a key that Llama does not read": (llama(rope_ratio=8), "leave it out", {"rope_ratio": None}, PLAIN),
-    "no model type": (heads(1024, 8), "state its model_type", {"model_type": "llama"}, PLAIN),
-    "two bases": (
+    (llama(rope_ratio=8), "leave it out", {"rope_ratio": None}, PLAIN),
+    (heads(1024, 8), "state its model_type", {"model_type": "llama"}, PLAIN),
+    (
         llama({**LINEAR, "rope_theta": 5e5}),
         "leave one out",
         {"rope_theta": None},
         half(128, base=5e5, scaling=ra.Linear(2.0)),
     ),
-    "two sets of parameters": (
+    (
         llama(YARN, rope_parameters=LINEAR),
         "leave one out",
         {"rope_scaling": None},
         half(128, scaling=ra.Linear(2.0)),
     ),
-    "two shares": (
+    (
         llama(None, "glm4_moe", partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.25}),
         "leave one out",
         {"partial_rotary_factor": None},
         half(128, rotary_dim=32),
     ),
-    "a pairing of another model": (
+    (
         llama({**LINEAR, "interleaved": True}),
         "leave interleaved out",
         {".interleaved": None},
         half(128, scaling=ra.Linear(2.0)),
     ),
-    "rope_dim of another model": (llama({"rope_dim": 64}), "leave rope_dim out", {".rope_dim": None}, PLAIN),
-    "a flag": ({**V3, "rope_interleave": "yes"}, "true or false", {"rope_interleave": False}, half(64)),
-    "YaRN without a factor": (
+    (llama({"rope_dim": 64}), "leave rope_dim out", {".rope_dim": None}, PLAIN),
+    ({**V3, "rope_interleave": "yes"}, "true or false", {"rope_interleave": False}, half(64)),
+    (
         llama({"type": "yarn", "original_max_position_embeddings": 2048}),
         "null for the ratio of the contexts",
         {".factor": None},
         half(128, scaling=ra.YaRN(4.0, 2048)),
     ),
-    "alpha": (
+    (
         llama({**DYNAMIC, "alpha": 100.0}),
         "leave it out",
         {".alpha": None},
         half(128, scaling=ra.DynamicNTK(2.0, 8192)),
     ),
-    "two contexts": (
+    (
         llama({**DYNAMIC, "max_position_embeddings": 4096}),
         "leave one out",
         {"max_position_embeddings": None},
         "max_position_embeddings is 2048",  # of the class, which differs too
     ),
-    "no context": (
+    (
         {**ZORK, "rope_scaling": DYNAMIC},
         "max_position_embeddings is missing; the config must state it",
         {"max_position_embeddings": 4096},
         half(128, scaling=ra.DynamicNTK(2.0, 4096)),
     ),
-    "no width": (model("zork", rope_theta=1e4), "width of a head is missing", {"head_dim": 128}, PLAIN),
-    "a width with a remainder": (
-        {**ZORK, "num_attention_heads": 7},
-        "state head_dim",
-        {"head_dim": 128},
-        PLAIN,
-    ),
-    "an odd width": ({**ZORK, "head_dim": 33}, "give an even width", {"head_dim": 34}, half(34)),
-    "sections that do not fit": (
+    (model("zork", rope_theta=1e4), "width of a head is missing", {"head_dim": 128}, PLAIN),
+    ({**ZORK, "num_attention_heads": 7}, "state head_dim", {"head_dim": 128}, PLAIN),
+    ({**ZORK, "head_dim": 33}, "give an even width", {"head_dim": 34}, half(34)),
+    (
         sections(mrope_section=[1, 1, 1]),
         "give sections that sum to the 64 pairs",
         {".mrope_section": [16, 24, 24]},
         CHUNKED,
     ),
-    "a layout of other sections": (
-        sections(mrope_interleaved=True),
-        "leave mrope_interleaved out",
-        {".mrope_interleaved": None},
-        CHUNKED,
-    ),
-    "sections over the full width": (
+    (sections(mrope_interleaved=True), "leave mrope_interleaved out", {".mrope_interleaved": None}, CHUNKED),
+    (
         hunyuan(rope_scaling={"xdrope_section": [16] * 4}),
         "leave the sections out",
         {".xdrope_section": None},
         PLAIN,
     ),
-    "outside of the part": (
-        model("zork", rope_theta=5e5, text_config=llama()),
-        "leave one out",
-        {"rope_theta": None},
-        PLAIN,
-    ),
-    "XVERSE": (
+    (model("zork", rope_theta=5e5, text_config=llama()), "leave one out", {"rope_theta": None}, PLAIN),
+    (
         model("xverse", **heads(1024, 8)),
         "state the one in the model's own",
         {"rope_theta": 5e5},
         half(128, base=5e5),
     ),
-}
+]
 
 
 def follow(config, remedy):
@@ -152,9 +137,9 @@ def follow(config, remedy):
     return config
 
 
-@pytest.mark.parametrize("name", REMEDIES)
-def test_a_remedy_that_is_followed_gives_the_model_s_rope(name):
-    config, words, remedy, expected = REMEDIES[name]
+@pytest.mark.parametrize("row", REMEDIES, ids=lambda row: "-".join(row[2]))
+def test_a_remedy_that_is_followed_gives_the_model_s_rope(row):
+    config, words, remedy, expected = row
     refuse(re.escape(words), config)
     followed = follow(config, remedy)
     if isinstance(expected, str):
