@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import sample
+from conftest import NIGHTLY, sample
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
@@ -92,7 +92,7 @@ def test_a_capability_is_declined_if_all_of_its_parts_are():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("widths", [(64, 128), tuple(range(32, 577, 32)), (44,), (2, 4)])
+@pytest.mark.parametrize("widths", [(64, 128), (44,), (2, 4)])
 def test_code_for_some_head_dims_is_judged_at_these(widths):
     taken = set()
 
@@ -104,7 +104,7 @@ def test_code_for_some_head_dims_is_judged_at_these(widths):
 
     target = Target(few)
     assert target.taken_widths == tuple(sorted(set(widths) & set(ALL_WIDTHS)))
-    names = ("definition", "widths", "wide_heads", "narrow_heads", "kind", "calls_in_turn", "ranks")
+    names = ("definition", "widths", "wide_heads", "narrow_heads", "ranks")
     assert FAILED not in outcomes(target, *names).values()
     assert taken == set(target.taken_widths)
 
@@ -193,18 +193,6 @@ def fixed(field, value):
     return with_others if of_slice else rotate, claims, checks, "", claimed, ""
 
 
-def by_remainder(x, pos, base=10000.0):
-    """Rotate by angles modulo 2π, which is within float64 angles."""
-    width = x.shape[-1]
-    angle = np.asarray(pos, np.float64)[..., None] * base ** (-np.arange(0, width, 2) / width)
-    angle = np.mod(angle, 2 * np.pi)
-    cos, sin = np.cos(angle), np.sin(angle)
-    y = np.empty(np.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) + x.shape[-1:])
-    y[..., ::2] = x[..., ::2] * cos - x[..., 1::2] * sin
-    y[..., 1::2] = x[..., ::2] * sin + x[..., 1::2] * cos
-    return y.astype(x.dtype)
-
-
 def q_and_k(layout, few_heads=None):
     """Return a function of q and k that rotates at most `few_heads` heads of q."""
 
@@ -247,10 +235,6 @@ def without_the_field(x, pos, base=10000.0, pairing="interleaved"):
 
 def rule(spec):
     return spec.get("scaling") or {"rope_type": "", "factor": 1.0}
-
-
-def mixed_up(x, pos, base=10000.0):
-    return ra.apply(x, pos[::-1].copy() if np.ndim(pos) else pos, base=base)
 
 
 of_a_row = refusing(lambda x, p, s: np.shape(p) != (1, rows(x)), base_only=True)
@@ -297,20 +281,12 @@ CODE = {
                "any_positions offset_positions negative_positions reaches_int32"),
     "offset": (of_consecutive, {"positions": "offset"}, f"{_KINDS} positions_of_a_batch", "",
                "offset_positions", "any_positions"),
-    "another batch": (
-        with_fault(of_a_batch, lambda x, p: True, pos_of=np.flipud), {"positions": "batch"}, "definition",
-        "positions_of_a_batch", "batch_positions", ""),
     "int32": (of_int32, {}, "definition many_heads", "", "narrow_positions[int32]",
               "narrow_positions[int64]"),
-    "remainder": (by_remainder, {"dtypes": ("float64",)},
-                  "accuracy_small accuracy_int32 accuracy_negative accuracy_2e20", "", "float64", "float32"),
     "heads of one batch": (
         with_fault(of_one_batch_of_heads, lambda x, p: np.ndim(p) == 3,
                    pos_of=lambda p: np.broadcast_to(p[:, :1], p.shape)), {}, "definition",
         "positions_broadcast", "broadcast_positions[1HS]", "head_positions broadcast_positions[BH1]"),
-    "every third": (
-        with_fault(of_rising_memory, lambda x, p: has_steps(p, 3), pos_of=lambda p: p[0] + np.arange(p.size)),
-        {}, "definition", "strides_of_positions", "base", ""),
     "negative strides": (of_rising_memory, {}, "strides_of_positions", "", "base", ""),
     "from -2^20": (from_minus_2e20, {}, "accuracy_negative positions_of_narrow_dtypes accuracy_float", "",
                    "negative_positions", ""),
@@ -338,8 +314,7 @@ CODE = {
     "one scratch buffer": (rotate, {"lacks": {"threads": "one scratch buffer"}}, "definition", "", "",
                            "threads"),
     **{f"fixed {field} {value}": fixed(field, value) for field, value in [
-        ("rotary_dim", 8), ("rotary_dim", 32), ("rotary_start", 3), ("inv_freq", (1.0, 0.5, 0.2) * 3),
-        ("attention_factor", 1.2), ("out_pairing", "half"), ("base", 500.0),
+        ("rotary_dim", 8), ("rotary_start", 3), ("inv_freq", (1.0, 0.5, 0.2) * 3), ("base", 500.0),
     ]},
     "several head_dims": (rotate, {"head_dim": (64, 128)}, "definition", "", "widths[64] widths[128]",
                           "widths[80] narrow_heads wide_heads odd_width"),
@@ -351,20 +326,14 @@ CODE = {
     "all but yarn": (refusing(lambda x, p, s: rule(s)["rope_type"] not in ("", "yarn")), {},
                      "scaling_yarn scaling_linear", "", "scaling scaling[yarn]", "scaling[linear]"),
     **{f"{name}, {layout}": (code, {"layout": layout, "arguments": "q,k,pos"}, passing, failing, "", "")
-       for layout in ("bshd", "shd", "hsd") for name, code, passing, failing in (
+       for layout in ("bshd", "hsd") for name, code, passing, failing in (
            ("heads of q and k", q_and_k(layout), "tuples", ""),
            # Pairs of heads of q and k, as `zip` makes them, leave heads of q out.
            ("some heads of q", q_and_k(layout, few_heads=100), "", "tuples"))},
-    **{f"mixed up, {layout}": (mixed_up, {"layout": layout}, "", "definition", "", "")
-       for layout in ("bhsd", "bshd", "sd")},
     # Exceptions that are no refusals.
     "raises at first": (raising_at_first(), {}, "", "many_rows", "", ""),
     "raises after it wrote x": (writing_before_it_raises, {}, "", "many_rows", "", ""),
     "raises for a claimed field": (without_the_field, {}, "", "pairing", "", ""),
-    "clipped": (
-        with_fault(from_minus_2e20, lambda x, p: not is_far_below(x, p, {}),
-                   pos_of=lambda p: np.maximum(p, -4096)),
-        {}, "definition", "accuracy_negative", "negative_positions", ""),
 }  # fmt: skip
 
 
@@ -384,7 +353,7 @@ def test_limits_of_positions_are_found():
     assert Target(of_int32).position_dtype == "int32"
 
 
-@pytest.mark.parametrize("kind", ["batch", "row", "arange", "offset"])
+@pytest.mark.parametrize("kind", ["row", "offset"])
 def test_a_kind_of_positions_is_advised(kind):
     report = run_checks(Target(CODE[kind][0]), only=["definition"])
     assert report.cause.claims == {"positions": kind}
@@ -452,7 +421,7 @@ class Tables:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-@pytest.mark.parametrize(("head_dim", "rows"), [(64, 3000), (64, 32), (128, 300), (16, 1), (16, 2), (16, 7)])
+@pytest.mark.parametrize(("head_dim", "rows"), [(64, 3000), (16, 1), (16, 7)])
 def test_the_limits_of_a_module_are_found(head_dim, rows):
     """The module declares neither limit: the suite finds both by trying, and reports them."""
     target = Target(Tables(head_dim, rows), fixed={"pairing": "half"})
@@ -460,7 +429,7 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
     assert target.taken_widths == (head_dim,)
     assert rows == 1 or "rows count from 0" in target.declines["negative_positions"]
     assert target.reach == rows - 1
-    names = "definition accuracy_small positions_of_a_batch widths many_rows combinations norm threads"
+    names = "definition accuracy_small positions_of_a_batch many_rows combinations"
     found = outcomes(target, *names.split())
     assert FAILED not in found.values()
     assert found["definition"] == found["accuracy_small"] == PASSED
@@ -473,15 +442,13 @@ def test_limits_may_be_claimed():
     assert report.target.reach == 599
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 12])
-def test_narrow_heads_may_be_claimed(head_dim):
+def test_narrow_heads_may_be_claimed():
     def narrow(x, pos, **spec):
-        assert x.shape[-1] == head_dim
+        assert x.shape[-1] == 6
         return ra.apply(x, pos, **as_records(spec))
 
     names = {"rotary_dim", "rotary_start", "combinations"}
-    only = sample(*names, "scaling_yarn", "axes", "memory", "one_field_and_many_rows")
-    report = check_backend(narrow, head_dim=head_dim, angles="exact", furthest=2**62, only=only)
+    report = check_backend(narrow, head_dim=6, angles="exact", furthest=2**62, only=sample(*names, "axes"))
     assert names <= {result.name for result in report.of(PASSED)}
 
 
@@ -496,7 +463,8 @@ def test_copies_have_the_strides_of_x():
             assert copy.strides == x.strides
 
 
-LAYOUTS = ("bhsd", "bshd", "sbhd", "bsd", "hsd", "shd", "sd", "1hsd", "b1sd", "11sd", "s1hd")
+LAYOUTS = ("bshd", "sbhd", "shd", "sd", "s1hd")
+LAYOUTS += ("bhsd", "bsd", "hsd", "1hsd", "b1sd", "11sd") if NIGHTLY else ()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -508,7 +476,7 @@ def test_axes_of_a_layout(layout):
         y = ra.apply(np.moveaxis(x, axis, -2), pos, **as_records({"axes": axes} if axes else {}))
         return np.moveaxis(y, -2, axis)
 
-    names = ("definition", "no_aliasing", "combinations", "axes", "ranks", "many_batches")
+    names = ("definition", "combinations", "axes", "ranks", "many_batches")
     found = outcomes(Target(rotate, layout=layout, dtypes=("float32",)), *names)
     assert set(found.values()) - {INAPPLICABLE} == {PASSED}
     assert found["definition"] == found["axes"] == PASSED
@@ -674,48 +642,36 @@ def test_code_without_a_gradient_is_told_to_claim_it():
 # ---- wrong words ----
 
 
-@pytest.mark.parametrize("word", ["yes", "true", "on", "1", "False", "no", " None ", "", True, 1, None])
+@pytest.mark.parametrize("word", ["yes", "1", "False", " None ", "", True, None])
 def test_a_reason_is_a_reason(word):
     with pytest.raises(ValueError, match="give the reason why the target lacks it, or --require ranks"):
         Target(rotate, lacks={"ranks": word})
 
 
 WRONG = [
-    *(
-        (claims, "give|unknown|built-in|needs|empty|layout")
-        for claims in (
-            {"fields": ("bases",)},
-            {"fixed": {"pairings": "half"}},
-            {"fixed": {"pairing": "neox"}},
-            {"fixed": {"rotary_dim": 7}},
-            {"fixed": {"base": "abc"}},
-            {"fixed": {"inverse": True}},
-            {"fixed": ["pairing"]},
-            {"positions": "all"},
-            {"angles": "double"},
-            {"angles": ["exact"]},
-            {"arithmetic": "bfloat16"},
-            {"dtypes": ("int8",)},
-            {"dtypes": ()},
-            {"dtypes": "float32"},
-            {"layout": "hbds"},
-            {"layout": 3},
-            {"furthest": "abc"},
-            {"furthest": True},
-            {"furthest": -1},
-            {"head_dim": 1},
-            {"head_dim": (64, "80")},
-            {"lacks": {"speed": "slow"}},
-            {"lacks": ["gradient"]},
-            {"wraps": "jit"},
-            {"declared": "no"},
-            {"expected_failures": ["norm"]},
-        )
-    ),
+    ({"fields": ("bases",)}, "unknown fields"),
+    ({"fixed": {"pairings": "half"}}, "unknown"),
+    ({"fixed": {"pairing": "neox"}}, "pairing must be"),
+    ({"fixed": {"rotary_dim": 7}}, "built-in"),
+    ({"fixed": {"inverse": True}}, "unknown"),
+    ({"fixed": ["pairing"]}, "give"),
+    ({"positions": "all"}, "unknown positions"),
+    ({"angles": ["exact"]}, "give a string"),
+    ({"arithmetic": "bfloat16"}, "unknown arithmetic"),
+    ({"dtypes": ()}, "empty"),
+    ({"dtypes": "float32"}, "give"),
+    ({"layout": "hbds"}, "layout"),
+    ({"furthest": "abc"}, "give"),
+    ({"furthest": True}, "give"),
+    ({"head_dim": 1}, "2 or more"),
+    ({"lacks": {"speed": "slow"}}, "unknown lacks"),
+    ({"lacks": ["gradient"]}, "give"),
+    ({"wraps": "jit"}, "give"),
+    ({"declared": "no"}, "give"),
+    ({"expected_failures": ["norm"]}, "give"),
     ({"lacks": {"rank": "why"}}, "unknown lacks 'rank'; did you mean ranks"),
     ({"lacks": {"ranks[9]": "why"}}, r"unknown lacks 'ranks\[9\]'; ranks has the parts 1, 2, 3, 4, 5, 6"),
     ({"requires": ["batch_postions"]}, "did you mean batch_positions"),
-    ({"requires": ["inv_frequency"]}, "did you mean inv_freq"),
     ({"requires": "ranks"}, "requires is 'ranks'; give a collection of names"),
     ({"requires": ["tuple"], "lacks": {"tuple": "one array"}}, "requires and lacks both name tuple"),
     ({"dtypes": ["float23"]}, "unknown dtypes 'float23'; did you mean float32"),
@@ -729,7 +685,6 @@ WRONG = [
     ({"furthest": 3, "positions": "offset"}, "consecutive positions of 5 rows need 4 or more"),
     ({"fixed": {"base": -1.0}}, "base must be a positive number"),
     ({"fixed": {"scaling": {"rope_type": "linaer"}}}, "linaer"),
-    ({"fixed": {"scaling": {"rope_type": "linear"}}}, "built-in fields"),
     ({"fixed": {"rotary_dim": 32}, "head_dim": (16, 64)}, "must be within head_dim, which is 16"),
 ]
 
