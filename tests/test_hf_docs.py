@@ -32,6 +32,7 @@ def test_programs_run_and_print_the_output_shown(program):
     program.run()
 
 
+@pytest.mark.nightly
 def test_the_wrapper_of_a_function_of_tables_has_the_claims_shown(tmp_path):
     page = (docs_blocks.DOCS / "conformance-claims.md").read_text("utf-8")
     (module,) = re.findall(r"^```python\n# llama\.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

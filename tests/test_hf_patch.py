@@ -245,8 +245,9 @@ class TwiceAsLarge:
         monkeypatch.setattr(_operators, "rotate", cls.rotate)  # of compiled calls
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("angles", ["exact", pytest.param("float32", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("angles", ANGLES)
 def test_compiled_models_call_the_replacements(angles, monkeypatch):
     """Dynamo finds globals by the name of a function's module: it must not find the originals."""
     model, other = build(layers=1), build(layers=1)
@@ -301,8 +302,8 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
     assert counter.frame_count == 2
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.nightly
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_model_whose_rule_depends_on_the_length():
     """The graph breaks at the length, as in the model's own code."""
     model = build("dynamic", layers=1)
@@ -313,6 +314,7 @@ def test_a_compiled_model_whose_rule_depends_on_the_length():
             assert is_close(logits(compiled, ids), logits(model, ids), CLOSE)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_layers_call_operators_with_the_gradients_of_the_eager_model():
     """Dynamo writes one operator for the tables and one for each layer, and does not trace our functions."""

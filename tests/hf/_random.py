@@ -1,7 +1,6 @@
 """Random configs of text models: rules, widths, sections, layer types, and the keys of older files."""
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,7 +184,7 @@ class Drawn:
     first: bool  # of the classes of these fields
 
     def probes(self, seed):
-        """Yield the config as text, a name, and the probe, for the dict, the object, and the saved JSON."""
+        """Yield a probe of each rule and layer type; the dict of the config is read the same."""
         model, cls, form = self.case.model, self.case.cls, self.case.kind
         owner = type(self.case.place.config(model, cls))
         for number, kind in enumerate(self.rules):
@@ -193,12 +192,10 @@ class Drawn:
             given, rope, kind = self.fields.draw(rng, kind)
             at = positions(rope, given["max_position_embeddings"], form.axes)
             made = owner(**copy.deepcopy(given))
-            raw, saved = {"model_type": owner.model_type, **given}, json.loads(made.to_json_string())
             for layer in form.layers:
-                whole = t.probe(replace(form, positions=at), layer, model, cls, made, made)
-                for name, config in (("dict", raw), ("config", made), ("saved", saved)):
-                    probe = replace(whole, config=copy.deepcopy(config), slack=SLACK.get(kind, 1.0))
-                    yield str(raw), f"{name}, {layer.ask}", probe
+                probe = t.probe(replace(form, positions=at), layer, model, cls, made, made)
+                others = ({"model_type": owner.model_type, **given},)
+                yield replace(probe, others=others, slack=SLACK.get(kind, 1.0))
 
 
 def drawn(models, rules=RULES, **fields):

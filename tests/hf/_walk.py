@@ -54,6 +54,7 @@ class Probe:
     layer_type: str | int | None = None
     slack: float = 1.0  # a factor on the tolerance of the frequencies
     shown: bool = True  # False: not in the table, as the config is not a default
+    others: tuple[Mapping[str, Any], ...] = ()  # configs as dicts, which are read the same
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,6 @@ def sample():
 
 
 FORMS: Mapping[str, Callable[[Any], Any]] = {
-    "object": lambda config: config,
     "dict": lambda config: config.to_dict(),
     "saved": lambda config: json.loads(config.to_json_string()),  # the content of config.json
     "older": lambda config: with_older_base(json.loads(config.to_json_string())),
@@ -188,9 +188,9 @@ def with_older_base(config):
     return new
 
 
-def ours(probe, form="object"):
-    """Read the probe's config in one of FORMS, or unchanged if it is a dict already."""
-    config = probe.config if isinstance(probe.config, dict) else FORMS[form](probe.config)
+def ours(probe, config=None):
+    """Read the probe's config, or another."""
+    config = probe.config if config is None else config
     return ra.RoPE.from_config(config, part=probe.part, layer_type=probe.layer_type)
 
 
@@ -226,14 +226,17 @@ def _length(pos):
     return int(np.ceil(pos.max())) + 1
 
 
-def differences(probe, form="object"):
-    """List the differences of the model and our reading of its config, for each array of positions."""
-    rope = ours(probe, form)
-    found = []
+def differences(probe):
+    """List the differences of the model and our reading of its config, and of other forms of the config."""
+    rope, found = ours(probe), []
+    for form, make in FORMS.items():
+        if (other := ours(probe, make(probe.config))) != rope:
+            found.append(f"{form}: {other}")
+    found += [f"{config}: {other}" for config in probe.others if (other := ours(probe, config)) != rope]
     for number, pos in enumerate(probe.positions):
         texts = _compare(probe, pos, rope.at_length(_length(pos)))
         found += [f"positions {number}: {text}" for text in texts]
-    return found
+    return [f"part {probe.part}, layer {probe.layer_type}: {text}" for text in found]
 
 
 def _compare(probe, pos, rope):
