@@ -12,7 +12,7 @@ from rope_array.__main__ import main
 from rope_array.config import read
 
 KEYS = {**heads(1024, 8), "rope_theta": 1e4}
-ZORK, PLAIN = model("zork", **KEYS), half(128)
+ZORK = model("zork", **KEYS)
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 DYNAMIC = {"type": "dynamic", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
@@ -30,100 +30,52 @@ def sections(**scaling):
     return llama({**MROPE, **scaling}, "qwen2_vl_text")
 
 
-def hunyuan(**keys):
-    return model("hunyuan_vl_text", head_dim=128, **keys)
+def hunyuan(**scaling):
+    return model("hunyuan_vl_text", head_dim=128, rope_scaling=scaling)
 
 
-# A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the
-# rope of the model's code, or the reason of the refusal that remains.
+PLAIN, BY_LINEAR = half(128), half(128, scaling=ra.Linear(2.0))
+OTHER_BASE, QUARTER = half(128, base=5e5), half(128, rotary_dim=32)
+UNSTATED = {"type": "yarn", "original_max_position_embeddings": 2048}
+CONTEXT = "max_position_embeddings"
+
+
+def dynamic(trained):
+    return half(128, scaling=ra.DynamicNTK(2.0, trained))
+
+
+GLM = llama(None, "glm4_moe", partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.25})
+# A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the rope
+# of the model's code, or the reason of the refusal that remains.
 REMEDIES = [
+    (llama(rope_thetta=5e5), "is 'rope_theta' meant", {"rope_thetta": None, "rope_theta": 5e5}, OTHER_BASE),
     (
-        llama(rope_thetta=5e5),
-        "is 'rope_theta' meant",
-        {"rope_thetta": None, "rope_theta": 5e5},
-        half(128, base=5e5),
-    ),
-    (
-        {**ZORK, "rotary_percentage": 0.25},
-        "is 'rotary_percent' meant",
-        {"rotary_percentage": None, "rotary_percent": 0.25},
-        half(128, rotary_dim=32),
+        {**ZORK, "rope_percant": 0.25},
+        "is 'rope_percent' meant",
+        {"rope_percant": None, "rope_percent": 0.25},
+        QUARTER,
     ),
     (llama(rope_ratio=8), "leave it out", {"rope_ratio": None}, PLAIN),
     (heads(1024, 8), "state its model_type", {"model_type": "llama"}, PLAIN),
-    (
-        llama({**LINEAR, "rope_theta": 5e5}),
-        "leave one out",
-        {"rope_theta": None},
-        half(128, base=5e5, scaling=ra.Linear(2.0)),
-    ),
-    (
-        llama(YARN, rope_parameters=LINEAR),
-        "leave one out",
-        {"rope_scaling": None},
-        half(128, scaling=ra.Linear(2.0)),
-    ),
-    (
-        llama(None, "glm4_moe", partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.25}),
-        "leave one out",
-        {"partial_rotary_factor": None},
-        half(128, rotary_dim=32),
-    ),
-    (
-        llama({**LINEAR, "interleaved": True}),
-        "leave interleaved out",
-        {".interleaved": None},
-        half(128, scaling=ra.Linear(2.0)),
-    ),
+    (llama({**LINEAR, "rope_theta": 1e4}, rope_theta=1e6), "leave one out", {"rope_theta": None}, BY_LINEAR),
+    (llama(YARN, rope_parameters=LINEAR), "leave one out", {"rope_scaling": None}, BY_LINEAR),
+    (GLM, "leave one out", {"partial_rotary_factor": None}, QUARTER),
+    (llama({**LINEAR, "interleaved": True}), "leave interleaved out", {".interleaved": None}, BY_LINEAR),
     (llama({"rope_dim": 64}), "leave rope_dim out", {".rope_dim": None}, PLAIN),
     ({**V3, "rope_interleave": "yes"}, "true or false", {"rope_interleave": False}, half(64)),
-    (
-        llama({"type": "yarn", "original_max_position_embeddings": 2048}),
-        "null for the ratio of the contexts",
-        {".factor": None},
-        half(128, scaling=ra.YaRN(4.0, 2048)),
-    ),
-    (
-        llama({**DYNAMIC, "alpha": 100.0}),
-        "leave it out",
-        {".alpha": None},
-        half(128, scaling=ra.DynamicNTK(2.0, 8192)),
-    ),
-    (
-        llama({**DYNAMIC, "max_position_embeddings": 4096}),
-        "leave one out",
-        {"max_position_embeddings": None},
-        "max_position_embeddings is 2048",  # of the class, which differs too
-    ),
-    (
-        {**ZORK, "rope_scaling": DYNAMIC},
-        "max_position_embeddings is missing; the config must state it",
-        {"max_position_embeddings": 4096},
-        half(128, scaling=ra.DynamicNTK(2.0, 4096)),
-    ),
+    (llama(UNSTATED), "null for the ratio", {".factor": None}, half(128, scaling=ra.YaRN(4.0, 2048))),
+    (llama({**DYNAMIC, "alpha": 100.0}), "leave it out", {".alpha": None}, dynamic(8192)),
+    # The context of the class differs too.
+    (llama({**DYNAMIC, CONTEXT: 4096}), "leave one out", {CONTEXT: None}, "max_position_embeddings is 2048"),
+    ({**ZORK, "rope_scaling": DYNAMIC}, f"{CONTEXT} is missing", {CONTEXT: 4096}, dynamic(4096)),
     (model("zork", rope_theta=1e4), "width of a head is missing", {"head_dim": 128}, PLAIN),
     ({**ZORK, "num_attention_heads": 7}, "state head_dim", {"head_dim": 128}, PLAIN),
     ({**ZORK, "head_dim": 33}, "give an even width", {"head_dim": 34}, half(34)),
-    (
-        sections(mrope_section=[1, 1, 1]),
-        "give sections that sum to the 64 pairs",
-        {".mrope_section": [16, 24, 24]},
-        CHUNKED,
-    ),
+    (sections(mrope_section=[1] * 3), "sum to the 64 pairs", {".mrope_section": [16, 24, 24]}, CHUNKED),
     (sections(mrope_interleaved=True), "leave mrope_interleaved out", {".mrope_interleaved": None}, CHUNKED),
-    (
-        hunyuan(rope_scaling={"xdrope_section": [16] * 4}),
-        "leave the sections out",
-        {".xdrope_section": None},
-        PLAIN,
-    ),
+    (hunyuan(xdrope_section=[16] * 4), "leave the sections out", {".xdrope_section": None}, PLAIN),
     (model("zork", rope_theta=5e5, text_config=llama()), "leave one out", {"rope_theta": None}, PLAIN),
-    (
-        model("xverse", **heads(1024, 8)),
-        "state the one in the model's own",
-        {"rope_theta": 5e5},
-        half(128, base=5e5),
-    ),
+    (model("xverse", **heads(1024, 8)), "state the one in the model's own", {"rope_theta": 5e5}, OTHER_BASE),
 ]
 
 
@@ -196,7 +148,6 @@ def test_what_only_the_code_tells_is_refused(name):
     assert not re.search(r"or one of|leave|is '\w+' meant", str(caught.value))
 
 
-QUARTER, OTHER_BASE = half(128, rotary_dim=32), half(128, base=5e5)
 # Keys of an unknown model that are read, and its rope.
 READ = [
     ({"alibi": False, "use_alibi": None}, PLAIN),
