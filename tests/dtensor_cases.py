@@ -65,54 +65,46 @@ def check_call(rope, dx, own, x, pos):
 # ---- positions, sizes ----
 
 # Positions for an x of (batch, head, sequence, features), their sharded axis, and the axis of x with it.
-POSITIONS = {
-    "number": (7, None, None),
-    "float": (0.5, None, None),
-    "range": (range(12), None, None),
-    "list": ([*range(6), *range(6)], None, None),
-    "replicated": (torch.arange(12) * 1_000_003, None, None),
-    "replicated floats": (torch.arange(12) * 0.25, None, None),
-    "of each batch": (torch.arange(96).reshape(8, 12), None, None),
-    "one of each batch": (torch.arange(8)[:, None], None, None),
-    "batch sharded": (torch.arange(96).reshape(8, 12), 0, 0),
-    "sequence sharded": (torch.arange(12)[None].expand(8, 12), 1, 2),
-    "sequence sharded alone": (torch.arange(12) * 1_000_003, 0, 2),
-}
+HOST = [7, 0.5, range(12), [*range(6), *range(6)]]
+REPLICATED = [torch.arange(12) * 1_000_003, torch.arange(12) * 0.25, torch.arange(8)[:, None]]
+BATCH = torch.arange(96).reshape(8, 12)
+SHARDED = [(BATCH, 0, 0), (torch.arange(12)[None].expand(8, 12), 1, 2), (torch.arange(12) * 1_000_003, 0, 2)]
+
+
+def check_positions(ropes, mesh, host, replicated, sharded):
+    x = normal(8, 8, 12, 16)
+    for dim, rope in itertools.product((None, 0, 1, 2), ropes):
+        dx = cut(x, mesh, dim)
+        for pos in host:
+            check_call(rope, dx, pos, x, pos)
+        for pos in replicated:
+            check_call(rope, dx, cut(pos, mesh, None), x, pos)
+        for pos, pos_dim, x_dim in sharded:
+            if x_dim == dim:
+                check_call(rope, dx, cut(pos, mesh, pos_dim), x, pos)
 
 
 def case_positions(_, mesh):
-    x = normal(8, 8, 12, 16)
-    for dim, (pos, pos_dim, x_dim) in itertools.product((None, 0, 1, 2), POSITIONS.values()):
-        if x_dim in (None, dim):
-            own = cut(pos, mesh, pos_dim) if isinstance(pos, torch.Tensor) else pos
-            for rope in ROPES:
-                check_call(rope, cut(x, mesh, dim), own, x, pos)
+    check_positions(ROPES, mesh, HOST, [*REPLICATED, BATCH], SHARDED)
+
+
+def case_coordinates(_, mesh):
+    """Coordinates of one token, a sequence and a batch."""
+    rope = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
+    pos = torch.arange(8 * 12 * 3).reshape(8, 12, 3) * 1_003
+    sharded = [(pos, 0, 0), (pos, 1, 2), (pos[0], 0, 2)]
+    check_positions([rope], mesh, [pos[0].tolist()], [pos, pos[0], pos[0, 0]], sharded)
+    with pytest.raises(ra.ShapeError, match="coordinates split"):
+        rope.rotation(cut(pos, mesh, 2), like=cut(normal(8, 8, 12, 16), mesh, 0))
 
 
 def case_sizes(_, mesh):
     """Shards that are uneven or empty, and axes of size 1."""
     for sizes, dim in itertools.product([(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], range(3)):
         x, pos = normal(*sizes, 16), torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], sizes[2])
-        dx = cut(x, mesh, dim)
-        for rope in (ROPE, PARTIAL_WIDTH):
-            check_call(rope, dx, cut(pos, mesh, {0: 0, 1: None, 2: 1}[dim]), x, pos)
-            check_call(rope, dx, cut(pos, mesh, None), x, pos)
-            check_call(rope, dx, range(sizes[2]), x, range(sizes[2]))
-
-
-def case_coordinates(_, mesh):
-    """Coordinates of one token, a sequence and a batch: replicated, sharded like x, and on the host."""
-    x, rope = normal(8, 8, 12, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
-    pos = torch.arange(8 * 12 * 3).reshape(8, 12, 3) * 1_003
-    for dim in (None, 0, 1, 2):
-        dx = cut(x, mesh, dim)
-        for given in (pos, pos[0], pos[0, 0]):
-            check_call(rope, dx, cut(given, mesh, None), x, given)
-        check_call(rope, dx, pos[0].tolist(), x, pos[0])
-        with pytest.raises(ra.ShapeError, match="coordinates split"):
-            rope.rotation(cut(pos, mesh, 2), like=dx)
-    for dim, given, pos_dim in ((0, pos, 0), (2, pos, 1), (2, pos[0], 0)):
-        check_call(rope, cut(x, mesh, dim), cut(given, mesh, pos_dim), x, given)
+        for rope, pos_dim in itertools.product((ROPE, PARTIAL_WIDTH), {None, {0: 0, 1: None, 2: 1}[dim]}):
+            check_call(rope, cut(x, mesh, dim), cut(pos, mesh, pos_dim), x, pos)
+        check_call(ROPE, cut(x, mesh, dim), range(sizes[2]), x, range(sizes[2]))
 
 
 # ---- gradients, compiled programs ----

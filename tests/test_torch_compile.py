@@ -367,18 +367,10 @@ def checkpoint_options(name):
     return plain.get(name) or {"use_reentrant": False, "context_fn": contexts}
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["compiled outside", *(pytest.param(place, marks=NIGHTLY) for place in ("eager", "compiled inside"))],
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("reentrant", "not reentrant", "MUST_SAVE", "MUST_RECOMPUTE"),
-        *(pytest.param(name, marks=NIGHTLY) for name in ("PREFER_SAVE", "PREFER_RECOMPUTE")),
-    ],
-)
-def test_activation_checkpointing(name, place, fresh_dynamo):
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=NIGHTLY)], ids=["outside", "inside"])
+@pytest.mark.parametrize("name", ["reentrant", "not reentrant", "MUST_SAVE", "MUST_RECOMPUTE"])
+def test_activation_checkpointing(name, inside, fresh_dynamo):
+    """Of a compiled function, and inside of one."""
     from torch.utils.checkpoint import checkpoint
 
     def block(q, k):
@@ -386,10 +378,10 @@ def test_activation_checkpointing(name, place, fresh_dynamo):
         return ROPE.rotation(POS, like=q).apply(ys[0]), ys[1]
 
     options = checkpoint_options(name)
-    inner = compiled(block) if place == "compiled inside" else block
+    inner = compiled(block) if inside else block
     run = lambda q, k: checkpoint(inner, q, k, **options)  # noqa: E731
     q, k = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1).requires_grad_()
-    ys, weight = (compiled(run) if place == "compiled outside" else run)(q, k), normal(2, 5, 16, seed=2)
+    ys, weight = (run if inside else compiled(run))(q, k), normal(2, 5, 16, seed=2)
     sum((y * weight).sum() for y in ys).backward()
     judge_gradient(k.grad, weight)
     matrix = torch.tensor(ROPE.matrix(LIST))

@@ -242,17 +242,6 @@ def saved(module):
     return torch.load(file, weights_only=False)
 
 
-def from_meta(make):
-    """Make a module without memory, then allocate it."""
-    with torch.device("meta"):
-        module = make()
-    assert all(parameter.is_meta for parameter in module.parameters())
-    module.to_empty(device="cpu")
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
-    return module
-
-
 COPIES = {
     "bfloat16": lambda module: module.bfloat16(),
     "type": lambda module: module.type(torch.float16),
@@ -274,11 +263,6 @@ def test_casts_and_copies_change_no_bit(name, make):
     assert all(map(same, call(copied), want))
     assert repr(copied) == repr(module)
     assert all(parameter.dtype == torch.float32 for parameter in copied.parameters())
-
-
-@pytest.mark.parametrize("make", [MODULES["fixed"], MODULES["learned"]], ids=["fixed", "learned"])
-def test_modules_made_on_meta_rotate_as_others(make):
-    assert all(map(same, call(from_meta(make)), call(make())))
 
 
 def test_the_fixed_module_has_no_state_and_shows_its_rope():

@@ -1,11 +1,23 @@
 """The rotation in a compiled program on the CPU: one operator each way; elsewhere one loop each way."""
 
 import re
-import shutil
 
 import pytest
 from compare import judge, same
-from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, compiled, forward_ad, near, normal
+from torch_cases import (
+    FIELDS,
+    HALF,
+    IGNORED,
+    LIST,
+    NEEDS_COMPILER,
+    NIGHTLY,
+    OTHER,
+    POS,
+    compiled,
+    forward_ad,
+    near,
+    normal,
+)
 
 import rope_array as ra
 
@@ -17,10 +29,6 @@ if kernel is None:
     pytest.skip("the operator calls the C++ kernel", allow_module_level=True)
 operator = pytest.importorskip("rope_array._backends.torch._operator")
 
-NIGHTLY = pytest.mark.nightly
-NEEDS_COMPILER = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
-)
 ROPES = {
     "plain": ra.RoPE(16),
     "half": HALF,
@@ -278,27 +286,23 @@ def test_nothing_is_copied_in_place(name, fresh_dynamo):
     assert ("cpp_fused" in program[program.index("def call(") :]) == (name == "rotation")  # makes tables
 
 
-LOOPS = {
-    "half": ({"pairing": "half"}, torch.bfloat16),
-    "interleaved, partial": ({"rotary_dim": 32, "rotary_start": 8}, torch.bfloat16),
-    "interleaved": ({}, torch.float32),
-    "half, partial": ({"pairing": "half", "rotary_dim": 32}, torch.float32),
-}
-
-
 @pytest.mark.slow
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "half" else NIGHTLY) for name in LOOPS]
+    ("fields", "dtype"),
+    [
+        ({"pairing": "half"}, torch.bfloat16),
+        pytest.param({"rotary_dim": 32, "rotary_start": 8}, torch.float32, marks=NIGHTLY),
+    ],
+    ids=["half", "interleaved, partial"],
 )
-def test_fused_loops_without_the_operator(name, fresh_dynamo):
+def test_fused_loops_without_the_operator(fields, dtype, fresh_dynamo):
     """As on a device that the kernel does not serve: no temporary, and tables once per position.
 
     The compiler joins a concatenation into the loop of its parts on every device but the CPU, unless told to.
     """
     from torch._inductor import config
 
-    fields, dtype = LOOPS[name]
     rope, pos = ra.RoPE(64, **fields), torch.arange(40)
     q, k = (normal(1, heads, 40, 64, dtype=dtype).requires_grad_() for heads in (4, 2))
     run = compiled(lambda q, k, pos: rope.apply((q, k), pos, backend="torch"), "inductor")

@@ -186,14 +186,6 @@ SERVED = {
     "under detect_anomaly": within(lambda: torch.autograd.detect_anomaly(False)),
     "a device": within(lambda: torch.device("cpu")),
     "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
-    "transposed": lambda of, x: of(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)),
-    "every second": lambda of, x: of(x.repeat_interleave(2, 0).repeat_interleave(2, 2)[1::2, :, 1::2]),
-    "offset": lambda of, x: of(torch.nn.functional.pad(x, (3, 0, 2, 0, 1, 0))[1:, 2:, 3:]),
-    "channels last": lambda of, x: of(x[None].contiguous(memory_format=torch.channels_last))[0],
-    "a part of complex numbers": lambda of, x: of(torch.complex(x, -x).real),
-    "windows": lambda of, x: of(
-        torch.nn.functional.pad(x, (0, 0, 0, 2)).as_strided((2, 5, 16), (112, 16, 1))
-    ),
 }
 # Situations that the kernel declines, with the reason if x alone causes it; the array-api backend serves.
 DECLINED = {
