@@ -110,28 +110,23 @@ def far():
 
 
 def test_distances_beyond_32_bits(level, far):
-    rope, x = RoPE(6, pairing="half", out_pairing="interleaved"), normal((2, 5, 6), F16)
-    want = by_array_api(rope, x, range(5))
-    rows = far[: 2**31].reshape(4, 2**29)
-    rows = np.lib.stride_tricks.as_strided(rows, (5, 2**19), (2**30, 2))  # the last row starts 2^32 bytes in
-    for there in (rows[:, :6], rows[::-1, 100:106], rows[:, 205:199:-1], rows[:, 301:313:2]):
-        there[...] = x[0]
-        assert_same(rope.apply(there, range(5)), want[0])
-        out = rows[:, 1000:1006]
-        assert_same(rope.apply(there, range(5), out=out), want[0], "to another place")
-        assert_same(rope.apply(there, range(5), out=there), want[0], "in place")
-    for axes in ((0, 1, 2), (1, 0, 2)):  # heads far apart; then positions
-        there = np.lib.stride_tricks.as_strided(rows, (5, 2, 6), (2**30, 12, 2)).transpose(axes)
-        there[...] = y = normal(there.shape, F16)
-        assert_same(rope.apply(there, range(len(y[0])), out=there), by_array_api(rope, y, range(len(y[0]))))
-    features = np.lib.stride_tricks.as_strided(far, (2, 4), (2, 2**30))
-    features[...] = x[0, :2, :4]
-    want = by_array_api(RoPE(4), x[0, :2, :4], range(2))
-    assert_same(RoPE(4).apply(features, range(2)), want, "features far apart")
-    assert_same(RoPE(4).apply(features, range(2), out=features), want, "and in place")
-    pos = np.lib.stride_tricks.as_strided(far.view(np.int64)[2000:], (5,), (2**30,))
+    """Of rows, heads, features and positions."""
+    as_strided, rope = np.lib.stride_tricks.as_strided, RoPE(6, pairing="half", out_pairing="interleaved")
+    rows = as_strided(far, (5, 2**19), (2**30, 2))  # the last row starts 2^32 bytes in
+    heads, features = as_strided(rows, (5, 2, 6), (2**30, 12, 2)), as_strided(far, (2, 4), (2, 2**30))
+    places = [(rope, there) for there in (rows[:, :6], rows[::-1, 100:106], rows[:, 301:313:2], heads)]
+    places += [(rope, heads.transpose(1, 0, 2)), (RoPE(4), features)]
+    for rope, there in places:
+        there[...] = x = normal(there.shape, F16)
+        pos = range(there.shape[-2])
+        want = by_array_api(rope, x, pos)
+        assert_same(rope.apply(there, pos), want)
+        if there.ndim == 2 and there.shape[0] == 5:
+            assert_same(rope.apply(there, pos, out=rows[:, 1000:1006]), want, "to another place")
+        assert_same(rope.apply(there, pos, out=there), want, "in place")
+    x, pos = normal((2, 5, 6), F16), as_strided(far.view(np.int64)[2000:], (5,), (2**30,))
     pos[...] = [4, 3, 2, 1, 0]
-    assert_same(rope.apply(x, pos), by_array_api(rope, x, [4, 3, 2, 1, 0]), "positions far apart")
+    assert_same(RoPE(6).apply(x, pos), by_array_api(RoPE(6), x, [4, 3, 2, 1, 0]), "positions far apart")
 
 
 @pytest.mark.nightly

@@ -6,8 +6,6 @@ from compare import assert_same
 from native_cases import (
     MIB,
     PAIRINGS,
-    SEVERAL,
-    SPECS,
     THREADS,
     Axes,
     RoPE,
@@ -88,19 +86,6 @@ def test_positions_and_tables(tensors):
         assert_same(of_tensor(rotation.apply(xs)), want)
         sliced = rotation._replace(cos=rotation.cos.repeat_interleave(2, -1)[..., ::2])
         assert_same(of_tensor(sliced.apply(xs)), want)
-
-
-def test_gradients_have_the_bits_of_array_api(tensors):
-    import torch
-
-    for name, rope in (SPECS | SEVERAL).items():
-        x = torch.randn(2, 5, rope.head_dim, requires_grad=True)
-        pos = torch.arange(5 * rope.axes.count).view(5, -1) if name in SEVERAL else torch.arange(5)
-        dy = torch.randn(2, 5, rope.head_dim)
-        (got,), (want,) = (
-            torch.autograd.grad(rope.apply(x, pos, backend=backend), x, dy) for backend in (None, "array-api")
-        )
-        assert_same(of_tensor(got), of_tensor(want), name)
 
 
 def test_out_is_written(tensors):

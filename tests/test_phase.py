@@ -104,13 +104,14 @@ def x64(lib, on):
 def check(lib, route, pos, name="default", sign=1, dtype=None):
     """Compare with Python's integers, by the operations of each backend."""
     double, wide = ROUTES[route]
+    exact = expected(pos, name, double, sign)
     with x64(lib, wide):
         array = lib.asarray(pos) if dtype is None else lib.xp.asarray(pos.astype(dtype))
         for ops in all_ops(lib):
             assert ops.has_int64 or not wide
             phase = _angles.phase(array, plan_of(name, sign), double, ops._replace(has_int64=wide))
             assert wide or lib.to_numpy(phase).dtype == np.uint32
-            np.testing.assert_array_equal(got(phase, lib, double), expected(pos, name, double, sign))
+            np.testing.assert_array_equal(got(phase, lib, double), exact)
 
 
 # Whether the phase has 64 bits, and the integers of its arithmetic.
@@ -183,24 +184,15 @@ def test_a_call_uses_the_phase_function(lib, monkeypatch):
         calls.clear()
 
 
-# ---- settings that must not change the bits ----
-
-
 @pytest.mark.library("numpy")
-def test_numpy_error_state_changes_nothing():
+def test_no_floating_point_error_is_raised():
     with np.errstate(all="raise"):
         check(LIBS["numpy"], "phase32 in uint32", np.array(INT32_ENDS, np.int32))
         for pos in (INT32_ENDS + INT64_ENDS, -(2**63), 2**62, -5):
             check(LIBS["numpy"], "phase64", np.array(pos))
-
-
-@pytest.mark.library("numpy")
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_numpy_calls_raise_no_floating_point_error(dtype):
-    x = np.ones((5, 16), dtype)
-    with np.errstate(all="raise"):
-        for pos in ([0, 1, -1, 2**31 - 1, -(2**31)], -(2**63), 0.5, np.array([0.0, 0.25, -1.5, 1e9, -1e-9])):
-            assert np.isfinite(ra.apply(x, pos)).all()
+        for dtype in ("float16", "float32", "float64"):
+            for pos in (INT32_ENDS[:5], -(2**63), 0.5, np.array([0.0, 0.25, -1.5, 1e9, -1e-9])):
+                assert np.isfinite(ra.apply(np.ones((5, 16), dtype), pos)).all()
 
 
 # ---- the distance to the exact angle ----
