@@ -45,8 +45,8 @@ def dynamic(trained):
 
 
 GLM = llama(None, "glm4_moe", partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.25})
-# A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the rope
-# of the model's code, or the reason of the refusal that remains.
+# A config; the words of the remedy; the keys that follow it (None: left out; a dot: of rope_scaling); the
+# rope of the model's code, or the reason of the refusal that remains.
 REMEDIES = [
     (llama(rope_thetta=5e5), "is 'rope_theta' meant", {"rope_thetta": None, "rope_theta": 5e5}, OTHER_BASE),
     (

@@ -139,62 +139,48 @@ OF_EVERY_CLASS: dict[str, list[Any]] = {
     "max_position_embeddings": [3000],
 }
 
+HALVES = LAYERS // 2
+
+
+def each(values: list[Any], *names: str) -> dict[str, list[Any]]:
+    return {name: values for name in names}
+
+
 # Keys of single classes, and their fields that `__post_init__` converts.
 VALUES: dict[str, list[Any]] = {
     **OF_EVERY_CLASS,
-    "attention_head_dim": [32],
+    **each([777.5, None], "global_rope_theta", "rotary_emb_base"),
+    **each([55.5, None], "local_rope_theta", "rope_local_base_freq", "swa_rope_theta"),
+    **each([[1, 4], [], None], "attn_layer_indices", "cross_attention_layers"),
+    **each([[1, 4]], "full_attn_idxs", "rope_scaling_layers"),
+    **each([True, False], "mla_use_nope", "use_dsa", "use_sliding_window"),
+    **each([32], "attention_head_dim", "global_head_dim", "qk_rope_head_dim", "swa_qk_rope_head_dim"),
+    **each([1024], "d_model", "n_embed"),
+    **each([768], "embed_dim", "n_embd", "width"),
+    **each([8], "heads", "n_head", "n_heads", "num_attention_heads", "num_heads", "num_key_value_heads"),
+    **each([4], "global_attn_every_n_layers", "layers"),
+    **each([3], "full_attention_interval", "no_rope_layer_interval", "sliding_window_pattern"),
     "attn_config": [{"rope_theta": 777.5}, {"rope_theta": 99.5}, {"rope_theta": None}],
-    "attn_layer_indices": [[1, 4], [], None],
-    "attention_windows": [[64, 0] * (LAYERS // 2), [0] * LAYERS],
+    "attention_windows": [[64, 0] * HALVES, [0] * LAYERS],
     "block_types": [["attention", "recurrent", "recurrent"], ["recurrent"], ["attention", "recurrent"]],
     "compress_ratios": [[0, 4, 128, 4, 0, 4, 128, 4], [0] * LAYERS],
-    "cross_attention_layers": [[1, 4], [], None],
-    "d_model": [1024],
-    "embed_dim": [768],
     "encoder_attention_heads": [16],
-    "full_attention_interval": [3],
-    "full_attn_idxs": [[1, 4]],
-    "global_attn_every_n_layers": [4],
-    "global_head_dim": [32],
-    "global_rope_theta": [777.5, None],
-    "heads": [8],
-    "layer_rope_theta": [[55.5, 0.0] * (LAYERS // 2), [55.5] * LAYERS],
+    "layer_rope_theta": [[55.5, 0.0] * HALVES, [55.5] * LAYERS],
     "layers_block_type": [alternating("attention", "mamba"), alternating("recurrent", "attention")],
     "linear_attn_config": [
         {"full_attn_layers": [1, 4, 8], "kda_layers": [2, 3, 5, 6, 7], "num_heads": 8, "head_dim": 32}
     ],
-    "layers": [4],
-    "local_rope_theta": [55.5, None],
-    "mla_use_nope": [True, False],
     "mlp_layer_types": [alternating("dense", "sparse")],
     "model_max_length": [3000],
-    "n_embd": [768],
-    "n_embed": [1024],
-    "n_head": [8],
-    "n_heads": [8],
-    "no_rope_layer_interval": [3],
-    "no_rope_layers": [[1, 0] * (LAYERS // 2), [1] * LAYERS],
-    "num_attention_heads": [8],
-    "num_heads": [8],
+    "no_rope_layers": [[1, 0] * HALVES, [1] * LAYERS],
     "num_hidden_layers": [LAYERS - 1],
-    "num_key_value_heads": [8],
-    "partial_rotary_factors": [[0.5, 0.25] * (LAYERS // 2)],
+    "partial_rotary_factors": [[0.5, 0.25] * HALVES],
     "per_layer_config": [{"3": {"head_dim": 64}}],
-    "qk_rope_head_dim": [32],
-    "rope_local_base_freq": [55.5, None],
-    "rope_scaling_layers": [[1, 4]],
     "rotary_dim": [16],
-    "rotary_emb_base": [777.5, None],
     "rotary_pct": [0.5],
-    "sliding_window_pattern": [3],
     "sliding_window_size": [64],
-    "sparse_attention_config": [{"sparse_attention_freq": [0, 1] * (LAYERS // 2)}],
-    "swa_qk_rope_head_dim": [32],
-    "swa_rope_theta": [55.5, None],
-    "use_dsa": [True, False],
-    "use_sliding_window": [True, False],
+    "sparse_attention_config": [{"sparse_attention_freq": [0, 1] * HALVES}],
     "whisper_config": [{"d_model": 1280, "encoder_attention_heads": 10}],
-    "width": [768],
 }
 
 # Keys that the code computes, and configs that state them.

@@ -1,9 +1,6 @@
 """Readings of configs against transformers: models that do not rotate, indexers, permuted weights."""
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
 
 import pytest
 import torch
@@ -17,49 +14,42 @@ from rope_array._config._document import CONVENTIONS
 from rope_array.config import ConfigError, read, read_layers
 
 
-def model_file(kind: str) -> Any:
+def model_file(kind):
     name = CONFIG_MAPPING[kind].__module__
     return importlib.import_module(name.replace("configuration", "modeling"))
 
 
 # ---- models that do not rotate ----
 
-LAYERS = ["linear_attention", "full_attention"]
-# Model, its class, and what `tiny_config` does not know of it.
-UNROTATED: dict[str, tuple[str, dict[str, Any]]] = {
-    "inkling2_text": ("Inkling2ForCausalLM", {}),
-    "jamba": ("JambaForCausalLM", {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4}),
-    "kimi_linear": ("KimiLinearForCausalLM", {}),
+MLP = ["linear_attention", "full_attention", "mlp"]
+HYBRID = {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2}
+# A model's class, and the values that `tiny_config` does not know.
+UNROTATED = {
+    "inkling2_text": ("Inkling2", {}),
+    "jamba": ("Jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4}),
+    "kimi_linear": ("KimiLinear", {}),
     "nemotron_h": (
-        "NemotronHForCausalLM",
-        {"layers_block_type": [*LAYERS, "mlp"], "n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 16},
+        "NemotronH",
+        {"layers_block_type": MLP, "n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 16},
     ),
-    "zamba": (
-        "ZambaForCausalLM",
-        {
-            "num_hidden_layers": 4,
-            "layers_block_type": ["linear_attention", "hybrid"] * 2,
-            "attention_hidden_size": 128,
-            "attention_head_dim": 64,
-        },
-    ),
+    "zamba": ("Zamba", {**HYBRID, "attention_hidden_size": 128, "attention_head_dim": 64}),
 }
 # Without a language model of their own, or with another embedding of positions; see their modeling files.
 BY_THE_CODE = {"glm5_next_text", "inkling_text", "moshi_depth", "moonshine_streaming_encoder"}
 
 
-def test_every_model_without_rotation_is_listed() -> None:
+def test_every_model_without_rotation_is_listed():
     found = {key for key, convention in CONVENTIONS.items() if convention.never is not None}
     assert found == UNROTATED.keys() | BY_THE_CODE
 
 
 @pytest.mark.parametrize("kind", UNROTATED)
-def test_logits_do_not_depend_on_the_positions(kind: str) -> None:
+def test_logits_do_not_depend_on_the_positions(kind):
     name, changes = UNROTATED[kind]
     torch.manual_seed(0)
     cls = CONFIG_MAPPING[kind]
     values = merged(with_tokens(reduced(cls().to_dict()), {}), changes)
-    model = getattr(model_file(kind), name)(cls(**values)).eval()
+    model = getattr(model_file(kind), f"{name}ForCausalLM")(cls(**values)).eval()
     set_weights(model)
     ids = torch.randint(3, 100, (2, 12))
     positions = torch.arange(12).expand(2, -1)
@@ -77,34 +67,25 @@ def test_logits_do_not_depend_on_the_positions(kind: str) -> None:
 
 # ---- the indexers of sparse attention ----
 
-INDEXERS = {
-    "axk2": ("AXK2Indexer", "AXK2RotaryEmbedding"),
-    "deepseek_v32": ("DeepseekV32Indexer", "DeepseekV32RotaryEmbedding"),
-    "dots3_note_text": ("Dots3NoteTextIndexer", "Dots3NoteTextRotaryEmbedding"),
-    "glm_moe_dsa": ("GlmMoeDsaIndexer", "GlmMoeDsaRotaryEmbedding"),
-    "hy_v4": ("HYV4Indexer", "HYV4RotaryEmbedding"),
-}
-SMALL = {
-    "hidden_size": 48,
-    "q_lora_rank": 24,
-    "index_n_heads": 2,
-    "index_head_dim": 40,
-    "qk_rope_head_dim": 16,
-}
+INDEXERS = {"axk2": "AXK2", "deepseek_v32": "DeepseekV32", "dots3_note_text": "Dots3NoteText"}
+INDEXERS |= {"glm_moe_dsa": "GlmMoeDsa", "hy_v4": "HYV4"}
+SMALL = {"hidden_size": 48, "q_lora_rank": 24, "index_n_heads": 2, "index_head_dim": 40}
+SMALL["qk_rope_head_dim"] = 16
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 5e4}
 
 
 class Keys:
     """A cache that keeps the rotated keys of an indexer."""
 
-    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+    def update_indexer(self, keys, layer):
         self.keys = keys
         return keys
 
 
 @pytest.mark.parametrize("kind", INDEXERS)
-def test_the_part_indexer_rotates_as_the_indexer_does(kind: str) -> None:
-    module, rotary = (getattr(model_file(kind), name) for name in INDEXERS[kind])
+def test_the_part_indexer_rotates_as_the_indexer_does(kind):
+    names = f"{INDEXERS[kind]}Indexer", f"{INDEXERS[kind]}RotaryEmbedding"
+    module, rotary = (getattr(model_file(kind), name) for name in names)
     config = CONFIG_MAPPING[kind](**SMALL, rope_parameters=dict(YARN))
     torch.manual_seed(0)
     own = config.per_layer_config[0] if config.is_heterogeneous else config
@@ -122,7 +103,7 @@ def test_the_part_indexer_rotates_as_the_indexer_does(kind: str) -> None:
         torch.testing.assert_close(rope.apply(unrotated, positions[0]), cache.keys, rtol=0, atol=2e-5)
 
 
-def test_a_flag_of_the_indexer_has_no_effect_on_attention() -> None:
+def test_a_flag_of_the_indexer_has_no_effect_on_attention():
     """transformers does not read the flag, which GLM-5's config states."""
     config = {"model_type": "glm_moe_dsa", "indexer_rope_interleave": True}
     assert read(config).notes == ()
@@ -139,14 +120,12 @@ def test_a_flag_of_the_indexer_has_no_effect_on_attention() -> None:
 PERMUTED = {"kimi_k25": "vision", "step3p7": "vision", "mistral_large4": "vision", "gradium_phonon_tts": None}
 
 
-def test_every_permutation_of_transformers_is_noted() -> None:
-    mapping = importlib.import_module(
-        "transformers.conversion_mapping"
-    )._build_checkpoint_conversion_mapping()
+def test_every_permutation_of_transformers_is_noted():
+    conversions = importlib.import_module("transformers.conversion_mapping")
     found = {
         kind
-        for kind, conversions in mapping.items()
-        for operation in (op for step in conversions for op in getattr(step, "operations", ()))
+        for kind, steps in conversions._build_checkpoint_conversion_mapping().items()
+        for operation in (op for step in steps for op in getattr(step, "operations", ()))
         if isinstance(operation, PermuteForRope)
     }
     names = {"step3p5_vision": "step3p7"}  # the converter has the name of the part
@@ -154,14 +133,14 @@ def test_every_permutation_of_transformers_is_noted() -> None:
 
 
 @pytest.mark.parametrize("kind", PERMUTED)
-def test_the_pairing_of_the_file_is_noted(kind: str) -> None:
+def test_the_pairing_of_the_file_is_noted(kind):
     reading = read({"model_type": kind}, part=PERMUTED[kind])
     (note,) = (note for note in reading.notes if "permutes the rows" in note)
     assert note.endswith("the pairing is 'interleaved'")
     assert reading.rope.pairing == "half"
 
 
-def test_the_pairing_of_the_file_gives_the_same_scores() -> None:
+def test_the_pairing_of_the_file_gives_the_same_scores():
     config = type("Config", (), {"num_attention_heads": 2})
     torch.manual_seed(0)
     stored, x, positions = torch.randn(2 * 16, 24), torch.randn(7, 24), torch.arange(7)
@@ -173,7 +152,7 @@ def test_the_pairing_of_the_file_gives_the_same_scores() -> None:
     torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-4)
 
 
-def test_a_model_with_the_flag_of_its_indexer_is_patched() -> None:
+def test_a_model_with_the_flag_of_its_indexer_is_patched():
     cls = CONFIG_MAPPING["glm_moe_dsa"]
     config = cls(**reduced(cls().to_dict()), indexer_rope_interleave=True)
     torch.manual_seed(0)
@@ -185,7 +164,7 @@ def test_a_model_with_the_flag_of_its_indexer_is_patched() -> None:
         torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=1e-5)
 
 
-def test_a_rule_that_is_assigned_to_a_config_object_has_no_base() -> None:
+def test_a_rule_that_is_assigned_to_a_config_object_has_no_base():
     config = CONFIG_MAPPING["llama"](rope_theta=5e5)
     with pytest.warns(FutureWarning, match="`rope_scaling` is deprecated"):
         config.rope_scaling = {"rope_type": "linear", "factor": 2.0}
