@@ -60,16 +60,19 @@ def test_every_kind_of_spec(level, dtype, spec):
     check_tables(rope, rng.uniform(-999, 999, (5, *last)).astype(F32), x[::-1, :, :, ::-1])
 
 
-@in_pairs_of(pairings=PAIRINGS)
+@by_dtype
+@pytest.mark.parametrize("pairings", PAIRINGS, ids=words)
 def test_every_number_of_pairs(level, dtype, pairings):
-    """Chunks of each power of two, alone and after each other; NaN and infinity stay in their pair."""
+    """Chunks of each power of two, by columns, by rows and fused; NaN and infinity stay in their pair."""
     for num_pairs in [*range(1, 36), 47, 63, 64, 65, 80, 127] if NIGHTLY else [1, 2, 3, 7, 17, 31, 64, 127]:
-        rope = RoPE(2 * num_pairs, pairing=pairings[0], out_pairing=pairings[1])
-        x = normal((2, 3, 2 * num_pairs), dtype, seed=num_pairs)
+        rope, pos = RoPE(2 * num_pairs, pairing=pairings[0], out_pairing=pairings[1]), [5, -6, 10**9, 7, 8]
+        x = normal((2, 5, 2 * num_pairs), dtype, seed=num_pairs)
         x[0, 1, num_pairs // 2], x[1, 2, -1] = np.nan, np.inf
-        assert_same(rope.apply(x, [5, -6, 10**9]), by_array_api(rope, x, [5, -6, 10**9]), num_pairs)
-        one = x[1:]
-        assert_same(rope.apply(one, range(3)), by_array_api(rope, one, range(3)), f"{num_pairs}, one head")
+        for name, part in {"by columns": np.s_[:], "by rows": np.s_[:, :3], "fused": np.s_[1:]}.items():
+            at = pos[: x[part].shape[1]]
+            assert_same(
+                rope.apply(x[part], at), by_array_api(rope, x[part], at), f"{num_pairs} pairs, {name}"
+            )
 
 
 SIGNED = ["int8", "int16", "int32", "int64"]
