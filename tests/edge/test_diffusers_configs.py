@@ -456,24 +456,6 @@ def test_a_model_that_no_rope_states_is_refused(name):
         read(config_of(name))
 
 
-@pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_mochi_mixes_the_coordinates_in_each_pair():
-    """Show the reason of the refusal: all of a pair's frequencies, one for each coordinate, are learned."""
-    from diffusers.models.transformers.transformer_mochi import MochiRoPE
-
-    frequencies = torch.ones(3, 2, 5)  # coordinates, heads, pairs
-    cos, _ = MochiRoPE()(frequencies, T, 4, 4, dtype=torch.float32)
-    t, h, w = MochiRoPE()._get_positions(T, 4, 4, dtype=torch.float32).T
-    torch.testing.assert_close(cos[:, 0, 0], torch.cos(t + h + w))
-
-
-def test_ernie_image_rotates_no_pairs():
-    """Show the reason of the refusal: the two features that it combines have different angles."""
-    module = importlib.import_module(f"{PACKAGE}.transformer_ernie_image")
-    angles = module.ErnieImageEmbedND3(128, 256, (32, 48, 48))(torch.ones(1, 1, 3))[0, 0, 0]
-    assert not torch.allclose(angles[:64], angles[64:])
-
-
 def test_a_model_object_is_read():
     model = CLASSES["FluxTransformer2DModel"](
         num_layers=1,

@@ -21,19 +21,27 @@ SHIFTS = [0, 100_000, 1_000_000]
 OPTIONS = {"deepseek": {"attention_config": {"backend": "CPU_MLA"}}}  # the other needs bfloat16
 
 
-def start(folder, variable, cache=None, **options):
-    """Run an engine to its end."""
-    environment = {**os.environ, "ROPE_ARRAY_VLLM": variable, "VLLM_CACHE_ROOT": str(cache or folder)}
-    if variable is None:
-        del environment["ROPE_ARRAY_VLLM"]
-    command = [sys.executable, "-P", ENGINE, folder, json.dumps(options)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+def start(*command, **environment):
+    """Run a program of Python to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def start_engine(folder, variable, cache=None, **options):
+    environment = {} if variable is None else {"ROPE_ARRAY_VLLM": variable}
+    return start(ENGINE, folder, json.dumps(options), VLLM_CACHE_ROOT=str(cache or folder), **environment)
 
 
 def run(name, folder, variable, cache=None, **options):
     """Save a model, and return an engine's results and its output."""
     options = {"prompts": prompts(), **OPTIONS.get(name, {}), **options}
-    done = start(save(name, folder), variable, cache, **options)
+    done = start_engine(save(name, folder), variable, cache, **options)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
@@ -72,6 +80,7 @@ def test_a_model_may_change_the_pairing_of_its_layers(tmp_path):
 
 
 def test_without_the_variable_the_bits_are_of_vllm_without_us(tmp_path, monkeypatch):
+    monkeypatch.delenv("ROPE_ARRAY_VLLM", raising=False)
     unset, output = run("llama3", tmp_path, None, shifts=SHIFTS)
     assert "by rope_array" not in output
     monkeypatch.setenv("VLLM_PLUGINS", "")
@@ -136,7 +145,7 @@ def test_the_engine_does_not_start(variable, changes, message, tmp_path):
     config = json.loads(path.read_text("utf-8"))
     config["rope_parameters"] |= changes
     path.write_text(json.dumps(config), "utf-8")
-    done = start(tmp_path, variable, prompts=prompts())
+    done = start_engine(tmp_path, variable, prompts=prompts())
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
     assert "RESULT" not in done.stdout
@@ -150,14 +159,7 @@ def test_the_program_of_the_page_prints_the_report(tmp_path):
     )
     script = tmp_path / "report.py"
     script.write_text(program.replace('"Qwen/Qwen3-0.6B"', model), "utf-8")
-    environment = {
-        **os.environ,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    command = [sys.executable, "-P", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = start(script, VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     report = "1 rotary embedding by rope_array\n  2 x RotaryEmbedding: RoPE(head_dim=64, pairing='half')\n"
     assert done.stdout.endswith(report)

@@ -21,10 +21,10 @@ YARN = {"factor": 16.0, "original_max_position_embeddings": LENGTH // 16}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 LONGROPE = {"short_factor": [1.0] * 32, "long_factor": [1.0 + i / 8 for i in range(32)]}
-GEMMA3 = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
-}
+GEMMA3 = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+GEMMA3["full_attention"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+GEMMA3 = {"rope_parameters": GEMMA3, "layer_types": [*GEMMA3], "query_pre_attn_scalar": 64}
+TRAINED = {"original_max_position_embeddings": 32}
 
 # The class of the config, and the fields that differ from LLAMA. vLLM takes GLM from transformers.
 MODELS = {
@@ -33,23 +33,10 @@ MODELS = {
     "linear": ("LlamaConfig", _rule("linear", factor=4.0)),
     "yarn": ("LlamaConfig", _rule("yarn", **YARN)),
     "qwen3": ("Qwen3Config", _rule("default", 1e6)),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            "rope_parameters": GEMMA3,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "query_pre_attn_scalar": 64,
-        },
-    ),
+    "gemma3": ("Gemma3TextConfig", GEMMA3),
     "deepseek": ("DeepseekV2Config", {**MLA, **_rule("yarn", **YARN, mscale=0.7, mscale_all_dim=0.7)}),
-    "phi3": (
-        "Phi3Config",
-        {
-            **_rule("longrope", **LONGROPE, original_max_position_embeddings=32),
-            "original_max_position_embeddings": 32,
-        },
-    ),
-    "glm": ("GlmConfig", {**_rule("default", partial_rotary_factor=0.5)}),
+    "phi3": ("Phi3Config", {**_rule("longrope", **LONGROPE, **TRAINED), **TRAINED}),
+    "glm": ("GlmConfig", _rule("default", partial_rotary_factor=0.5)),
 }
 # vLLM calls no hooks of this model, which would shift its positions.
 UNSHIFTED = {"ernie": ("Ernie4_5Config", _rule("default"))}

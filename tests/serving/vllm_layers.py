@@ -15,50 +15,40 @@ PACKAGE = "vllm.model_executor.layers.rotary_embedding"
 COMMON = {"head_size": 32, "rotary_dim": 32, "max_position_embeddings": 4096, "base": 10000.0}
 COMMON |= {"is_neox_style": True, "dtype": torch.float32}
 YARN = {"scaling_factor": 8.0}
-PHI3 = {
-    "original_max_position_embeddings": 1024,
-    "short_factor": [1.0 + i / 16 for i in range(16)],
-    "long_factor": [1.0 + i * i / 4 for i in range(16)],
-}
+PHI3 = {"original_max_position_embeddings": 1024, "short_factor": [1.0 + i / 16 for i in range(16)]}
+PHI3["long_factor"] = [1.0 + i * i / 4 for i in range(16)]
+LLAMA3 = {"base": 500000.0, "scaling_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["orig_max_position"] = 8192
 MROPE = {"mrope_section": [4, 6, 6]}
+NEIGHBOURS = {"is_neox_style": False}
+UNTRUNCATED = {**YARN, "truncate": False, "attention_factor": 0.7}
+PATCHES = {"rotary_dim": 16, "max_position_embeddings": 36, "dtype": torch.complex64}
+
+
+def _dynamic(factor, trained):
+    return "DynamicNTKScalingRotaryEmbedding", {"scaling_factor": factor, "max_trained_positions": trained}
+
+
+def _deepseek(*scales):
+    return {**YARN, **dict(zip(("mscale", "mscale_all_dim"), scales, strict=True))}
+
 
 # A layer by a name: the class, and the arguments that differ from COMMON.
 LAYERS = {
     "default": ("RotaryEmbedding", {}),
-    "interleaved": ("RotaryEmbedding", {"is_neox_style": False}),
-    "partial": ("RotaryEmbedding", {"rotary_dim": 16, "is_neox_style": False, "base": 500000}),
+    "interleaved": ("RotaryEmbedding", NEIGHBOURS),
+    "partial": ("RotaryEmbedding", {"rotary_dim": 16, "base": 500000, **NEIGHBOURS}),
     "linear": ("LinearScalingRotaryEmbedding", {"scaling_factors": 4.0}),
-    "llama3": (
-        "Llama3RotaryEmbedding",
-        {
-            "base": 500000.0,
-            "scaling_factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "orig_max_position": 8192,
-        },
-    ),
+    "llama3": ("Llama3RotaryEmbedding", LLAMA3),
     "yarn": ("YaRNScalingRotaryEmbedding", YARN),
-    "yarn not truncated": (
-        "YaRNScalingRotaryEmbedding",
-        {**YARN, "truncate": False, "attention_factor": 0.7},
-    ),
-    "yarn mscale": ("YaRNScalingRotaryEmbedding", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
-    "deepseek": (
-        "DeepseekScalingRotaryEmbedding",
-        {**YARN, "is_neox_style": False, "mscale": 0.707, "mscale_all_dim": 0.3},
-    ),
+    "yarn not truncated": ("YaRNScalingRotaryEmbedding", UNTRUNCATED),
+    "yarn mscale": ("YaRNScalingRotaryEmbedding", _deepseek(1.0, 0.5)),
+    "deepseek": ("DeepseekScalingRotaryEmbedding", {**_deepseek(0.707, 0.3), **NEIGHBOURS}),
     "ntk": ("NTKScalingRotaryEmbedding", {"scaling_factor": 4.0}),
     "ntk mixed": ("NTKScalingRotaryEmbedding", {"scaling_factor": 4.0, "mixed_b": 0.6}),
     "ntk alpha": ("DynamicNTKAlphaRotaryEmbedding", {"scaling_alpha": 1000.0}),
-    "ntk dynamic": (
-        "DynamicNTKScalingRotaryEmbedding",
-        {"scaling_factor": 4.0, "max_trained_positions": 512},
-    ),
-    "ntk dynamic, shorter": (
-        "DynamicNTKScalingRotaryEmbedding",
-        {"scaling_factor": 1.5, "max_trained_positions": 5000},
-    ),
+    "ntk dynamic": _dynamic(4.0, 512),
+    "ntk dynamic, shorter": _dynamic(1.5, 5000),
     "proportional": ("Gemma4RotaryEmbedding", {"rotary_dim": 8, "base": 1e6}),
     "longrope short": ("Phi3LongRoPEScaledRotaryEmbedding", PHI3),
     "longrope long": ("Phi3LongRoPEScaledRotaryEmbedding", {**PHI3, "long_mscale": 1.25}),
@@ -70,10 +60,7 @@ LAYERS = {
     "mrope pangu, 2": ("MRotaryEmbeddingInterleaved", {"mrope_section": [6, 10]}),
     "mrope ernie": ("Ernie4_5_VLRotaryEmbedding", {"mrope_section": [5, 5, 6]}),
     "mrope bailing": ("BailingMRotaryEmbedding", {"mrope_section": [4, 6, 6]}),
-    "patches": (
-        "Llama4VisionRotaryEmbedding",
-        {"rotary_dim": 16, "max_position_embeddings": 36, "is_neox_style": False, "dtype": torch.complex64},
-    ),
+    "patches": ("Llama4VisionRotaryEmbedding", {**PATCHES, **NEIGHBOURS}),
 }
 
 
@@ -136,12 +123,9 @@ def stock_rotation(name, positions, x):
     """Return vLLM's own rotation in float64 of x, (T, heads, head_dim), at positions that its table has."""
     with float64():
         layer = make(name, stock=True, dtype=torch.float64)
-        forward = (
-            layer.forward if "Interleaved" in type(layer).__name__ else getattr(layer, "forward_native", None)
-        )
-        flat = name not in ("deepseek",)
-        q = x.double().flatten(1) if flat else x.double()
-        y, _ = (forward or layer.forward)(positions, q, q.clone())
+        method = "forward" if "Interleaved" in type(layer).__name__ else "forward_native"
+        q = x.double() if name == "deepseek" else x.double().flatten(1)
+        y, _ = getattr(layer, method, layer.forward)(positions, q, q.clone())
         return y.view(x.shape)
 
 
