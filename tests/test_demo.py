@@ -1,7 +1,7 @@
 """The demo: its output on each library, its reading of files, and its failure for a wrong rotation."""
 
 import hashlib
-import os
+import io
 import re
 import subprocess
 import sys
@@ -20,16 +20,12 @@ from rope_array.testing._libraries import NumPy, rounded
 # The backends that may serve each library; "native" if the kernel is built.
 BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "array_api_strict": ("array-api",)}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
-
-
-def demo(*arguments, **options):
-    command = [sys.executable, "-P", "-m", "rope_array", "demo", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, **options)
+COMMAND = [sys.executable, "-P", "-m", "rope_array", "demo"]
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    return demo()
+    return subprocess.run(COMMAND, capture_output=True, text=True, encoding="utf-8", check=False)
 
 
 @pytest.fixture
@@ -42,11 +38,19 @@ def only_numpy(monkeypatch):
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    """Write a file in the working directory; with its folder, its name may be longer than a line."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(TEXT, "utf-8-sig")
-    return "text.txt"
+def demo(tmp_path, monkeypatch, only_numpy, capsys):
+    """Return a function that runs the demo on a file with this content: exit status, output, errors."""
+    monkeypatch.chdir(tmp_path)  # with its folder, a file's name may be longer than a line
+
+    def run(content=TEXT):
+        if isinstance(content, str):
+            (tmp_path / "text.txt").write_text(content, "utf-8-sig")
+        elif content is not None:
+            (tmp_path / "text.txt").write_bytes(content)
+        status = main(["demo", "text.txt"])
+        return status, *capsys.readouterr()
+
+    return run
 
 
 # ---- output ----
@@ -92,22 +96,23 @@ def test_exact_angles_hold_where_float32_angles_fail(shipped):
     assert float(dict((p, f) for p, _, f in places)["1,000,000"]) > 1e-2
 
 
-def test_unused_libraries_are_named(file, only_numpy, capsys):
-    assert main(["demo", file]) == 0
-    output = capsys.readouterr().out
-    assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
+def test_a_file_is_read_and_unused_libraries_are_named(demo):
+    status, out, _ = demo()
+    assert status == 0
+    assert "Text:   text.txt\nTokens: the quick brown fox jumps" in out
+    assert f"{len(TEXT.split()) + 2} words and punctuation marks" in out
+    assert rows(out, "numpy").keys() == {"float32"}
+    assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in out
 
 
 @pytest.mark.parametrize("usable", [True, False, None])
-def test_a_missing_kernel_is_named_once(usable, file, only_numpy, monkeypatch, capsys):
-    native = Backend(
-        "native", "numpy:ndarray", usable, "the C++ kernel is not built: reasons" + " and more" * 20
-    )
+def test_a_missing_kernel_is_named_once(usable, demo, monkeypatch):
+    about = "the C++ kernel is not built: reasons" + " and more" * 20
+    native = Backend("native", "numpy:ndarray", usable, about)
     monkeypatch.setattr(ra, "backends", lambda: (native, native))
-    assert main(["demo", file]) == 0
-    output = capsys.readouterr().out
-    assert output.count("Slower here: the C++ kernel is not built: reasons") == (usable is False)
-    assert max(map(len, output.splitlines())) <= 100
+    _, out, _ = demo()
+    assert out.count("Slower here: the C++ kernel is not built: reasons") == (usable is False)
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch):
@@ -131,15 +136,6 @@ def test_a_library_that_does_not_load_is_named(monkeypatch):
 # ---- files ----
 
 
-@pytest.mark.slow
-def test_reads_a_file(file):
-    done = demo(file)
-    assert done.returncode == 0, done.stderr
-    assert f"Text:   {file}\nTokens: the quick brown fox jumps" in done.stdout
-    assert f"{len(TEXT.split()) + 2} words and punctuation marks" in done.stdout
-    assert rows(done.stdout, "numpy").keys() >= {"float32", "float64"}
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -153,14 +149,8 @@ def test_reads_a_file(file):
     ],
     ids=["empty", "blank", "latin-1", "utf-16", "png", "nul", "missing"],
 )
-def test_an_unusable_file(content, reason, tmp_path):
-    file = tmp_path / "given"
-    if content is not None:
-        file.write_bytes(content)
-    done = demo(file)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"rope_array demo: cannot use {str(file)!r}: {reason}\n"
+def test_an_unusable_file(content, reason, demo):
+    assert demo(content) == (2, "", f"rope_array demo: cannot use 'text.txt': {reason}\n")
 
 
 def test_a_folder(tmp_path, capsys):
@@ -171,47 +161,36 @@ def test_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     "text", ["word", "日本語のテキスト。", "a " * 1000, "\x1b[31mred\x1b[0m \u202e right"]
 )
-def test_texts_of_all_kinds(text, tmp_path, only_numpy, capsys):
-    file = tmp_path / "text.txt"
-    file.write_text(text, "utf-8")
-    assert main(["demo", str(file)]) == 0
-    output = capsys.readouterr().out
-    assert all(c.isprintable() for c in output.replace("\n", ""))
-    assert len(output.splitlines()) <= 60
+def test_texts_of_all_kinds(text, demo):
+    status, out, _ = demo(text)
+    assert status == 0
+    assert all(c.isprintable() for c in out.replace("\n", ""))
+    assert len(out.splitlines()) <= 60
 
 
-@pytest.mark.slow
-def test_a_terminal_without_the_characters(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text("日本語", "utf-8")
-    done = demo(file, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0, done.stderr
-    assert "Tokens: ???" in done.stdout
+def test_a_terminal_without_the_characters(demo, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert demo("日本語")[0] == 0
+    assert b"Tokens: ???" in sys.stdout.buffer.getvalue()
 
 
 # ---- the command line ----
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
-def test_help(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [("--help", 0, "rotate"), ("demo --help", 0, "rotate"), ("dance", 2, "usage"), ("demo a b", 2, "usage")],
+)
+def test_arguments_that_end_the_command(arguments, status, text, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 0
-    assert "rotate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["dance"], ["demo", "a", "b"]])
-def test_an_invalid_command_line(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    assert "usage: python -m rope_array" in capsys.readouterr().err
+        main(arguments.split())
+    assert exit_.value.code == status
+    assert text in "".join(capsys.readouterr())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a closed pipe differently")
 def test_a_reader_that_leaves_early():
-    command = [sys.executable, "-P", "-m", "rope_array", "demo"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
@@ -244,37 +223,17 @@ def test_a_token_has_the_same_query_at_every_position():
 # ---- wrong rotations ----
 
 
-def float32_angles(apply):
-    return lambda x, pos: apply(x, pos, angles="float32")
+def with_fields(**fields):
+    return lambda apply: lambda x, pos: apply(x, pos, **fields)
 
 
-def inverted(apply):
-    return lambda x, pos: apply(x, pos, inverse=True)
+def of_each(change):
+    return lambda apply: lambda x, pos: tuple(change(y) for y in apply(x, pos))
 
 
-def other_pairing(apply):
-    return lambda x, pos: apply(x, pos, pairing="half")
-
-
-def not_rotated(apply):
-    return lambda x, pos: x
-
-
-def one_wrong_in_a_million(apply):
-    def wrong(x, pos):
-        q, k = apply(x, pos)
-        k[-1, -1, -1, -1] *= np.float32(1 + 2**-18)
-        return q, k
-
-    return wrong
-
-
-def not_a_number(apply):
-    return lambda x, pos: tuple(y * np.float32(np.nan) for y in apply(x, pos))
-
-
-def one_head_only(apply):
-    return lambda x, pos: tuple(y[:1, :1] for y in apply(x, pos))
+def one_wrong_in_a_million(y):
+    y[-1, -1, -1, -1] *= np.float32(1 + 2**-18)
+    return y
 
 
 def fails(apply):
@@ -284,20 +243,26 @@ def fails(apply):
     return wrong
 
 
-WRONG = [
-    *(float32_angles, inverted, other_pairing, not_rotated, one_wrong_in_a_million),
-    *(not_a_number, one_head_only, fails),
-]
+WRONG = {
+    "float32 angles": with_fields(angles="float32"),
+    "inverse": with_fields(inverse=True),
+    "half": with_fields(pairing="half"),
+    "not rotated": lambda apply: lambda x, pos: x,
+    "one wrong": of_each(one_wrong_in_a_million),
+    "nan": of_each(lambda y: y * np.float32(np.nan)),
+    "one head": of_each(lambda y: y[:1, :1]),
+    "fails": fails,
+}
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_rotation_fails(wrong, file, only_numpy, monkeypatch, capsys):
-    monkeypatch.setattr(ra, "apply", wrong(ra.apply))
-    assert main(["demo", file]) == 1
-    output = capsys.readouterr().out
-    assert output.endswith("\nFAILED: numpy float32\n")
-    assert max(map(len, output.splitlines())) <= 100
-    (row,) = rows(output, "numpy").values()
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rotation_fails(name, demo, monkeypatch):
+    monkeypatch.setattr(ra, "apply", WRONG[name](ra.apply))
+    status, out, _ = demo()
+    assert status == 1
+    assert out.endswith("\nFAILED: numpy float32\n")
+    assert max(map(len, out.splitlines())) <= 100
+    (row,) = rows(out, "numpy").values()
     assert "NO" in row or "RuntimeError:" in row
 
 
