@@ -81,9 +81,9 @@ class Case:
 # Classes of transformers
 
 
-def modeling(model, suffix=""):
-    """Import a model's file, `modeling_<model><suffix>.py`."""
-    return importlib.import_module(f"transformers.models.{model}.modeling_{model}{suffix}")
+def modeling(model):
+    """Import a model's file."""
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
 def config_class(model, name):
