@@ -41,17 +41,13 @@ def check(target, level, *arguments, names=COVER):
 
 
 @pytest.mark.slow
-@pytest.mark.library("numpy")
 @pytest.mark.parametrize("level", levels())
-def test_numpy_conforms(level):
-    assert check("numpy", level).startswith("PASSED: ")
-
-
-@pytest.mark.slow
-@pytest.mark.library("torch")
-@pytest.mark.parametrize("level", levels())
-def test_torch_conforms(level):
-    assert check("torch", level, names=(*COVER, "gradient_combinations")).startswith("PASSED: ")
+@pytest.mark.parametrize(
+    "library", [pytest.param(n, marks=pytest.mark.library(n)) for n in ("numpy", "torch")]
+)
+def test_each_level_conforms(library, level):
+    gradients = ("gradient_combinations",) * (library == "torch")
+    assert check(library, level, names=(*COVER, *gradients)).startswith("PASSED: ")
 
 
 @pytest.mark.slow
