@@ -259,26 +259,6 @@ def test_buckets_far_beyond_the_largest_distance(count, reach, causal):
     assert buckets(torch.tensor(distances), count, reach, causal).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("rope-linear", {"factor": 8.0}),
-        ("rope-ntk", {"factor": 8.0}),
-        ("rope-yarn", {"factor": 8.0, "original_length": 1000}),
-        ("rope-yarn", {}),
-    ],
-)
-def test_scaled_rope_of_wide_heads(name, options):
-    """Heads of 64 features have pairs that YaRN keeps, interpolates and mixes."""
-    encoding = ENCODINGS[name](64, 1, LENGTH, **options)
-    q, k = torch.randn(2, 1, 1, 30, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    expected = np.empty((1, 1, 30, 30))
-    for m, n in np.ndindex(30, 30):
-        pair = array(q)[0, 0, m], array(k)[0, 0, n]
-        expected[0, 0, m, n] = SCORES[name](encoding, *pair, 0, m, n, **options)
-    close(encoding.scores(q, k), expected)
-
-
 def test_performer_estimates_softmax_without_bias():
     torch.manual_seed(0)
     q, k = (0.5 * x for x in draw(3, 3))
