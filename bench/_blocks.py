@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from _record import RESULTS
+from _targets import lines
 
 WARM_UP = 1  # calls of a block that are not timed
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -38,7 +39,8 @@ def parse(parser, name):
 
 
 def finish(result, options):
-    """Print where a result was measured, and write it to the path of --json."""
+    """Print which targets are met and where it was measured, and write a result to the path of --json."""
+    print("", *lines(result), sep="\n")
     print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
     if options.json:
         text = json.dumps(result | {"clock": options.clock}, indent=1)

@@ -9,6 +9,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from _targets import judged, lines
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 MEASURED = ("rope_array", "backends", "bench", ":!bench/results")  # what a result depends on, for git
@@ -25,7 +27,7 @@ def record(name, numbers, note, packages=PACKAGES, gpu=None):
         "machine": machine() | ({"gpu": gpu} if gpu else {}),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "commit": commit(),
-    }
+    } | judged(name, numbers)
 
 
 def machine():
@@ -80,6 +82,7 @@ def finish(name, numbers, note, path, packages=PACKAGES):
     print(f"{name}: {note}")
     for key, value in numbers.items():
         print(f"  {key:<{max(map(len, numbers)) + 2}}{value}")
+    print(*(f"  {line}" for line in lines(result)), sep="\n")
     print(f"  on {result['machine']}\n  with {result['versions']}, commit {result['commit']}")
     if path:
         path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")

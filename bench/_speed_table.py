@@ -65,7 +65,8 @@ ALL_TABLES = """\
 ## All tables
 
 [Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
-All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has a page of its own.
+All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has a page of its own. `bench/README.md` lists the
+targets of all benchmarks, those that are missed too.
 
 ```{toctree}
 :hidden:
@@ -74,8 +75,8 @@ speed/tables
 speed/gpu
 ```"""
 README = """\
-Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time of float32 divided by that of a
-copy into existing memory. rope_array computes exact angles in every call; the others have cos and sin ready."""
+Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time of float32 divided by that of
+a copy into existing memory. rope_array computes exact angles in each call; the others have cos and sin ready."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
     *("transformers Llama", "transformers Llama, torch.compile"),

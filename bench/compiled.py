@@ -37,9 +37,6 @@ HEADS, KV_HEADS, LENGTH, WIDTH, PARTIAL = 32, 8, 2048, 128, 64
 ROUNDS, SECONDS = 5, 0.1  # of a block
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest |y|; theirs have tables of x's dtype
 TWICE, EAGER = "x * 2", "eager"
-LIMITS = (
-    "target: forward 1.3 float32, 1.6 bfloat16 of x * 2; forward and backward 1.2 of eager, 1.0 of theirs"
-)
 HEAD = (
     "case", "forward, ms", "÷ x * 2", "÷ eager", "÷ Llama", "÷ Cohere",
     "both, ms", "÷ x * 2", "÷ eager", "÷ Llama", "÷ Cohere",
@@ -241,7 +238,6 @@ def main():
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     result = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
     print_table(HEAD, [row(*each) for each in result["numbers"].items()])
-    print(LIMITS)
     finish(result, options)
 
 

@@ -43,13 +43,6 @@ ROUNDS, SECONDS = 7, 0.1  # of a block
 TOLERANCE = {"float32": 2e-3, "bfloat16": 3e-2}  # of the largest |y|; angles of theirs are float32
 COPY, OURS, ARRAYS, EQUINOX, TEXTBOOK = "copy", "ours", "array form", "Equinox", "textbook"
 PARTS = ("forward", "gradient", "both")
-LIMITS = (
-    (COPY, "prefill", 1.3),
-    (COPY, "decode", 1.2),
-    (EQUINOX, "prefill", 0.1),
-    (TEXTBOOK, "prefill", 0.1),
-)
-JUDGED = ("forward", "gradient")
 OTHERS = (COPY, EQUINOX, TEXTBOOK, ARRAYS)
 NEIGHBOUR_HEAD = ("case", "kernel, ms", "array form, ms", "kernel ÷ array form", "alone, ms")
 
@@ -282,21 +275,6 @@ def row(name, numbers):
     return [name, f"{numbers['ms'][OURS]:.4g}", *(numbers["ratios"].get(other, "") for other in OTHERS)]
 
 
-def verdicts(numbers):
-    """Yield a line for each limit: whether the worst case keeps it."""
-    for other, kind, limit in LIMITS:
-        ratios = {
-            f"{name}, {part}": each[part]["ratios"][other]
-            for name, each in numbers.items()
-            for part in JUDGED
-            if name.startswith(kind) and other in each[part]["ratios"]
-        }
-        if ratios:
-            worst = max(ratios, key=ratios.get)
-            met = "met" if ratios[worst] <= limit else "missed"
-            yield f"{met}: {kind}, {limit} of {other}; at most {ratios[worst]}, {worst}"
-
-
 def neighbour_row(name, numbers):
     ms, ratios = numbers["forward"]["ms"], numbers["forward"]["ratios"]
     return [name, *(f"{ms[each]:.4g}" for each in (OURS, ARRAYS)), ratios[ARRAYS], f"{ms['alone']:.4g}"]
@@ -308,7 +286,6 @@ def show(numbers):
         head = (part, "ms", *(f"÷ {other}" for other in OTHERS))
         print_table(head, [row(name, each[part]) for name, each in rotations.items()])
         print()
-    print(*verdicts(rotations), "", sep="\n")
     if near:
         print_table(NEIGHBOUR_HEAD, [neighbour_row(*each) for each in near.items()])
 

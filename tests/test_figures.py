@@ -137,3 +137,27 @@ def test_errors_of_engines():
             shown = [(float(each.rstrip("*")), each.endswith("*")) for each in cells[place].split(" / ")]
             assert shown == expected, name
             assert int(cells[place + 2].replace(",", "")) == round(found[kind]["tables"] / 1e6), name
+
+
+def test_targets_are_told_with_their_verdicts():
+    told = {tuple(row) for row in table(RESULTS.parent / "README.md", "benchmark")}
+    found = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        if "targets" in result and path.stem[11:] == result["bench"]:
+            found[result["bench"]] = result["targets"]
+    for targets in found.values():
+        assert all((each["worst"] <= each["limit"]) == (each["verdict"] == "met") for each in targets)
+    fields = ("target", "limit", "worst", "verdict")
+    rows = {(name, *(str(each[key]) for key in fields)) for name in found for each in found[name]}
+    assert told == rows, "run `python bench/_targets.py`"
+
+
+# Results that other tables and pages quote; `kill_matrix.py --against` reads the matrices.
+QUOTED = {"speed", "scoreboard", "roformer", "vllm-engine", "hf-models-compiled", "jitted-quick"}
+
+
+def test_a_result_that_no_page_quotes_is_gone():
+    benches = {row[0] for row in table(RESULTS.parent / "README.md", "benchmark")}
+    names = [path.stem[11:] for path in RESULTS.glob("*.json") if "kill-matrix" not in path.name]
+    assert sorted(names) == sorted(benches | QUOTED)

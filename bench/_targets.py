@@ -1,0 +1,153 @@
+"""The targets of the benchmarks, judged by the numbers of a result.
+
+    python bench/_targets.py        # writes the table of README.md from the newest results
+
+`record` puts the verdicts into each result. A target is the largest of some numbers, and its limit.
+"""
+
+import json
+from pathlib import Path
+
+README = Path(__file__).with_name("README.md")
+RESULTS = Path(__file__).with_name("results")
+MARKERS = ("<!-- targets: begin -->\n", "\n<!-- targets: end -->")
+HEAD = "| benchmark | target | limit | worst | verdict |\n|---|---|---:|---:|---|\n"
+
+
+def ratios(numbers, part, other, *words):
+    """Return our times over another's, of the cases whose names have all words."""
+    chosen = {name: each for name, each in numbers.items() if all(word in name for word in words)}
+    return {
+        name: each[part]["ratios"][other] for name, each in chosen.items() if other in each[part]["ratios"]
+    }
+
+
+def latency(numbers):
+    for what, name, limit in (
+        ("one array, in clones", "one array", 3),
+        ("q and k, in clones", "q and k", 5),
+        ("a recorded gradient, in clones", "gradient recorded", 9),
+    ):
+        yield what, limit, {name: numbers[f"PyTorch: {name} / x.clone()"]}
+
+
+def new_results(numbers):
+    yield "new results and out=, in copies", 1.15, numbers
+
+
+def in_place(numbers):
+    for mode in ("inference", "eager"):
+        keys = (key for key in numbers if f", {mode}, " in key)
+        yield (
+            f"in place, {mode}, in times of vLLM's operator", 1.0,
+            {key: numbers[key]["positions / vLLM"] for key in keys if "positions / vLLM" in numbers[key]},
+        )  # fmt: skip
+
+
+def import_time(numbers):
+    yield "import rope_array, ms", 30, {"": numbers["import rope_array, ms"]}
+
+
+def planning(numbers):
+    yield "planning 100 GB, s", 1, {key: took for key, took in numbers.items() if key.endswith(": s")}
+
+
+def compiled(numbers):
+    both = "forward and backward"
+    yield "forward, float32, in x * 2", 1.3, ratios(numbers, "forward", "x * 2", "float32")
+    yield "forward, bfloat16, in x * 2", 1.6, ratios(numbers, "forward", "x * 2", "bfloat16")
+    yield f"{both}, in eager calls", 1.2, ratios(numbers, both, "eager")
+    for model in ("Llama", "Cohere"):
+        yield f"{both}, in {model}'s code compiled", 1.0, ratios(numbers, both, model)
+
+
+def jitted(numbers):
+    for other, kind, limit in (
+        *(("copy", "prefill", 1.3), ("copy", "decode", 1.2)),
+        *(("Equinox", "prefill", 0.1), ("textbook", "prefill", 0.1)),
+    ):
+        found = {
+            f"{name}, {part}": ratio
+            for part in ("forward", "gradient")
+            for name, ratio in ratios(numbers["rotation"], part, other, kind).items()
+        }
+        yield f"{kind}, in the time of {other}", limit, found
+
+
+def hf_models(numbers):
+    for step in ("decode", "train"):
+        found = {
+            name: each[step]["÷"][1]
+            for models in numbers.values()
+            for name, each in models.items()
+            if "÷" in each.get(step, {})
+        }
+        yield f"a {step} step after patch, in steps before", 1.0, found
+
+
+def exhaustive(numbers):
+    keys = ("max_error_cos", "max_error_sin")
+    yield (
+        "errors of float32 cos and sin at every remainder", 9.5e-8,
+        {name: max(row[key] for key in keys) for name, row in numbers.items()},
+    )  # fmt: skip
+
+
+def random_examples(numbers):
+    yield "failed tests of random examples", 0, {name: row["failed"] for name, row in numbers.items()}
+
+
+JUDGES = {
+    "latency": latency, "new-results": new_results, "in-place": in_place, "import-time": import_time,
+    "planning": planning, "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
+    "exhaustive": exhaustive, "random-examples": random_examples,
+}  # fmt: skip
+
+
+def judged(bench, numbers):
+    """Return a benchmark's targets with their limits, worst numbers and verdicts."""
+    if bench not in JUDGES:
+        return {}
+    verdicts = []
+    for target, limit, found in JUDGES[bench](numbers):
+        if found:
+            case = max(found, key=found.get)
+            verdict = "met" if found[case] <= limit else "missed"
+            verdicts.append(
+                {"target": target, "limit": limit, "worst": found[case], "case": case, "verdict": verdict}
+            )
+    return {"targets": verdicts}
+
+
+def lines(result):
+    """Return a line for each target of a result."""
+    return [
+        f"{each['verdict']}: {each['target']}, limit {each['limit']}; worst {each['worst']} ({each['case']})"
+        for each in result.get("targets", ())
+    ]
+
+
+def newest(bench):
+    """Return the newest result of a benchmark, or None."""
+    found = max(RESULTS.glob(f"????-??-??-{bench}.json"), default=None)
+    return found and json.loads(found.read_text("utf-8"))
+
+
+def table():
+    lines = [
+        f"| {bench} | {each['target']} | {each['limit']} | {each['worst']} | {each['verdict']} |\n"
+        for bench in JUDGES
+        if (result := newest(bench))
+        for each in result["targets"]
+    ]
+    return HEAD + "".join(lines)
+
+
+def main():
+    before, _, rest = README.read_text("utf-8").partition(MARKERS[0])
+    after = rest.partition(MARKERS[1])[2]
+    README.write_text(before + MARKERS[0] + table() + MARKERS[1] + after, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
