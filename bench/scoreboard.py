@@ -72,8 +72,8 @@ Each number is the largest error of float32 results, divided by the length of th
 field is empty if the implementation does not claim these positions. At 2 a pair points in the opposite
 direction."""
 README = """\
-*Failed* counts checks; each implementation is judged by its own claims, so counts cannot be compared. The
-last columns: the largest error up to this position, divided by the pair's length; 2 is the opposite direction."""
+*Failed* counts checks; each implementation is judged by its own claims, so counts cannot be compared.
+Then the largest error up to this position, divided by the pair's length; 2 is the opposite direction."""
 IN_README = (
     *("rope_array, PyTorch", "transformers Llama", "Llama, complex form", "flash-attn, Triton kernel"),
 )
