@@ -47,8 +47,10 @@ def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeyp
     else:
         monkeypatch.setattr(_shrink, "find_spec", lambda name: None)
     (examples,) = extra_checks(1500, seed=0)
-    text = detail(examples, judge(wrong_beyond_148_features))
-    assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
+    (printed,) = extra_checks(cases=["dtype=float64 width=150 rotary_start=2"])
+    for check in (examples, printed):
+        text = detail(check, judge(wrong_beyond_148_features))
+        assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
 
 
 @pytest.mark.parametrize("name", FACTORS)
@@ -62,7 +64,11 @@ def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
 
 
 def test_random_calls_are_judged_after_the_calls_for_observers():
-    report = run_checks(wrong_beyond_148_features, only=["inputs_unchanged"], examples=1500)
+    @faults.each
+    def wrong_by_halves(x, pos, **spec):
+        return ra.apply(x, pos, **spec) * (2 if spec.get("pairing") == "half" else 1)
+
+    report = run_checks(wrong_by_halves, only=["inputs_unchanged"], examples=60)
     assert [one.outcome for one in report.results] == [PASSED, FAILED]
 
 
@@ -70,12 +76,6 @@ def test_fixed_checks_miss_the_planted_fault():
     """Only a random call finds it, so that the tests above show what random calls add."""
     one, names = judge(wrong_beyond_148_features), ("widths_and_fields", "rotary_starts_of_wide_heads")
     assert {outcome_of(check, one)[0] for check in checks() if check.name in names} == {PASSED}
-
-
-def test_the_printed_case_fails_again():
-    (case,) = extra_checks(cases=["dtype=float64 width=150 rotary_start=2"])
-    text = detail(case, judge(wrong_beyond_148_features))
-    assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
 
 
 def test_the_library_passes_random_calls_and_cases():
@@ -139,10 +139,7 @@ def test_every_drawn_case_is_read_back_from_its_text():
         text = case.text(plain_call(one))
         assert read_call(text, plain_call(one)) == case
         assert fits(one, case), text
-
-
-def test_an_order_of_one_position_is_read_back_from_its_text():
-    call = Call(rows=(2, 3, 1), order=(40,))
+    call = Call(rows=(2, 3, 1), order=(40,))  # of one position
     assert read_call(call.text(Call()), Call()) == call
 
 
@@ -209,19 +206,16 @@ def test_a_case_that_cannot_be_read_is_an_error(text, message):
         extra_checks(cases=[text], target=resolve("numpy"))
 
 
-def test_a_case_that_contradicts_itself_fails():
-    (case,) = extra_checks(cases=["rotary_dim=64"])
-    assert "its values contradict each other" in detail(case, judge(ra.apply))
-
-
-def test_a_case_that_would_fill_the_memory_is_not_made():
-    (case,) = extra_checks(cases=["rows=99999,99999,99999"])
-    assert "elements; give 268,435,456 at most" in detail(case, judge(ra.apply))
-
-
-def test_negative_numbers_of_examples_are_an_error():
-    with pytest.raises(ValueError, match="examples is -1"):
-        extra_checks(-1)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotary_dim=64", "its values contradict each other"),
+        ("rows=99999,99999,99999", "elements; give 268,435,456 at most"),
+    ],
+)
+def test_a_case_that_no_call_can_have_fails(text, message):
+    (case,) = extra_checks(cases=[text])
+    assert message in detail(case, judge(ra.apply))
 
 
 def test_a_rule_in_json_is_a_scaling():

@@ -22,108 +22,76 @@ LONGROPE |= {"short_mscale": 1.1, "long_mscale": 1.3}
 MROPE = {"mrope_section": [2, 3, 3], "mrope_interleaved": False, "scaling_factor": None}
 HALF = {"head_dim": 16, "pairing": "half"}
 LONG_RULE = ra.LongRoPE((1.0,) * 8, (2.0,) * 8, 1024, short_mscale=1.1, long_mscale=1.3)
+LONG, SHORT = (ra.RoPE(**HALF, scaling=LONG_RULE).at_length(n).scaling for n in (1025, 1024))
 
-# By class of vLLM: attributes in addition to COMMON, and fields of the rope.
+MIXED = {"mrope_section": [2, 3, 3], "mrope_dim": [1, 2, 0, 1, 2, 1, 2, 0] * 2}
+LLAMA3 = {"scaling_factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "orig_max_position": 8192}
+DYNAMIC = {"scaling_factor": 2.0, "max_position_embeddings": 4096, "max_trained_positions": 1024}
+INTERLEAVED = {"pairing": "interleaved"}
+CHUNKED = {"axes": ra.Axes.chunked(2, 3, 3)}
+THREE = {**MROPE, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+# By class of vLLM, without "RotaryEmbedding": attributes in addition to COMMON, and fields of the rope.
 CASES = [
-    ("RotaryEmbedding", {}, {}),
-    (
-        "RotaryEmbedding",
-        {"is_neox_style": False, "rotary_dim": 8},
-        {"pairing": "interleaved", "rotary_dim": 8},
-    ),
-    ("LinearScalingRotaryEmbedding", {"scaling_factors": [4.0]}, {"scaling": ra.Linear(4.0)}),
-    (
-        "Llama3RotaryEmbedding",
-        {"scaling_factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "orig_max_position": 8192},
-        {"scaling": ra.Llama3(8.0, 1.0, 4.0, 8192.0)},
-    ),
-    ("YaRNScalingRotaryEmbedding", YARN, {"scaling": RULE}),
-    ("DeepseekScalingRotaryEmbedding", {**YARN, "truncate": None}, {"scaling": RULE}),
-    (
-        "NTKScalingRotaryEmbedding",
-        {"scaling_factor": 4, "mixed_b": None},
-        {"scaling": ra.NTKAware(4.0, "fixed")},
-    ),
-    (
-        "NTKScalingRotaryEmbedding",
-        {"scaling_factor": 4, "mixed_b": 0.6},
-        {"scaling": ra.NTKAware(4.0, "mixed", 0.6)},
-    ),
-    ("DynamicNTKAlphaRotaryEmbedding", {"scaling_alpha": 1000}, {"scaling": ra.NTKAware(1000.0)}),
-    (
-        "DynamicNTKScalingRotaryEmbedding",
-        {"scaling_factor": 2.0, "max_position_embeddings": 4096, "max_trained_positions": 1024},
-        {"base": 10000 * 7 ** (8 / 7)},
-    ),
-    ("Gemma4RotaryEmbedding", {"rope_angles": 2}, {"scaling": ra.Proportional(0.25)}),
-    ("Phi3LongRoPEScaledRotaryEmbedding", {**LONGROPE, "use_long_rope": True}, {"scaling": "long"}),
-    ("Phi3LongRoPEScaledRotaryEmbedding", {**LONGROPE, "use_long_rope": False}, {"scaling": "short"}),
-    ("MRotaryEmbedding", MROPE, {"axes": ra.Axes.chunked(2, 3, 3)}),
-    (
-        "MRotaryEmbedding",
-        {**MROPE, "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
-        {"axes": ra.Axes.interleaved(4, 2, 2)},
-    ),
-    ("MRotaryEmbedding", {**MROPE, "mrope_section": None}, {}),
-    ("MRotaryEmbedding", {**MROPE, **YARN}, {"axes": ra.Axes.chunked(2, 3, 3), "scaling": RULE}),
-    (
-        "MRotaryEmbeddingInterleaved",
-        {"mrope_section": [2, 3, 3], "mrope_dim": [1, 2, 0, 1, 2, 1, 2, 0] * 2},
-        {"axes": ra.Axes((1, 2, 0, 1, 2, 1, 2, 0))},
-    ),
-    ("Ernie4_5_VLRotaryEmbedding", {"mrope_section": [3, 3, 2]}, {"axes": ra.Axes.alternating(2, 3, 3)}),
-    ("BailingMRotaryEmbedding", {"mrope_section": [2, 3, 3]}, {"axes": ra.Axes.alternating(2, 3, 3)}),
-    (
-        "Llama4VisionRotaryEmbedding",
-        {"rotary_dim": 8, "is_neox_style": False},
-        {"pairing": "interleaved", "axes": ra.Axes.axial(8, 8)},
-    ),
-]
+    ("", {}, {}),
+    ("", {"is_neox_style": False, "rotary_dim": 8}, {**INTERLEAVED, "rotary_dim": 8}),
+    ("LinearScaling", {"scaling_factors": [4.0]}, {"scaling": ra.Linear(4.0)}),
+    ("Llama3", LLAMA3, {"scaling": ra.Llama3(8.0, 1.0, 4.0, 8192.0)}),
+    ("YaRNScaling", YARN, {"scaling": RULE}),
+    ("DeepseekScaling", {**YARN, "truncate": None}, {"scaling": RULE}),
+    ("NTKScaling", {"scaling_factor": 4, "mixed_b": None}, {"scaling": ra.NTKAware(4.0, "fixed")}),
+    ("NTKScaling", {"scaling_factor": 4, "mixed_b": 0.6}, {"scaling": ra.NTKAware(4.0, "mixed", 0.6)}),
+    ("DynamicNTKAlpha", {"scaling_alpha": 1000}, {"scaling": ra.NTKAware(1000.0)}),
+    ("DynamicNTKScaling", DYNAMIC, {"base": 10000 * 7 ** (8 / 7)}),
+    ("Gemma4", {"rope_angles": 2}, {"scaling": ra.Proportional(0.25)}),
+    ("Phi3LongRoPEScaled", {**LONGROPE, "use_long_rope": True}, {"scaling": LONG}),
+    ("Phi3LongRoPEScaled", {**LONGROPE, "use_long_rope": False}, {"scaling": SHORT}),
+    ("M", MROPE, CHUNKED),
+    ("M", THREE, {"axes": ra.Axes.interleaved(4, 2, 2)}),
+    ("M", {**MROPE, "mrope_section": None}, {}),
+    ("M", {**MROPE, **YARN}, {**CHUNKED, "scaling": RULE}),
+    ("MInterleaved", MIXED, {"axes": ra.Axes((1, 2, 0, 1, 2, 1, 2, 0))}),
+    ("Ernie4_5_VL", {"mrope_section": [3, 3, 2]}, {"axes": ra.Axes.alternating(2, 3, 3)}),
+    ("BailingM", {"mrope_section": [2, 3, 3]}, {"axes": ra.Axes.alternating(2, 3, 3)}),
+    ("Llama4Vision", {"rotary_dim": 8, "is_neox_style": False},
+     {**INTERLEAVED, "axes": ra.Axes.axial(8, 8)}),
+]  # fmt: skip
+
+
+def class_of(name):
+    return "MRotaryEmbeddingInterleaved" if name == "MInterleaved" else f"{name}RotaryEmbedding"
 
 
 def layer(**attributes):
     return types.SimpleNamespace(**{**COMMON, **attributes})
 
 
-@pytest.mark.parametrize(("cls", "attributes", "fields"), CASES)
-def test_the_rope_of_a_class_by_its_attributes(cls, attributes, fields):
-    if fields.get("scaling") in ("long", "short"):
-        lengths = {"long": 1025, "short": 1024}
-        wanted = ra.RoPE(**HALF, scaling=LONG_RULE).at_length(lengths[fields["scaling"]])
-    else:
-        wanted = ra.RoPE(**{**HALF, **fields})
-    rope = ROPES[cls](layer(**attributes))
+@pytest.mark.parametrize(("name", "attributes", "fields"), CASES)
+def test_the_rope_of_a_class_by_its_attributes(name, attributes, fields):
+    wanted = ra.RoPE(**{**HALF, **fields})
+    rope = ROPES[class_of(name)](layer(**attributes))
     assert rope == wanted
     assert rope.frequencies == wanted.frequencies
     assert rope.amplitude == wanted.amplitude
 
 
-def test_every_class_has_a_case():
-    assert {cls for cls, _, _ in CASES} == ROPES.keys()
+def test_every_class_has_a_case_and_needs_its_attributes():
+    assert {class_of(name) for name, *_ in CASES} == ROPES.keys()
     assert not ROPES.keys() & REFUSED.keys()
-
-
-@pytest.mark.parametrize("cls", ROPES)
-def test_a_missing_attribute_is_an_error(cls):
-    with pytest.raises(AttributeError):
-        ROPES[cls](types.SimpleNamespace(head_size=16, base=10000))
+    for rope_of in ROPES.values():
+        with pytest.raises(AttributeError):
+            rope_of(types.SimpleNamespace(head_size=16, base=10000))
 
 
 @pytest.mark.parametrize(
-    ("cls", "attributes", "reason"),
+    ("name", "attributes", "reason"),
     [
-        ("LinearScalingRotaryEmbedding", {"scaling_factors": [2.0, 4.0]}, "one for each LoRA adapter"),
-        (
-            "MRotaryEmbedding",
-            {**MROPE, "mrope_interleaved": True, "mrope_section": [4, 2, 1, 1]},
-            "interleaves three sections",
-        ),
+        ("LinearScaling", {"scaling_factors": [2.0, 4.0]}, "one for each LoRA adapter"),
+        ("M", {**THREE, "mrope_section": [4, 2, 1, 1]}, "interleaves three sections"),
     ],
-    ids=["several factors", "four sections"],
 )
-def test_what_no_rope_has_is_an_error(cls, attributes, reason):
+def test_what_no_rope_has_is_an_error(name, attributes, reason):
     with pytest.raises(ValueError, match=reason):
-        ROPES[cls](layer(**attributes))
+        ROPES[class_of(name)](layer(**attributes))
 
 
 def test_longrope_scales_by_the_table_in_use():
@@ -142,26 +110,22 @@ def test_another_value_of_the_variable_is_an_error(value, monkeypatch):
         register()
 
 
-@pytest.mark.parametrize("value", ["", "0", None])
-def test_without_the_variable_nothing_is_imported(value):
-    environment = {} if value is None else {"ROPE_ARRAY_VLLM": value}
-    script = """
-        import sys
-        from importlib import import_module
-        import_module("rope_array.vllm").register()
-        print(*{name.partition(".")[0] for name in sys.modules} & {"vllm", "torch", "numpy"})
-    """
-    assert child.run(script, **environment).split() == []
-
-
 def test_the_variable_imports_vllm():
+    """Without it, nothing is imported."""
     script = """
-        import sys, types
-        sys.modules["vllm"] = None
-        import rope_array.vllm
+        import os, sys
+        from importlib import import_module
+        register = import_module("rope_array.vllm").register
+        for value in ("", "0", None):
+            os.environ.pop("ROPE_ARRAY_VLLM", None)
+            if value is not None:
+                os.environ["ROPE_ARRAY_VLLM"] = value
+            register()
+        print(sorted({name.partition(".")[0] for name in sys.modules} & {"vllm", "torch", "numpy"}))
+        os.environ["ROPE_ARRAY_VLLM"], sys.modules["vllm"] = "1", None
         try:
-            rope_array.vllm.register()
+            register()
         except ImportError as error:
             print(error.name)
     """
-    assert child.run(script, ROPE_ARRAY_VLLM="1").split() == ["vllm"]
+    assert child.run(script).split() == ["[]", "vllm"]
