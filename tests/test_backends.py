@@ -365,12 +365,12 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setattr(_library, "_libraries", {})
     monkeypatch.syspath_prepend(tmp_path)
 
-    def install(name, module, value=None, point=None):
+    def install(name, module, point=None):
         """Write a module and its entry point, as an installer does; without a module, the point alone."""
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
-        line = f"{point or name} = {value or f'{name}:RECORD'}"
+        line = f"{point or name} = {name}:RECORD"
         (info / "entry_points.txt").write_text(f"[rope_array.backends]\n{line}\n", "utf-8")
         if module is not None:
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(module), "utf-8")
