@@ -3,18 +3,14 @@
 The dicts state the keys that the classes of transformers pop, rename and convert (see `_older_keys`).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from edge import _older_keys as keys
-from edge._older_keys import COMPUTED, LAYERS, OF_EVERY_CLASS, VALUES, WITHOUT_EFFECT, Config
+from edge._older_keys import COMPUTED, LAYERS, OF_EVERY_CLASS, VALUES, WITHOUT_EFFECT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import RoPE
@@ -36,14 +32,14 @@ BY_LAYER = [
 WHOLES = [cls for cls in keys.classes() if not keys.has_rotation(cls) and cls.sub_configs]
 
 # Values that the class needs in addition to its defaults, which cannot rotate.
-FIT: dict[str, Config] = {
+FIT = {
     "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [3, 4, 4]}},
     "glm4v_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
     "glm_image_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
     "qwen3_omni_moe_text": {"head_dim": 128},
 }
 # Each key is read beside these too: a rule, as older configs state it, and a base.
-BESIDE: tuple[Config, ...] = ({}, {"rope_theta": 777.5, "rope_scaling": {"type": "yarn", **keys.YARN}})
+BESIDE = ({}, {"rope_theta": 777.5, "rope_scaling": {"type": "yarn", **keys.YARN}})
 
 # Classes that read the types of layers before the base class renames the older names.
 BEFORE_RENAMING = (
@@ -63,14 +59,14 @@ DROPPED = ("transformers 5.23 drops them", "transformers 5.23 reads only rope_ty
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _quiet():
     """transformers warns of many of these configs."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
-def ropes(config: Any, part: str | None = None) -> tuple[Any, tuple[str, ...]]:
+def ropes(config, part=None):
     """Return the rope of each layer, or one rope for all, and the notes; or the refusal."""
     try:
         groups = read_layers(config, part=part)
@@ -82,7 +78,7 @@ def ropes(config: Any, part: str | None = None) -> tuple[Any, tuple[str, ...]]:
     return {index: reading.rope for indices, reading in groups for index in indices}, notes
 
 
-def difference(cls: Any, config: Config, part: str | None = None) -> str | None:
+def difference(cls, config, part=None):
     """Return how the readings of the dict and of the object differ; None if they do not."""
     try:
         made = cls.from_dict(copy.deepcopy(config))
@@ -101,12 +97,17 @@ def difference(cls: Any, config: Config, part: str | None = None) -> str | None:
     return f"{config}:\n  dict   {ours}\n  object {theirs}"
 
 
-def base_of(cls: Any) -> Config:
+def assert_none(texts):
+    found = [text for text in texts if text]
+    assert not found, "\n".join(found[:8])
+
+
+def base_of(cls):
     count = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     return {"model_type": cls.model_type, count: LAYERS, **FIT.get(cls.model_type, {})}
 
 
-def stated(cls: Any) -> Iterator[Config]:
+def stated(cls):
     """Yield the keys and values that the dicts of a class state, in addition to its base."""
     fields = {field.name for field in dataclasses.fields(cls)}
     own = (keys.keys_of(cls) | fields) & (VALUES.keys() | COMPUTED.keys())
@@ -121,25 +122,20 @@ def stated(cls: Any) -> Iterator[Config]:
 
 
 @pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
-def test_the_dict_and_the_object_are_read_alike(cls: Any) -> None:
+def test_the_dict_and_the_object_are_read_alike(cls):
     base = base_of(cls)
     assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "mpt", "vjepa2")
-    texts = [difference(cls, {**base, **more}) for more in ({}, *stated(cls))]
-    texts += [difference(cls, {**base, "num_hidden_layers": count}) for count in (1, 3, 13)]
-    found = [text for text in texts if text]
-    assert not found, "\n".join(found[:8])
+    counts = [{"num_hidden_layers": count} for count in (1, 3, 13)]
+    assert_none(difference(cls, {**base, **more}) for more in ({}, *stated(cls), *counts))
 
 
 # Values with which these classes rotate.
-ROTATING: dict[str, Config] = {
-    "granitemoehybrid": {"position_embedding_type": "rope"},
-    "zamba2": {"use_mem_rope": True},
-}
+ROTATING = {"granitemoehybrid": {"position_embedding_type": "rope"}, "zamba2": {"use_mem_rope": True}}
 # Types of layers without attention.
 NO_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "mlp", "moe")
 
 
-def unrotated(made: Any) -> set[int]:
+def unrotated(made):
     """Return the layers that rotate nothing, by the lists of the class: types, indices, flags, bases."""
     types = next((found for name in keys.PROPERTIES if (found := getattr(made, name, None))), ())
     flags = [getattr(made, name, None) or () for name in ("no_rope_layers", "layer_rope_theta")]
@@ -149,7 +145,7 @@ def unrotated(made: Any) -> set[int]:
     return found | set(getattr(made, "cross_attention_layers", None) or ())
 
 
-def wrong_widths(cls: Any, config: Config) -> str | None:
+def wrong_widths(cls, config):
     """Return how the widths of the layers differ from the class's lists; None if they do not."""
     try:
         made = cls.from_dict(copy.deepcopy(config))
@@ -169,17 +165,15 @@ def wrong_widths(cls: Any, config: Config) -> str | None:
 
 
 @pytest.mark.parametrize("cls", BY_LAYER, ids=lambda cls: cls.model_type)
-def test_the_widths_of_layers_follow_the_lists_of_the_class(cls: Any) -> None:
+def test_the_widths_of_layers_follow_the_lists_of_the_class(cls):
     base = {**base_of(cls), **ROTATING.get(cls.model_type, {})}
     # OLMo-Hybrid's code takes a null base for no rope, in every layer.
     others = (more for more in stated(cls) if more.get("rope_theta", 0) is not None)
-    texts = [wrong_widths(cls, {**base, **more}) for more in ({}, *others)]
-    found = [text for text in texts if text]
-    assert not found, "\n".join(found[:8])
+    assert_none(wrong_widths(cls, {**base, **more}) for more in ({}, *others))
 
 
 @pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
-def test_every_key_has_a_value(cls: Any) -> None:
+def test_every_key_has_a_value(cls):
     unknown = keys.keys_of(cls) - VALUES.keys() - COMPUTED.keys() - WITHOUT_EFFECT
     assert not unknown, "give these keys telling values in VALUES, or list them in WITHOUT_EFFECT"
 
@@ -190,7 +184,7 @@ def test_every_key_has_a_value(cls: Any) -> None:
 OTHERS = (None, "llama", "cohere", "no_such_model")
 
 
-def parts_of(cls: Any) -> Iterator[tuple[str, str, Any]]:
+def parts_of(cls):
     """Yield the key, the name and the class of each part that has a rope."""
     try:
         made = cls()
@@ -203,7 +197,7 @@ def parts_of(cls: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("cls", WHOLES, ids=lambda cls: cls.model_type)
-def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls: Any) -> None:
+def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls):
     found = []
     for key, name, part in parts_of(cls):
         is_fixed = key.removesuffix("_config") in MODELS.get(cls.model_type, {}).get("fixed", ())
@@ -214,19 +208,18 @@ def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls: Any) -> None
         for kind, more in cases:
             own = {**base_of(part), **more, "model_type": kind}
             own = {name: value for name, value in own.items() if name != "model_type" or value is not None}
-            text = difference(cls, {"model_type": cls.model_type, key: own}, name)
-            found += [text] if text else []
-    assert not found, "\n".join(found[:8])
+            found.append(difference(cls, {"model_type": cls.model_type, key: own}, name))
+    assert_none(found)
 
 
 @pytest.mark.parametrize("kind", sorted(_document._FLAT))
-def test_the_keys_of_the_text_on_the_top_level(kind: str) -> None:
+def test_the_keys_of_the_text_on_the_top_level(kind):
     cls = CONFIG_MAPPING[kind]
     for more in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
         assert difference(cls, {"model_type": kind, **more}) is None
 
 
-def test_only_these_classes_read_keys_of_their_text() -> None:
+def test_only_these_classes_read_keys_of_their_text():
     """`<key>` is a key that a loop pops from the top level."""
     found = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
     assert found | {"dots3_note"} == _document._FLAT
