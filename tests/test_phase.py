@@ -122,7 +122,7 @@ ROUTES = {"phase32": (False, True), "phase64": (True, True), "phase32 in uint32"
 def test_all_libraries_and_routes_agree(lib, route):
     """With exact integers: at the ends of each dtype and of the range, of any shape, forward and inverse.
 
-    So the distance to the exact angle is within the documented bound: the word's half unit times the position,
+    So the distance to the exact angle has the documented bound: half a unit of the word for each position,
     and less than one unit of the last place, as the lower bits are cut off.
     """
     _, wide = ROUTES[route]
