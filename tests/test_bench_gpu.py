@@ -16,6 +16,8 @@ import gpu
 from peers import own
 from peers._timed import Rotate
 
+import rope_array as ra
+
 pytestmark = pytest.mark.library("torch")
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +176,7 @@ def test_a_row_slower_than_a_copy_misses_the_targets(run):
 
 def test_rows_without_a_time_say_why(run):
     """Our rows are judged by roundings, others by 5 %."""
-
+    by_tokens = lambda inputs, xs: ra.apply(xs, inputs.flat_pos, inputs.rope, seq_axis=-3)  # noqa: E731
     nearly = lambda inputs, xs: tuple(y * 1.01 for y in rotated(inputs, xs))  # noqa: E731
     peers = (
         *(
@@ -183,16 +185,16 @@ def test_rows_without_a_time_say_why(run):
         ),
         *(peer("nearly", nearly), peer(OURS, nearly), peer("wrong", lambda inputs, xs: xs)),
         peer("nan", lambda inputs, xs: (xs[0] * torch.nan, rotated(inputs, xs)[1])),
-        peer("forward", gradient=False),
+        *(peer("forward", gradient=False), peer("tokens", by_tokens, layout="tokens")),
         SimpleNamespace(on_gpu=lambda inputs: 1 / 0),
     )
     (case,) = run([small(direction="backward")], peers, {})["numbers"].values()
     rows = case["rows"]
     assert rows["refuses"] == {"not served": "interleaved pairs alone"}
     assert rows["forward"] == {"not served": "has no backward"}
-    assert rows["fails"] == rows["7"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert rows["fails"] == rows["8"] == {"failed": "ZeroDivisionError: division by zero"}
     assert [kind for kind in ("wrong", "nan", OURS) if "wrong" not in rows[kind]] == []
-    assert "seconds" in rows["nearly"]
+    assert [name for name in ("nearly", "tokens") if "seconds" not in rows[name]] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
