@@ -70,7 +70,7 @@ def no_scaling_and_rows_to_512(x, pos, base=10000.0, scaling=None):
     return y
 
 
-def half_pairing_and_no_inverse(x, pos, inverse=False):
+def half_and_no_inverse(x, pos, inverse=False):
     return x.copy() if inverse else ra.apply(x, pos, pairing="half")
 
 
@@ -106,8 +106,26 @@ def by_position_ids(x, pos):
     return by_tables(x, cos, sin)
 
 
+def float32_halves(x, pos):
+    return ra.apply(x, pos, pairing="half", angles="float32")
+
+
+def a_quarter(x, pos):
+    return ra.apply(x, pos, rotary_dim=x.shape[-1] // 8 * 2)
+
+
+def of_a_row(x, pos):
+    assert np.shape(pos) == (1, x.shape[-2])
+    return ra.apply(x, pos)
+
+
+def of_consecutive(x, pos):
+    assert (np.diff(pos) == 1).all()
+    return ra.apply(x, pos)
+
+
 INT16, HALF, ANGLES = {"positions": "pos converted to int16"}, {"pairing": "half"}, {"angles": "float32"}
-END = {"furthest": 65535}
+END, SLICE = {"furthest": 65535}, {"rotary_start": 4, "rotary_dim": 8}
 LINEAR = {"scaling": {"rope_type": "linear", "factor": 4.0}}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192.0}
@@ -125,11 +143,7 @@ FAULTS = {
         "definition many_rows positions_of_many_batches scaling_linear",
         [{"axis": "row", "first": 512}, {"field": "scaling"}],
     ),
-    "half and inverse": (
-        half_pairing_and_no_inverse,
-        "definition inverse direction combinations",
-        [HALF, {"lacks": ["inverse"]}],
-    ),
+    "half and inverse": (half_and_no_inverse, "definition inverse direction", [HALF, {"lacks": ["inverse"]}]),
     "int16": (at(lambda pos: pos.astype(np.int16)), ACCURACY, [INT16]),
     "first batch": (
         at(lambda pos: pos[0] if pos.ndim == 2 else pos),
@@ -177,16 +191,8 @@ def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
 # Claims that end all failures.
 CLAIMED = {
     "angles": (with_fields(angles="float32"), ACCURACY, {**ANGLES, **END}),
-    "half and angles": (
-        with_fields(pairing="half", angles="float32"),
-        f"direction {ACCURACY}",
-        {"fixed": HALF, **ANGLES, **END},
-    ),
-    "half and angles, by one check": (
-        with_fields(pairing="half", angles="float32"),
-        "definition",
-        {"fixed": HALF, **ANGLES},
-    ),
+    "half and angles": (float32_halves, f"direction {ACCURACY}", {"fixed": HALF, **ANGLES, **END}),
+    "half and angles, by one check": (float32_halves, "definition", {"fixed": HALF, **ANGLES}),
     "layout": (with_fields(seq_axis=-3), ACCURACY, {"layout": "bshd"}),
     "layout, half and angles": (
         with_fields(seq_axis=-3, pairing="half", angles="float32"),
@@ -194,24 +200,23 @@ CLAIMED = {
         {"layout": "bshd", "fixed": HALF, **ANGLES, **END},
     ),
     "base": (with_fields(base=5e5), ACCURACY, {"fixed": {"base": 5e5}}),
-    "slice": (
-        with_fields(rotary_start=4, rotary_dim=8),
-        ACCURACY,
-        {"fixed": {"rotary_start": 4, "rotary_dim": 8}},
-    ),
-    "a quarter": (
-        lambda x, pos: ra.apply(x, pos, rotary_dim=x.shape[-1] // 8 * 2),
-        ACCURACY,
-        {"fixed": {"rotary_dim": 16}, "head_dim": 64},
-    ),
+    "slice": (with_fields(**SLICE), ACCURACY, {"fixed": SLICE}),
+    "a quarter": (a_quarter, ACCURACY, {"fixed": {"rotary_dim": 16}, "head_dim": 64}),
     "linear": (with_fields(scaling=ra.Linear(4.0)), ACCURACY, {"fixed": LINEAR}),
     "llama3": (
         with_fields(pairing="half", base=5e5, scaling=ra.Llama3(8.0)),
         ACCURACY,
         {"fixed": {**HALF, "base": 5e5, "scaling": LLAMA3}},
     ),
-    "arange": (lambda x, pos: ra.apply(x, np.arange(x.shape[-2])), ACCURACY, {"positions": "arange"}),
+    "arange": (lambda x, pos: ra.apply(x, np.arange(x.shape[-2])), "definition", {"positions": "arange"}),
     "batch": (by_position_ids, f"{ACCURACY} positions_of_a_batch ranks", {"positions": "batch"}),
+    "row": (of_a_row, "definition", {"positions": "row"}),
+    "offset": (of_consecutive, "definition", {"positions": "offset"}),
+    "end": (
+        at(lambda pos: pos + (pos >= 8192)),
+        "accuracy_2e16 long_sequences_from_an_offset",
+        {"furthest": 8191},
+    ),
     "float64": (by_float32_numbers, ACCURACY, {"dtypes": ("float16", "float32")}),
     "own": (in_own_arithmetic, ACCURACY, {"arithmetic": "own"}),
 }
@@ -229,8 +234,7 @@ def test_the_claims_of_a_cause_end_its_failures(name):
 
 def test_causes_are_in_the_order_in_which_they_are_mended():
     """The next finding is of code with the causes before mended."""
-    rotate = with_fields(pairing="half", angles="float32")
-    first, second = run_checks(rotate, only=["direction", "definition"], **FLOAT32).causes
+    first, second = run_checks(float32_halves, only=["direction", "definition"], **FLOAT32).causes
     assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
     assert "; within the error of float32 angles; " in second.found
     assert "half pairing" not in second.found
@@ -423,9 +427,8 @@ def test_a_deleted_x_is_named_and_not_the_head_dims_at_which_it_is():
 
 
 def test_the_verdict_is_first_and_its_command_can_be_pasted():
-    rotate = with_fields(pairing="half", angles="float32")
     only = f"direction norm inv_freq kind {ACCURACY}".split()
-    report = run_checks(rotate, only=only, angles="float32", furthest=2**24, **FLOAT32)
+    report = run_checks(float32_halves, only=only, angles="float32", furthest=2**24, **FLOAT32)
     given = ["--claim", "furthest=16777216", "--claim", "angles=float32", "--expect", "norm=a reason"]
     lines = list(lines_of(report, ["check", "mylib:rotate", *given]))
     assert lines[0].startswith(f"FAILED: {len(report.of('failed'))} of ")

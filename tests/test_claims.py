@@ -261,10 +261,8 @@ CODE = {
         "broadcast_positions[scalar] python_positions[int] ranks[1]"),
     "q and k": (exactly_two, {}, "tuples", "", "tuple[2]", "tuple[1] tuple[3]"),
     "in place": (in_place, {"in_place": True}, _IN_PLACE, "", "base", "keeps_x"),
-    "in place, unclaimed": (in_place, {}, "", "definition", "base", ""),
     "not in place": (rotate, {"in_place": True}, "", "definition", "base", "keeps_x"),
     "scratch": (with_x_as_scratch, {"lacks": {"keeps_x": "x is scratch"}}, _IN_PLACE, "", "base", "keeps_x"),
-    "scratch, unclaimed": (with_x_as_scratch, {}, "", "inputs_unchanged", "base", ""),
     "pos,x": (lambda pos, x: ra.apply(x, pos), {"arguments": "pos,x"}, _ORDERS, "", "tuple", ""),
     "q,k,pos": (lambda q, k, pos: ra.apply((q, k), pos), {"arguments": "q,k,pos"}, _ORDERS, "",
                 "tuple[2]", "tuple[1] tuple[3]"),
@@ -294,8 +292,6 @@ CODE = {
                      {}, "definition pairing base", "", "pairing base", "rotary_dim"),
     "own axes": (lambda x, pos, seq_axis=-3: ra.apply(x, pos, seq_axis=seq_axis), {},
                  "seq_axis combinations", "", "seq_axis", ""),
-    "its own start": (lambda x, pos, rotary_dim=None: ra.apply(x, pos, rotary_start=8, rotary_dim=rotary_dim),
-                      {"fixed": {"rotary_start": 8}}, "rotary_dim combinations", "", "rotary_dim", ""),
     "its own width": (lambda x, pos, rotary_dim=16, rotary_start=0:
                       ra.apply(x, pos, rotary_dim=rotary_dim, rotary_start=rotary_start),
                       {}, "rotary_dim rotary_start combinations", "", "rotary_start", ""),
@@ -304,13 +300,10 @@ CODE = {
     "every field, without effect": (lambda x, pos, **spec: ra.apply(x, pos), {}, "", "base pairing inverse",
                                     " ".join(FIELDS), ""),
     "no base": (of_no_base, {}, "definition", "base", "base", ""),
-    "no frequencies": (refusing(lambda x, p, s: "inv_freq" in s, NotImplementedError), {}, "combinations",
-                       "", "base", "inv_freq"),
     "positions of heads": (lambda x, pos: ra.apply(x, pos), {"layout": "hsd"},
                            "positions_of_heads definition", "", "", ""),
     "declared": (rotate, {"fields": ("base",), "declared": True}, "definition", "",
                  "tuple float_positions", ""),
-    "threads": (rotate, {"angles": "float32"}, "definition", "", "threads", ""),
     "one scratch buffer": (rotate, {"lacks": {"threads": "one scratch buffer"}}, "definition", "", "",
                            "threads"),
     **{f"fixed {field} {value}": fixed(field, value) for field, value in [
@@ -321,8 +314,6 @@ CODE = {
     "parts that are lacking": (
         rotate, {"lacks": {"ranks": "four axes", "tuple[3]": "two"}, "fields": ("base",), "declared": True},
         "definition", "", "tuple tuple[1] tuple[2]", "ranks[6] tuple[3]"),
-    "all but linear": (refusing(lambda x, p, s: rule(s)["rope_type"] not in ("", "linear")), {},
-                       "scaling_linear", "", "scaling scaling[linear]", "scaling[yarn] scaling[ntk]"),
     "all but yarn": (refusing(lambda x, p, s: rule(s)["rope_type"] not in ("", "yarn")), {},
                      "scaling_yarn scaling_linear", "", "scaling scaling[yarn]", "scaling[linear]"),
     **{f"{name}, {layout}": (code, {"layout": layout, "arguments": "q,k,pos"}, passing, failing, "", "")
@@ -351,12 +342,6 @@ def test_code_is_judged_by_its_claims(name):
 def test_limits_of_positions_are_found():
     assert Target(from_minus_2e20).depth == 2**20
     assert Target(of_int32).position_dtype == "int32"
-
-
-@pytest.mark.parametrize("kind", ["row", "offset"])
-def test_a_kind_of_positions_is_advised(kind):
-    report = run_checks(Target(CODE[kind][0]), only=["definition"])
-    assert report.cause.claims == {"positions": kind}
 
 
 # ---- requirements ----
@@ -709,15 +694,6 @@ def test_a_wrong_name_of_a_target_names_the_right_one(name):
     assert resolve("json:dump").name == "json:dump"
     with pytest.raises(ValueError, match=rf"(?i)did you mean {NAMES[name]}\?"):
         resolve(name)
-
-
-def test_the_last_right_position_is_advised():
-    def off_by_one(x, pos, base=10000.0):
-        pos = np.asarray(pos)
-        return ra.apply(x, np.where(pos >= 8192, pos + 1, pos) if pos.dtype.kind in "iu" else pos, base=base)
-
-    report = run_checks(Target(off_by_one), only=["accuracy_2e16", "long_sequences_from_an_offset"])
-    assert report.cause.claims == {"furthest": 8191}
 
 
 def test_the_command_reads_these_claims():
