@@ -1,6 +1,6 @@
-"""GGUF files, written here with the package gguf, against formulas of llama.cpp's rotation in float64.
+"""GGUF files, written here with the package gguf, against ropes by llama.cpp's code.
 
-The formulas are ggml's rope_yarn and ggml_mrope_cache_init, with the factor of llama-context.cpp.
+The code is ggml's rope_yarn and ggml_mrope_cache_init, with the factor of llama-context.cpp.
 """
 
 import math
@@ -8,6 +8,7 @@ import math
 import gguf
 import numpy as np
 import pytest
+from config_cases import half, refuse
 
 import rope_array as ra
 from rope_array._command._config_report import report
@@ -42,122 +43,93 @@ def file(tmp_path, monkeypatch):
 SMALL = {"embedding_length": 256, "attention__head_count": 4, "context_length": 4096, "block_count": 8}
 
 
-def angles(positions, n, base=1e4, scale=1.0, divisors=None, yarn=None, sections=None, interleaved=False):
-    """Return the angle of each pair, as ggml computes it; yarn is (trained context, beta_fast, beta_slow)."""
-    result = np.empty((len(positions), n // 2))
-    for pair in range(n // 2):
-        position = positions if sections is None else positions[:, axis(pair, sections, interleaved)]
-        theta = position * base ** (-2 * pair / n) / (1 if divisors is None else divisors[pair])
-        mixed = 0.0
-        if yarn is not None:
-            trained, fast, slow = yarn
-
-            def number(turns, trained=trained):
-                return n * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-            low, high = max(0, math.floor(number(fast))), min(n - 1, math.ceil(number(slow)))
-            mixed = 1 - min(1, max(0, (pair - low) / max(0.001, high - low)))
-        result[:, pair] = theta * scale * (1 - mixed) + theta * mixed
-    return result
+POSITIONS = np.array([0, 1, 7, 100, 4095, 40000, 1_000_003])
 
 
-def axis(pair, sections, interleaved):
-    """Return the coordinate of a pair, of (t, h, w, e)."""
-    sector = pair % sum(sections)
-    if interleaved:
-        return sector % 3 if sector < 3 * sections[sector % 3] else 3
-    return int(np.searchsorted(np.cumsum(sections), sector, side="right"))
-
-
-def rotated(x, turn, amplitude=1.0, half=True):
-    """Rotate the first features of x by angles, in half or neighbouring pairs."""
-    n = turn.shape[1]
-    first, second = (slice(0, n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
-    result = x.copy()
-    cos, sin = amplitude * np.cos(turn), amplitude * np.sin(turn)
-    result[:, first] = x[:, first] * cos - x[:, second] * sin
-    result[:, second] = x[:, first] * sin + x[:, second] * cos
-    return result
-
-
-def check(reading, turn, amplitude=1.0, half=True, head=64, positions=None, rope=None):
-    rope = rope or reading.rope
-    assert rope.head_dim == head
-    x = np.random.default_rng(3).standard_normal((len(turn), head))
-    positions = POSITIONS if positions is None else positions
-    expected = rotated(x, turn, amplitude, half)
-    np.testing.assert_allclose(rope.apply(x, positions), expected, rtol=0, atol=1e-9)
+def check(reading, expected, positions=POSITIONS, length=None):
+    """Compare the rotations by the rope that is read, and by the rope of llama.cpp's code."""
+    made = reading.rope if length is None else reading.rope.at_length(length)
+    x = np.random.default_rng(3).standard_normal((len(positions), expected.head_dim))
+    ours, theirs = made.apply(x, positions), expected.apply(x, positions)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
     assert reading.inferred["format"] == "GGUF"
 
 
-POSITIONS = np.array([0, 1, 7, 100, 4095, 40000, 1_000_003])
-YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
-YARN["rope__scaling__original_context_length"] = 1024
-BY_YARN, AMPLITUDE = {"scale": 1 / 4, "yarn": (1024, 32, 1)}, 0.1 * math.log(4) + 1
-FREQS = [1 + i / 7 for i in range(32)]
-STATED_BY_MISTRAL = {
-    "rope__scaling__yarn_beta_fast": 16.0,
-    "rope__scaling__yarn_beta_slow": 2.0,
-    "rope__scaling__yarn_log_multiplier": 1.0,
-}
-STATED_BY_DEEPSEEK = {
-    "attention__key_length": 192,
-    "rope__dimension_count": 64,
-    "rope__scaling__yarn_log_multiplier": 0.1,
-}
+def divided(divisors, base=1e4):
+    """Return the frequencies that a tensor of the file divides, in float32."""
+    n = len(divisors)
+    return {"inv_freq": [base ** (-i / n) / float(np.float32(d)) for i, d in enumerate(divisors)]}
+
+
+def yarn(fast=32.0, slow=1.0, amplitude=None):
+    rule = ra.YaRN(4.0, 1024, beta_fast=fast, beta_slow=slow, attention_factor=amplitude)
+    return {"scaling": rule}
+
+
+PLAIN, HALF = ra.RoPE(64), half(64)
+RULE = "rope__scaling"
+YARN = {f"{RULE}__type": "yarn", f"{RULE}__factor": 4.0, f"{RULE}__original_context_length": 1024}
+FAST, SLOW = {f"{RULE}__yarn_beta_fast": 16.0}, {f"{RULE}__yarn_beta_slow": 2.0}
+HALVED = {f"{RULE}__attn_factor": 0.5}
+DEEPSEEK = {"attention__key_length": 192, "rope__dimension_count": 64, f"{RULE}__yarn_log_multiplier": 0.1}
 WIDE = {"attention__key_length": 128, "rope__dimension_count": 128}
 GPT_OSS = {"attention__key_length": 64, "attention__sliding_window": 128}
+FREQS = [1 + i / 7 for i in range(32)]
+LINEAR = {"scaling": ra.Linear(4.0)}
 
-# The values of a file, and the arguments of the formula: angles, and the rest.
+# An architecture, the values of a file, and the rope by llama.cpp's code.
 FILES = {
-    "llama": ("llama", {}, {"half": False}),
+    "llama": ("llama", {}, PLAIN),
     "llama 3": (
         "llama",
         {"rope__freq_base": 500000.0, "tensors": {"rope_freqs.weight": FREQS}},
-        {"base": 5e5, "divisors": np.float32(FREQS).astype(float), "half": False},
+        ra.RoPE(64, **divided(FREQS, 5e5)),
     ),
-    "glm4 without sections": ("glm4", {}, {"half": False}),
-    "qwen2": ("qwen2", {"rope__freq_base": 1e6}, {"base": 1e6}),
-    "linear": ("qwen2", {"rope__scaling__factor": 4.0}, {"scale": 1 / 4}),
-    "an older linear": ("llama", {"rope__scale_linear": 4.0}, {"scale": 1 / 4, "half": False}),
-    "no rule, with a factor": ("qwen2", {"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, {}),
-    "a factor of 0": ("qwen2", {"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, {}),
-    "yarn": ("qwen2", YARN, {**BY_YARN, "amplitude": AMPLITUDE}),
-    "yarn with an unread beta": (
-        "qwen2",
-        {**YARN, "rope__scaling__yarn_beta_fast": 16.0},
-        {**BY_YARN, "amplitude": AMPLITUDE},
-    ),
+    "glm4 without sections": ("glm4", {}, PLAIN),
+    "qwen2": ("qwen2", {"rope__freq_base": 1e6}, half(64, base=1e6)),
+    "linear": ("qwen2", {f"{RULE}__factor": 4.0}, half(64, **LINEAR)),
+    "an older linear": ("llama", {"rope__scale_linear": 4.0}, ra.RoPE(64, **LINEAR)),
+    "no rule, with a factor": ("qwen2", {f"{RULE}__type": "none", f"{RULE}__factor": 4.0}, HALF),
+    "a factor of 0": ("qwen2", {f"{RULE}__type": "linear", f"{RULE}__factor": 0.0}, HALF),
+    "yarn": ("qwen2", YARN, half(64, **yarn())),
+    "yarn with an unread beta": ("qwen2", {**YARN, **FAST}, half(64, **yarn())),
     "yarn of mistral3": (
         "mistral3",
-        {**YARN, **STATED_BY_MISTRAL},
-        {"scale": 1 / 4, "yarn": (1024, 16, 2), "half": False},
+        {**YARN, **FAST, **SLOW, f"{RULE}__yarn_log_multiplier": 1.0},
+        ra.RoPE(64, **yarn(16, 2, amplitude=1.0)),
     ),
     "yarn with a factor on cos": (
         "qwen2",
-        {**YARN, "rope__scaling__attn_factor": 0.5},
-        {**BY_YARN, "amplitude": 0.5 * AMPLITUDE},
+        {**YARN, **HALVED},
+        half(64, **yarn(amplitude=0.5 * (0.1 * math.log(4) + 1))),
     ),
-    "a factor on cos alone": ("qwen2", {"rope__scaling__attn_factor": 0.5}, {"amplitude": 0.5}),
-    "yarn of gpt-oss": ("gpt-oss", {**YARN, **GPT_OSS}, {**BY_YARN, "amplitude": AMPLITUDE}),
-    "yarn of deepseek2": ("deepseek2", {**YARN, **STATED_BY_DEEPSEEK}, {**BY_YARN, "half": False}),
-    "a part of the head": ("gptneox", {"rope__dimension_count": 16}, {"n": 16}),
-    "a stated head": ("gemma", WIDE, {"n": 128, "head": 128}),
-    "a head count for each layer": ("openelm", {"attention__head_count": [4, 8]}, {}),
-    "rotating granite": ("granite", {"rope__scaling__finetuned": True}, {"half": False}),
-    "gemma 2": ("gemma2", {"attention__sliding_window": 512}, {}),
-    "gemma 3 without a window": ("gemma3", {"rope__freq_base": 1e6}, {"base": 1e6}),
+    "a factor on cos alone": ("qwen2", HALVED, half(64, attention_factor=0.5)),
+    "yarn of gpt-oss": ("gpt-oss", {**YARN, **GPT_OSS}, half(64, **yarn())),
+    "yarn of deepseek2": ("deepseek2", {**YARN, **DEEPSEEK}, ra.RoPE(64, **yarn(amplitude=1.0))),
+    "a part of the head": ("gptneox", {"rope__dimension_count": 16}, half(64, rotary_dim=16)),
+    "a stated head": ("gemma", WIDE, half(128)),
+    "a head count for each layer": ("openelm", {"attention__head_count": [4, 8]}, HALF),
+    "rotating granite": ("granite", {f"{RULE}__finetuned": True}, PLAIN),
+    "gemma 2": ("gemma2", {"attention__sliding_window": 512}, HALF),
+    "gemma 3 without a window": ("gemma3", {"rope__freq_base": 1e6}, half(64, base=1e6)),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
 def test_a_file_rotates_as_llama_cpp_does(case, file):
-    architecture, values, formula = FILES[case]
-    formula = {"n": 64, **formula}
-    rest = {key: formula.pop(key) for key in ("amplitude", "half", "head") if key in formula}
+    architecture, values, expected = FILES[case]
     reading = read(file(architecture, **values))
     assert (reading.model_type, reading.context) == (architecture, 4096)
-    check(reading, angles(POSITIONS, **formula), **rest)
+    assert (reading.rope.pairing, reading.rope.rotary_dim) == (expected.pairing, expected.rotary_dim)
+    check(reading, expected)
+
+
+def axis(pair, sections, interleaved):
+    """Return the coordinate of a pair, of (t, h, w, e), as ggml_mrope_cache_init does."""
+    sector = pair % sum(sections)
+    if interleaved:
+        return sector % 3 if sector < 3 * sections[sector % 3] else 3
+    return int(np.searchsorted(np.cumsum(sections), sector, side="right"))
 
 
 @pytest.mark.parametrize(
@@ -171,20 +143,20 @@ def test_a_file_rotates_as_llama_cpp_does(case, file):
     ],
 )
 def test_sections_are_ggmls(architecture, sections, interleaved, file):
+    coordinates = [axis(pair, [*sections, 0][:4], interleaved) for pair in range(32)]
     positions = np.random.default_rng(1).integers(0, 5000, (7, 4))
-    turn = angles(positions, 64, sections=[*sections, 0][:4], interleaved=interleaved)
-    check(read(file(architecture, rope__dimension_sections=sections)), turn, positions=positions)
+    expected = half(64, axes=ra.Axes(coordinates, count=4))
+    check(read(file(architecture, rope__dimension_sections=sections)), expected, positions)
 
 
 def test_longrope_takes_the_lists_by_length(file):
     short, long = [1 + i / 50 for i in range(32)], [1 + i / 3 for i in range(32)]
     tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
-    values = {"rope__scaling__type": "longrope", "rope__scaling__attn_factor": 1.19}
-    values |= {"rope__scaling__original_context_length": 1024}
-    reading = read(file("phi3", tensors, **values))
+    values = {f"{RULE}__type": "longrope", f"{RULE}__attn_factor": 1.19}
+    reading = read(file("phi3", tensors, **values, rope__scaling__original_context_length=1024))
     for length, stated in ((1024, short), (1025, long)):
-        turn = angles(POSITIONS, 64, divisors=np.float32(stated).astype(float))
-        check(reading, turn, float(np.float32(1.19)), rope=reading.rope.at_length(length))
+        expected = half(64, **divided(stated), attention_factor=float(np.float32(1.19)))
+        check(reading, expected, length=length)
 
 
 WINDOW = {"attention__sliding_window": 512}
@@ -194,23 +166,22 @@ EVERY_SECOND = {"attention__sliding_window_pattern": [True, False] * 4}
 @pytest.mark.parametrize(
     ("architecture", "values", "full", "sliding", "full_layers"),
     [
-        ("gemma3", {"rope__freq_base": 1e6, "rope__scaling__factor": 8.0}, (1e6, 1 / 8), (1e4, 1.0), (5,)),
+        ("gemma3", {"rope__freq_base": 1e6, "rope__scaling__factor": 8.0}, (1e6, 8.0), (1e4, 1.0), (5,)),
         ("gemma3", {"rope__freq_base_swa": 2e4}, (1e4, 1.0), (2e4, 1.0), (5,)),
         ("gemma3", {"rope__freq_base": 1e6, **EVERY_SECOND}, (1e6, 1.0), (1e4, 1.0), (1, 3, 5, 7)),
         ("gemma3n", {"rope__freq_base": 1e6}, (1e6, 1.0), (1e4, 1.0), (4,)),
         ("modern-bert", {"rope__freq_base": 1.6e5}, (1.6e5, 1.0), (1e4, 1.0), (0, 3, 6)),
-        ("olmo2", {"rope__freq_base": 5e5, "rope__scaling__factor": 8.0}, (5e5, 1 / 8), (5e5, 1.0), (3, 7)),
+        ("olmo2", {"rope__freq_base": 5e5, "rope__scaling__factor": 8.0}, (5e5, 8.0), (5e5, 1.0), (3, 7)),
     ],
 )
 def test_layers_with_a_window_differ(architecture, values, full, sliding, full_layers, file):
     path = file(architecture, **WINDOW, **values)
-    with pytest.raises(ConfigError, match="layers differ"):
-        read(path)
+    refuse("layers differ", path)
     readings = {i: reading for layers, reading in read_layers(path) for i in layers}
     for layer in range(8):
         base, scale = full if layer in full_layers else sliding
         assert readings[layer].rope == read(path, layer_type=layer).rope
-        check(readings[layer], angles(POSITIONS, 64, base=base, scale=scale))
+        check(readings[layer], half(64, base=base, scaling=ra.Linear(scale)))
 
 
 def test_gemma_4_has_heads_of_two_widths(file):
@@ -219,10 +190,9 @@ def test_gemma_4_has_heads_of_two_widths(file):
     values = {**WIDE, "rope__freq_base": 1e6, "attention__key_length_swa": 64, **WINDOW}
     values |= {"rope__dimension_count_swa": 64}
     path = file("gemma4", tensors, **values, attention__sliding_window_pattern=[True, True, True, False] * 2)
-    check(read(path, layer_type=0), angles(POSITIONS, 64))
-    check(read(path, layer_type=3), angles(POSITIONS, 128, base=1e6, divisors=divisors), head=128)
-    with pytest.raises(ConfigError, match="sliding_window_pattern is missing"):
-        read(file("gemma4", tensors, **values))
+    check(read(path, layer_type=0), HALF)
+    check(read(path, layer_type=3), half(128, **divided(divisors, 1e6)))
+    refuse("sliding_window_pattern is missing", file("gemma4", tensors, **values))
 
 
 @pytest.mark.parametrize(
@@ -267,24 +237,21 @@ def test_a_file_without_the_suffix_is_read_by_its_first_bytes(file):
     ],
 )
 def test_unknown_values_are_refused(architecture, values, message, file):
-    with pytest.raises(ConfigError, match=message):
-        read(file(architecture, **values))
+    refuse(message, file(architecture, **values))
 
 
 def test_files_that_are_broken_are_refused(file, tmp_path):
     whole = file("llama").read_bytes()
     for count in (4, 20, 60, len(whole) // 2):
         (tmp_path / "part.gguf").write_bytes(whole[:count])
-        with pytest.raises(ConfigError, match="is no GGUF file that can be read"):
-            read(tmp_path / "part.gguf")
+        refuse("is no GGUF file that can be read", tmp_path / "part.gguf")
     writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
     writer.kv_data[0].clear()
     writer.add_uint16("split.no", 1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match="of a model in several files give the first"):
-        read(tmp_path / "second.gguf")
+    refuse("of a model in several files give the first", tmp_path / "second.gguf")
 
 
 def test_every_architecture_of_the_package_is_read_or_refused_by_name(file):
