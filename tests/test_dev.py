@@ -165,3 +165,20 @@ def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
     assert write("proof/theorems.py", "1\n") == write("proof/theorems.py", "1\r\n")
     for pattern in itertools.chain(*nox_file.READ_BY.values()):
         assert any(ROOT.glob(pattern)), pattern
+
+
+def test_a_change_reaches_the_tests_of_its_folder(nox_file):
+    def reached(*paths):
+        files, libraries = nox_file.reached_by(list(paths))
+        return {Path(file).stem.removeprefix("test_") for file in files}, libraries
+
+    assert reached("rope_array/convert.py") == ({"convert"}, ["numpy", "torch"])
+    assert reached("backends/jax/_primitive.py")[1] == ["jax"]
+    assert reached("tests/test_spec.py", "LICENSE")[0] == {"spec"}
+    assert reached("tests/mutants_modes.py")[0] == {"mutants"}
+    assert reached("LICENSE") == (set(), [])
+    for start, (names, _) in nox_file.REACHED.items():
+        assert any(ROOT.glob(f"{start}*")), start
+        assert all(any(ROOT.glob(f"tests/test_{name}.py")) for name in names.split()), names
+    for path in (path for folder in ("rope_array", "backends") for path in (ROOT / folder).rglob("*.py")):
+        assert reached(path.relative_to(ROOT).as_posix())[0], path
