@@ -232,6 +232,7 @@ def test_autocast_and_matmul_precision_change_nothing():
         "float": lambda: HALF.apply(x, pos.float() + 0.5),
         "learned": lambda: HALF.rotation(pos, like=x, inv_freq=torch.tensor(HALF.frequencies)).apply(x),
         "half": lambda: HALF.apply(x.bfloat16(), pos),
+        "half by operations": lambda: HALF.apply(x.bfloat16(), pos, backend="torch"),
     }
     wanted = {name: run() for name, run in cases.items()}
     judge(wanted["rope"], x, pos, **FIELDS["half"])
