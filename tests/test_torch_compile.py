@@ -367,10 +367,15 @@ def checkpoint_options(name):
     return plain.get(name) or {"use_reentrant": False, "context_fn": contexts}
 
 
-@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=NIGHTLY)], ids=["outside", "inside"])
+# The kernel's tables write their (1, 0) in place in a mode, which a policy that saves everything refuses.
+MUTATES = pytest.mark.xfail(strict=False, reason="_cos_sin._units writes in place under a dispatch mode")
+
+
+@pytest.mark.parametrize(
+    "place", ["compiled outside", pytest.param("eager", marks=MUTATES), pytest.param("inside", marks=NIGHTLY)]
+)
 @pytest.mark.parametrize("name", ["reentrant", "not reentrant", "MUST_SAVE", "MUST_RECOMPUTE"])
-def test_activation_checkpointing(name, inside, fresh_dynamo):
-    """Of a compiled function, and inside of one."""
+def test_activation_checkpointing(name, place, fresh_dynamo):
     from torch.utils.checkpoint import checkpoint
 
     def block(q, k):
@@ -378,10 +383,10 @@ def test_activation_checkpointing(name, inside, fresh_dynamo):
         return ROPE.rotation(POS, like=q).apply(ys[0]), ys[1]
 
     options = checkpoint_options(name)
-    inner = compiled(block) if inside else block
+    inner = compiled(block) if place == "inside" else block
     run = lambda q, k: checkpoint(inner, q, k, **options)  # noqa: E731
     q, k = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1).requires_grad_()
-    ys, weight = (run if inside else compiled(run))(q, k), normal(2, 5, 16, seed=2)
+    ys, weight = (compiled(run) if place == "compiled outside" else run)(q, k), normal(2, 5, 16, seed=2)
     sum((y * weight).sum() for y in ys).backward()
     judge_gradient(k.grad, weight)
     matrix = torch.tensor(ROPE.matrix(LIST))
