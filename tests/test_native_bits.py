@@ -92,7 +92,7 @@ POSITIONS = [
         np.arange(10, dtype="i4").reshape(5, 2).T,
     ),
     *(np.array([[3], [400]]), np.array([[1, 2, 3, 4, 5]]), np.array([[[1, 2, 3, 4, 5]] * 3] * 2)),
-    *(np.arange(10).reshape(2, 5), np.ones((1, 3, 1), "i8")),
+    *(np.arange(10).reshape(2, 5), np.ones((1, 3, 1), "i8"), np.arange(2**32 - 5, 2**32, dtype="u4")),
 ]
 
 

@@ -54,6 +54,7 @@ NEIGHBOURS = {
     "tokens from the last": (np.s_[4::-1, :4], np.s_[4::-1, 4:6]),
     "one token": (np.s_[:1, :4], np.s_[:1, 4:6]),
     "features of q from the last": (np.s_[:5, :4, ::-1], np.s_[:5, 4:6]),
+    "other tokens of x": (QK[0], np.s_[::2, 4:6], *QK),
     "other tokens of y": (*QK, QK[0], np.s_[::2, 4:6]),
     "other heads of y": (*QK, QK[0], np.s_[:5, 4:8:2]),
     "a gap in y": (*QK, QK[0], np.s_[:5, 5:7]),
