@@ -454,6 +454,7 @@ REPR = {
     "Axes.chunked(8, 8, 8, num_pairs=32)": Axes.chunked(8, 8, 8, num_pairs=32),
     "Axes.axial(32, 32, order=(1, 0))": Axes.axial(32, 32, order=(1, 0)),
     "Axes.axial(4, 0, 2, order=(2, 0, 1))": Axes.axial(4, 0, 2, order=(2, 0, 1)),
+    "Axes.even_odd(64)": Axes.even_odd(64),
     "Axes.chunked(0)": Axes(()),
     "Axes.chunked(2, 0, 0)": Axes((0, 0), count=3),
     "Axes((0, 1, None, None))": Axes((0, 1, None, None)),
