@@ -124,7 +124,7 @@ class Fields:
     global_width: bool = False  # heads of twice the width in the layers of full attention
     rows: tuple[tuple[Given, Given], ...] = ()  # whole older configs, each with the keys of its rule
 
-    def draw(self, rng, kind):
+    def draw(self, rng, kind, in_older_keys):
         """Return a config, its rule's keys, and the rule whose slack holds."""
         heads, width = int(rng.choice([2, 4, 8])), int(rng.choice([16, 32, 48, 64]))
         longest = int(rng.integers(64, 512))
@@ -147,7 +147,7 @@ class Fields:
             given |= {"global_head_dim": 2 * width} if self.global_width else {}
             both = {key: value for rope in ropes.values() for key, value in rope.items()}
             return given, both, "llama3"  # the largest slack, for either rule
-        if self.sections or (self.shares and rng.random() < 0.5):
+        if self.sections or (self.shares and not in_older_keys):
             rope = self.parameters(rng, kind, width, longest)
             return {**given, "rope_parameters": rope}, rope, kind
         if self.shares:
@@ -189,7 +189,7 @@ class Drawn:
         owner = type(self.case.place.config(model, cls))
         for number, kind in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
-            given, rope, kind = self.fields.draw(rng, kind)
+            given, rope, kind = self.fields.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
             at = positions(rope, given["max_position_embeddings"], form.axes)
             made = owner(**copy.deepcopy(given))
             for layer in form.layers:

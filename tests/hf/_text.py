@@ -432,7 +432,7 @@ CASES: list[TextCase | Case] = [
     # Other pairings, and functions of other shapes.
     *classes(INTERLEAVED, "cohere:Cohere"),
     *classes(
-        HALF_TO_INTERLEAVED, "ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe glm:Glm glm4:Glm4 helium:Helium"
+        HALF_TO_INTERLEAVED, "glm:Glm glm4:Glm4 ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe helium:Helium"
     ),
     *classes(Form(repeats=None), "gpt_oss:GptOss openai_privacy_filter:OpenAIPrivacyFilter"),
     *classes(SLICED, "gpt_neox_japanese:GPTNeoXJapanese persimmon:Persimmon phi:Phi stablelm:StableLm"),
