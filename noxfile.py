@@ -103,7 +103,7 @@ REACHED = {
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
-SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite")]
+SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "modes", "mutants", "suite")]
 
 
 def needs(library: str) -> list[str]:
