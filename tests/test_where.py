@@ -263,6 +263,11 @@ MUTANTS = {
     "first_coordinate_only": ("axes", "features from 8 on of rows 0 to 3", ""),
     "given_frequencies_turn_every_lane": ("axes_and_frequencies", "every odd pair of every row", ""),
     "bfloat16_positions": ("accuracy_2e16[float32]", "56 of 61 rows", ""),
+    "positions_counted_in_float32": (
+        "accuracy_2e24[float32]",
+        "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
+        "rotated by pos converted to float32",
+    ),
     "positions_wrapped_at_2_24": (
         "accuracy_2e24[float32]",
         "rows 19 to 22 (positions from 16,777,216 on) of every head",
