@@ -84,6 +84,14 @@ def test_neighbours(level, dtype, name):
     assert_same(joint, joint_expected, "in place, by tables")
 
 
+def test_neighbours_of_two_dtypes():
+    """They have one item size, and the loop of each dtype rotates its own."""
+    joint, out = normal((5, 6, 22), F16), np.zeros((5, 6, 22), F16)
+    xs, ys = ((array[:, :4], array[:, 4:].view(DTYPES[-1])) for array in (joint, out))
+    RoPE(22).apply(xs, range(5), seq_axis=0, out=ys)
+    assert_same(ys, by_array_api(RoPE(22), xs, range(5), seq_axis=0))
+
+
 def test_many_axes():
     shape = (2, 1, 2, 1, 3, 1, 2, 1, 1, 2, 5, 6)
     x = normal(shape, F16)
