@@ -5,13 +5,10 @@ The tests compare with formulas written here, pair by pair, or with the package'
 
 import ast
 import copy
-import dataclasses
 import functools
-import itertools
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import compare
@@ -19,14 +16,13 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array import RoPE, SpecError, convert, positions
+from rope_array import RoPE, SpecError
 from rope_array.config import ConfigError, read
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import assert_contract
 
 normal = functools.partial(compare.normal, "numpy")
 ROOT = Path(__file__).resolve().parent.parent
-PAIRINGS = ("interleaved", "half")
 
 
 def series(width, base=10000.0):
@@ -192,107 +188,6 @@ def test_autocast_leaves_every_builder_alone():
                 assert torch.equal(call(x, pos), want), name
 
 
-# ---- shapes ----
-
-STEPS = {
-    "contiguous": lambda lib, x: lib.asarray(np.ascontiguousarray(x)),
-    "transposed": lambda lib, x: lib.permute(
-        lib.asarray(np.ascontiguousarray(x.transpose(0, 2, 1, 3))), (0, 2, 1, 3)
-    ),
-    "last of many": lambda lib, x: lib.asarray(np.repeat(x, 4, axis=2))[:, :, 3:, :],
-    "every second head": lambda lib, x: lib.asarray(np.repeat(x, 2, axis=1))[:, ::2, :, :],
-    "every second batch": lambda lib, x: lib.asarray(np.repeat(x, 2, axis=0))[::2, ...],
-}
-
-
-@pytest.mark.neutral
-@pytest.mark.parametrize("pairing", PAIRINGS)
-def test_one_token_of_every_batch(lib, pairing):
-    """A decoding step rotates all batches, for every layout of x and every form of positions."""
-    x, rope = normal(3, 4, 1, 16), RoPE(16, pairing=pairing)
-    for pos in (9, np.array([9]), np.array([[9]]), np.array([[70], [3], [1009]])):
-        angles = np.asarray(pos).reshape(-1, 1, 1, 1) * np.array(series(16))
-        want = turned(x, np.broadcast_to(angles, (3, 4, 1, 8)), pairing)
-        own = pos if isinstance(pos, int) else lib.asarray(pos.astype(np.int32))
-        for name, laid in STEPS.items():
-            array = laid(lib, x)
-            for got in (rope.apply(array, own), rope.rotation(own, like=array).apply(array)):
-                np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6, err_msg=name)
-        flat = lib.asarray(np.ascontiguousarray(x.transpose(0, 2, 1, 3)))
-        got = lib.to_numpy(rope.apply(flat, own, seq_axis=-3)).transpose(0, 2, 1, 3)
-        np.testing.assert_allclose(got, want, atol=2e-6)
-
-
-@pytest.mark.neutral
-@pytest.mark.parametrize("pairing", PAIRINGS)
-def test_widths_that_no_block_of_a_kernel_divides(lib, pairing):
-    pos = np.array([0, 5, 77, 1000, 31])
-    for width, heads in itertools.product((36, 72, 88, 120), (1, 3)):
-        x = normal(2, heads, 5, width)
-        want = turned(x, pos[:, None] * np.array(series(width)), pairing)
-        got = ra.apply(lib.asarray(x), lib.asarray(pos.astype(np.int32)), pairing=pairing)
-        np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6)
-
-
-@pytest.mark.library("torch", "jax")
-@pytest.mark.parametrize("pairing", PAIRINGS)
-def test_gradient_at_these_widths(lib, pairing):
-    pos = np.array([1, 5, 77])
-    for width in (36, 72):
-        x, cotangent = normal(2, 1, 3, width), normal(2, 1, 3, width, seed=1)
-        want = turned(cotangent, -pos[:, None] * np.array(series(width)), pairing)
-        own = lib.asarray(pos.astype(np.int32))
-        got = lib.gradient(
-            lambda x, own=own: ra.apply(x, own, pairing=pairing), lib.asarray(x), lib.asarray(cotangent)
-        )
-        np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6)
-
-
-# ---- packed, split, and padded sequences ----
-
-
-def test_packed_sequences_are_rotated_as_alone(lib):
-    lengths, rope = (3, 1, 4), RoPE(16)
-    x = normal(2, sum(lengths), 16)
-    pos = positions.packed(np.cumsum((0, *lengths)).tolist(), like=lib.asarray(x))
-    got = lib.to_numpy(rope.apply(lib.asarray(x), pos))
-    for start, n in zip((0, 3, 4), lengths, strict=True):
-        want = turned(x[:, start : start + n], np.arange(n)[:, None] * np.array(series(16)), "interleaved")
-        np.testing.assert_allclose(got[:, start : start + n], want, atol=2e-6)
-
-
-HELD = {"contiguous": [[*range(8)], [*range(8, 16)]]}
-HELD["zigzag"] = [[*range(4), *range(12, 16)], [*range(4, 12)]]
-
-
-@pytest.mark.parametrize("layout", HELD)
-def test_ranks_together_rotate_the_whole(lib, layout):
-    """Each rank rotates by positions in the packed sequence, not by indices in the rank."""
-    x, cu_seqlens = normal(2, 16, 16), [0, 5, 6, 16]
-    pos = positions.packed(cu_seqlens)
-    assert pos.tolist() == [*range(5), 0, *range(10)]
-    want = turned(x, pos[:, None] * np.array(series(16)), "interleaved")
-    own, array = lib.asarray(pos.astype(np.int32)), lib.asarray(x)
-    for rank, held in enumerate(HELD[layout]):
-        cut = {"rank": rank, "size": 2, "layout": layout}
-        got = ra.apply(
-            positions.context_parallel(array, axis=1, **cut), positions.context_parallel(own, **cut)
-        )
-        np.testing.assert_allclose(lib.to_numpy(got), want[:, held], atol=2e-6)
-
-
-def test_padding_on_the_left_moves_no_token_of_an_image():
-    rope = RoPE(16, axes=ra.Axes.chunked(2, 3, 3))
-    tokens, x = [0, 0, 1, 1, 1, 1, 0], normal(1, 7, 16)
-    alone, delta = positions.mrope(tokens, [(1, 4, 4)])
-    padded, deltas = positions.mrope([[0, 0, 0, *tokens]], [(1, 4, 4)], mask=[[0, 0, 0, *[1] * 7]])
-    assert deltas.tolist() == [int(delta)]
-    got = rope.apply(np.concatenate([x[:, :3], x], axis=1), padded)[:, 3:]
-    np.testing.assert_array_equal(got, rope.apply(x, alone))
-    angles = alone[:, [0, 0, 1, 1, 1, 2, 2, 2]] * np.array(series(16))
-    np.testing.assert_allclose(got, turned(x, angles, "interleaved"), atol=2e-6)
-
-
 # ---- rules ----
 
 
@@ -304,119 +199,7 @@ def test_yarn_with_ends_that_clamping_makes_equal():
     assert all(math.isfinite(omega) for omega in found)
 
 
-@pytest.mark.parametrize("truncate", [True, False])
-def test_yarn_against_its_formula(truncate):
-    """Frequencies are kept below low, divided above high, and interpolated linearly between them."""
-    for width, base, trained, factor, fast, slow in (
-        (64, 150_000.0, 4096, 32.0, 32.0, 1.0),  # gpt-oss
-        (128, 1e6, 32768, 4.0, 32.0, 1.0),  # Qwen2.5
-        (64, 1e4, 4096, 40.0, 32.0, 1.0),  # DeepSeek-V3
-        (128, 5e5, 8192, 8.0, 20.0, 2.0),
-    ):
-        low, high = (
-            width * math.log(trained / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
-        )
-        low, high = (math.floor(low), math.ceil(high)) if truncate else (low, high)
-        ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(width // 2)]
-        want = [w / factor * r + w * (1 - r) for w, r in zip(series(width, base), ramp, strict=True)]
-        rule = ra.YaRN(factor, trained, beta_fast=fast, beta_slow=slow, truncate=truncate)
-        rope = RoPE(width, base=base, scaling=rule)
-        np.testing.assert_allclose(rope.frequencies, want, rtol=1e-12)
-        assert rope.amplitude == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-15)
-        # The amplitude scales rotated features once, and other features not at all.
-        x = normal(1, width + 4).astype(np.float64)
-        y = dataclasses.replace(rope, head_dim=width + 4).apply(x, 77)
-        ratio = np.linalg.norm(y[0, :width]) / np.linalg.norm(x[0, :width])
-        assert ratio == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-12)
-        np.testing.assert_array_equal(y[0, width:], x[0, width:])
-
-
-def test_longrope_up_to_and_beyond_the_trained_length():
-    """The trained length itself takes the short list; only `at_length` chooses a list, not positions."""
-    short, long = [1.0, 1.1, 1.2, 1.3], [2.0, 4.0, 8.0, 16.0]
-    rope = RoPE(8, scaling=ra.LongRoPE(short, long, 64, factor=8.0))
-    amplitude, x = math.sqrt(1 + math.log(8) / math.log(64)), normal(100, 8)
-    for length, divisors in ((1, short), (63, short), (64, short), (65, long), (100, long)):
-        pos = np.arange(length)
-        angles = pos[:, None] * (np.array(series(8)) / divisors)
-        want = amplitude * turned(x[:length], angles, "interleaved")
-        chosen = rope.at_length(length)
-        np.testing.assert_allclose(chosen.apply(x[:length], pos), want, atol=3e-6)
-        # A single token, at position 0, has the same bits as in the whole: positions choose no list.
-        np.testing.assert_array_equal(chosen.apply(x[:1], 0), chosen.apply(x[:length], pos)[:1])
-
-
-def test_a_shift_of_scaled_keys_with_coordinates():
-    """The cached keys already contain the amplitude, and each pair moves by its own coordinate."""
-    coordinates = (0, 1, 2, 0, 1, 2, 0, 0)
-    rope = RoPE(16, pairing="half", axes=ra.Axes(coordinates), scaling=ra.YaRN(4.0, 64))
-    raw, pos = normal(2, 5, 16), np.array([[4, 4, 4], [5, 5, 5], [5, 5, 6], [5, 6, 5], [7, 7, 7]]) + 50
-    cached = rope.apply(raw, pos)
-    for delta in ([-50, -50, -50], [3, 0, -2]):
-        angles = (pos + delta)[:, list(coordinates)] * np.array(rope.frequencies)
-        want = (0.1 * math.log(4) + 1) * turned(raw, angles, "half")
-        np.testing.assert_allclose(convert.shift_keys(cached, delta, rope), want, atol=4e-6)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_a_quantised_cache_is_not_shifted(dtype):
-    with pytest.raises(ra.ArrayTypeError, match=f"{dtype}.*Rotate before you quantise"):
-        convert.shift_keys(np.zeros((2, 3, 8), dtype), 3, RoPE(8))
-
-
 # ---- maps of pairs to coordinates ----
-
-COORDINATES = {
-    "interleaved": (ra.Axes.interleaved(3, 3, 2), (0, 1, 2, 0, 1, 2, 0, 1)),
-    "interleaved, uneven": (ra.Axes.interleaved(4, 3, 1), (0, 1, 2, 0, 1, 0, 0, 1)),
-    "alternating": (ra.Axes.alternating(2, 3, 3), (1, 2, 1, 2, 1, 2, 0, 0)),
-    "chunked": (ra.Axes.chunked(2, 3, 3), (0, 0, 1, 1, 1, 2, 2, 2)),
-}
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
-)
-
-
-@pytest.mark.neutral
-@pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize("name", COORDINATES)
-def test_pairs_take_their_own_coordinate(lib, name, pairing):
-    """The coordinates differ in every token, unlike in text."""
-    axes, coordinates = COORDINATES[name]
-    assert axes.coordinates == coordinates
-    pos, x = np.array([[1, 50, 9], [700, 2, 33], [4, 5, 6000]]), normal(2, 3, 16)
-    want = turned(x, pos[:, list(coordinates)] * np.array(series(16)), pairing)
-    got = ra.apply(lib.asarray(x), lib.asarray(pos.astype(np.int32)), axes=axes, pairing=pairing)
-    np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.library("torch")
-@needs_compiler
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_axes_compiled_by_inductor():
-    """Generated code gives each pair its coordinate too."""
-    import torch
-
-    torch._dynamo.reset()
-    rope = RoPE(16, pairing="half", axes=COORDINATES["interleaved"][0])
-    pos, x = np.random.default_rng(0).integers(0, 1000, (33, 3)), normal(2, 33, 16)
-    got = torch.compile(rope.apply, fullgraph=True)(torch.as_tensor(x), torch.as_tensor(pos))
-    angles = pos[:, list(COORDINATES["interleaved"][1])] * np.array(series(16))
-    np.testing.assert_allclose(got.numpy(), turned(x, angles, "half"), atol=2e-6)
-    torch._dynamo.reset()
-
-
-def test_the_fourth_coordinate_of_text_is_not_zero():
-    """Qwen3-VL's pairs 61 and 62 rotate by the time, as pairs 60 and 63 do."""
-    rope = RoPE(128, base=5e6, pairing="half", axes=ra.Axes.interleaved(24, 20, 20))
-    assert rope.axes.coordinates[60:] == (0, 0, 0, 0)
-    x = np.zeros((1, 128))
-    x[0, 61] = x[0, 62] = 1.0
-    y = rope.apply(x, [[100_000] * 3])
-    angles = [math.atan2(y[0, i + 64], y[0, i]) for i in (61, 62)]
-    np.testing.assert_allclose(angles, [1e5 * 5e6 ** (-i / 64) for i in (61, 62)], rtol=1e-9)
-    assert angles == pytest.approx([0.041, 0.032], abs=1e-3)
 
 
 def test_interleaved_axes_are_no_interleaved_pairs():
@@ -443,16 +226,6 @@ def test_interleaved_axes_are_no_interleaved_pairs():
 
 
 # ---- names ----
-
-
-@pytest.mark.parametrize(
-    "name", ["neox", "gpt-j", "alternate", "consecutive", "adjacent", "rotate_half", "traditional", True, 0]
-)
-def test_pairings_have_two_names(name):
-    """Refuse names and switches that mean opposite pairings in two libraries."""
-    for fields in ({"pairing": name}, {"out_pairing": name}):
-        with pytest.raises(SpecError, match=r"'interleaved'.*'half'"):
-            ra.apply(np.ones((2, 8)), 0, **fields)
 
 
 def test_every_entry_point_has_the_same_defaults():
