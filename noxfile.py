@@ -341,7 +341,7 @@ def pure(session: nox.Session) -> None:
     install(session, dist=PURE)
     # The kernel serves eager NumPy and PyTorch; compiled functions and the backend array-api never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
-    selected = f"not compil and not array-api and not without_the_kernel and {NOT_TWICE}"
+    selected = f"not compil and not array-api and {NOT_TWICE}"
     pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", selected, *cover_by_default())
     # Other sessions test JAX without the kernel: on several devices, and by the backend array-api.
     if os.environ.get(NIGHTLY):
