@@ -54,7 +54,7 @@ PASSED = ROOT / ".ci" / "passed.json"
 READ_BY = {
     "gpu-code": [
         *("pyproject.toml", "backends", "rope_array/*.py", "rope_array/_array_api", "rope_array/_spec"),
-        *("bench/*gpu*", "docs/speed"),
+        *("bench/*speed*", "bench/_targets.py", "docs/speed"),
         *(
             f"tests/*{name}*"
             for name in ("cuda", "gpu", "inductor", "native_cases", "offline", "triton", "xla")
@@ -98,6 +98,7 @@ REACHED = {
     "docs": ("docs readme examples", "numpy"),
     "README.md": ("docs readme examples", "numpy"),
     "tests/hf": ("hf*", "numpy torch"),
+    "tests/jax_devices.py": ("jax", "jax"),
     "tests/mutants": ("mutants", "numpy"),
 }
 # The files whose tests can differ with an older library or without the kernel.
@@ -393,7 +394,7 @@ def tests_min(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
     install(session)
-    names = ("", "_models", "_modules", "_positions", "_patch", "_families", "_docs", "_roformer")
+    names = ("", "_modules", "_positions", "_patch", "_families", "_docs", "_roformer")
     files = (f"tests/test_hf{name}.py" for name in names)
     pytest(session, ["numpy", "torch"], "--models", *files)
 
@@ -518,7 +519,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], default=False)
 def gpu(session: nox.Session) -> None:
-    """Run the conformance suite and bench/gpu.py on an NVIDIA GPU; writes docs/speed/gpu.md."""
+    """Run the conformance suite and bench/speed.py on an NVIDIA GPU; writes docs/speed/gpu.md."""
     if not shutil.which("nvidia-smi") or not session.run(
         "nvidia-smi", "-L", external=True, silent=True, success_codes=range(256)
     ).startswith("GPU "):
@@ -530,7 +531,7 @@ def gpu(session: nox.Session) -> None:
     for target in ("torch:cuda", "jax:gpu", "cupy"):
         report = RESULTS / f"gpu-{target.replace(':', '-')}.xml"
         session.run("python", "-P", "-m", "rope_array", "check", target, f"--junit={report}")
-    session.run("python", "bench/gpu.py", *session.posargs)
+    session.run("python", "bench/speed.py", "--gpu", *session.posargs)
 
 
 @nox.session(requires=["build"], default=False)

@@ -278,7 +278,9 @@ def test_any_file_is_read_or_refused(tmp_path_factory, content):
 
 
 # Python raises when it formats an integer with so many digits, so error messages must not contain it.
-@pytest.mark.parametrize("wrap", [int, lambda n: {"a": n}, lambda n: [n], lambda n: {n}], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [int, lambda n: {"a": n}, lambda n: [n], lambda n: {n}], ids=["number", "dict", "list", "set"]
+)
 @pytest.mark.parametrize(
     "key", ["rope_theta", "head_dim", "rope_parameters", "num_hidden_layers", "model_type"]
 )

@@ -263,7 +263,7 @@ def test_freed_memory_is_declined():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.func.jvp imports it
 def test_interceptions_are_declined():
-    """The kernel shares the gate of the CPU's kernel, which tests/test_torch_transforms.py judges."""
+    """The kernel shares the gate of the CPU's kernel, which tests/test_torch.py judges."""
     x, source = normal(2, 5, 16), Positions(POS, ROPE._plan)
     assert triton.decline_reason((x,), source) is None
     reasons = []

@@ -64,9 +64,9 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
 
 def _units(width: int, dtype: Any, device: Any) -> Any:
     """Return (1, 0) for each pair, as half pairs."""
-    units = torch.zeros(width, dtype=dtype, device=device)
-    units[: width // 2] = 1.0
-    return units
+    # Not by a write: selective checkpointing refuses to save a tensor that is then written.
+    ones, zeros = (make(width // 2, dtype=dtype, device=device) for make in (torch.ones, torch.zeros))
+    return torch.cat((ones, zeros))
 
 
 def _expand(units: Any, pos: Any, plan: Plan) -> Any:
