@@ -13,13 +13,19 @@ import rope_array as ra
 from rope_array import ArrayTypeError, PositionError, ShapeError, SpecError, diagnose
 from rope_array.testing import apply_definition
 
-ml_dtypes = pytest.importorskip("ml_dtypes")
 ROWS = 48
 HALF = {"pairing": "half"}
 
 
+def cast(array, dtype="bfloat16"):
+    """Convert an array; NumPy has bfloat16 once ml_dtypes is imported."""
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    return array.astype(dtype)
+
+
 def features(*shape, dtype="float32", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+    return cast(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def again(found, x, pos):
@@ -68,7 +74,7 @@ def close_to(found, rope):
 
 
 @pytest.mark.slow
-@settings(max_examples=20 * TIMES)
+@settings(max_examples=12 * TIMES)
 @given(
     base=st.sampled_from([10000.0, 500000.0, 1000000.0, 100.0, 34567.0, 250000.5, 9999.0]),
     pairing=st.sampled_from(["interleaved", "half"]),
@@ -338,7 +344,7 @@ _UNIT = {"bfloat16": 2.0**-7, "float64": 2.0**-52, "float32": 2.0**-23, "float16
 @pytest.mark.parametrize("dtype", [*_UNIT] if NIGHTLY else ["bfloat16"])
 def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype):
     rope, pos, unit = ROPES[name], range(3, 67), _UNIT[dtype]
-    x = features(2, 4, 64, 64, dtype="float64").astype(dtype)
+    x = cast(features(2, 4, 64, 64, dtype="float64"), dtype)
     y = definition_of(rope, x, pos)
     found = None
     for tolerance in (unit / 4, 2 * unit, 64 * unit, 0.25) if NIGHTLY else (2 * unit, 0.25):
@@ -352,7 +358,7 @@ def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype)
 
 @pytest.mark.parametrize("name", [*ROPES][:6])
 def test_64_tokens_in_bfloat16_are_enough(name):
-    x = features(1, 8, 64, 64).astype("bfloat16")
+    x = features(1, 8, 64, 64, dtype="bfloat16")
     found = diagnose(x, definition_of(ROPES[name], x, range(64)), range(64)).rope
     assert close_to(found, ROPES[name])
     assert found.base == ROPES[name].base
@@ -362,7 +368,7 @@ def test_rounded_tables_in_bfloat16_are_noise():
     """Hugging Face's models in bfloat16 round cos, sin, both products and their sum."""
 
     def cut(array):
-        return array.astype("bfloat16").astype("float64")
+        return cast(array).astype("float64")
 
     rope = WIDE
     x = cut(features(1, 8, 64, 128, dtype="float64"))
@@ -370,12 +376,12 @@ def test_rounded_tables_in_bfloat16_are_noise():
     cos, sin = cut(np.cos(angles)), cut(np.sin(angles))
     a, b = np.split(x, 2, -1)
     y = np.concatenate([cut(a * cos) - cut(b * sin), cut(b * cos) + cut(a * sin)], -1)
-    assert diagnose(x.astype("bfloat16"), y.astype("bfloat16"), range(64)).rope == rope
+    assert diagnose(cast(x), cast(y), range(64)).rope == rope
 
 
 def test_an_output_of_a_narrower_precision_needs_a_tolerance():
     x = features(1, 8, 64, 64)
-    y = LLAMA3.apply(x, range(64)).astype("bfloat16").astype("float32")
+    y = cast(LLAMA3.apply(x, range(64))).astype("float32")
     for tolerance in (0.02, 0.1):
         assert diagnose(x, y, range(64), tolerance=tolerance).rope == LLAMA3
     found = diagnose(x, y, range(64))
@@ -387,7 +393,7 @@ def test_an_output_of_a_narrower_precision_needs_a_tolerance():
 @pytest.mark.parametrize("tokens", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", [*ROPES] if NIGHTLY else [*ROPES][::2])
 def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
-    rope, x = ROPES[name], features(1, 1, tokens, 64).astype("bfloat16")
+    rope, x = ROPES[name], features(1, 1, tokens, 64, dtype="bfloat16")
     y = definition_of(rope, x, range(tokens))
     found = diagnose(x, y, range(tokens))
     assert found.rope is None or close_to(found.rope, rope)
@@ -396,8 +402,8 @@ def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
 
 
 def test_an_imprecise_base_is_not_given():
-    x = features(1, 1, 16, 8).astype("bfloat16")
-    y = apply_definition(x.astype("float64"), range(16), base=12345.0).astype("bfloat16")
+    x = features(1, 1, 16, 8, dtype="bfloat16")
+    y = cast(apply_definition(x.astype("float64"), range(16), base=12345.0))
     found = diagnose(x, y, range(16))
     assert found.rope is None
     assert "float32" in found.reason
@@ -407,7 +413,7 @@ def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
     """The pairs that rotate by more than the noise fit a wider slice with a larger base too."""
     for seed in range(4):
         x = features(1, 16, 32, seed=seed)
-        y = ra.apply(x, range(100, 116), rotary_dim=24, base=500000.0).astype("bfloat16").astype("float32")
+        y = cast(ra.apply(x, range(100, 116), rotary_dim=24, base=500000.0)).astype("float32")
         rope = diagnose(x, y, range(100, 116), tolerance=0.03).rope
         assert rope is None or (rope.rotary_dim, rope.base) == (24, 500000.0)
 
@@ -485,14 +491,14 @@ AXIS_4 = {"pos": range(16), "shape": (6, 4, 16, 32)}
 # The positions that rotate, words of the mistake, fields, and positions and shapes other than of 64 rows.
 MISTAKES = [
     (N + 1, "off by 1", {"base": 10000.0, **HALF}),
-    (N - 7, "off by -7", HALF),
+    (N - 7, "off by -7", HALF, {"pos": N}),
     (N + 100, "off by 100", HALF),
     (-(N + 3), "off by 3", {"inverse": True}),
     (np.arange(4)[:, None], "along axis -3", {"seq_axis": -3}, AXIS_4),
     (np.arange(6)[:, None, None], "along axis -4", {"seq_axis": -4}, AXIS_4),
     (N, "counted from 0", HALF, {"pos": PADDED}),
     (17, "of position 17", {"code": "ra.apply(x, 17, pairing='half')"}),
-    (np.where(N < 40, N, 0), "from 40 on are not rotated", HALF),
+    (np.where(N < 40, N, 0), "from 40 on are not rotated", HALF, {"pos": N}),
     (np.minimum(N, 40), "past 40 are rotated as 40", HALF),
 ]
 
@@ -503,8 +509,6 @@ def test_rotation_by_other_positions(case):
     x = features(*given.get("shape", (2, 4, 64, 32)))
     y = half(x, *tables(pos, 32, 10000.0))
     mistaken(x, y, given.get("pos", range(64)), words, **fields)
-    if not given:
-        mistaken(x, y, N, words, **fields)
 
 
 @pytest.mark.parametrize(
@@ -522,15 +526,16 @@ def test_another_computation(rotate, words, fields):
     mistaken(x, rotate(x, *tables(N, 32, 10000.0)), N, words, **fields)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_only_a_factor(dtype):
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(2.0, "float32"), (0.3, "float16"), (-1.0, "float64"), (0.0, "float32")]
+)
+def test_only_a_factor(factor, dtype):
     x = features(2, 4, 64, 32, dtype=dtype)
-    for factor in (2.0, 0.3, -1.0, 0.0):
-        found = diagnose(x, (factor * x).astype(dtype), N)
-        [explained] = found.explanations
-        assert explained.mistake == f"not rotated, scaled by {factor:g}"
-        assert explained.code == f"{factor!r} * x"
-        assert found.rope is None
+    found = diagnose(x, (factor * x).astype(dtype), N)
+    [explained] = found.explanations
+    assert explained.mistake == f"not rotated, scaled by {factor:g}"
+    assert explained.code == f"{factor!r} * x"
+    assert found.rope is None
 
 
 def test_tables_laid_out_for_the_other_pairing():
@@ -546,13 +551,13 @@ def test_tables_laid_out_for_the_other_pairing():
     mistaken(x, y, range(64), "features pair half", pairing="half")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("quantity", ["angles", "positions", "frequencies", "cos and sin"])
 def test_numbers_of_16_bits(dtype, quantity):
     pos, omegas = np.arange(4000, 4512)[:, None].astype(float), 10000.0 ** (-np.arange(0, 32, 2) / 32)
 
     def narrow(array, *of):
-        return array.astype(dtype).astype(float) if quantity in of else array
+        return cast(array, dtype).astype(float) if quantity in of else array
 
     angles = narrow(narrow(pos, "angles", "positions") * narrow(omegas, "angles", "frequencies"), "angles")
     x = features(1, 2, 512, 32)
@@ -697,9 +702,8 @@ def test_every_row_of_a_large_array_is_checked():
         assert found.nearest[0].residual > 0.1
 
 
-@pytest.mark.parametrize("end", [1000, 2040])
-def test_the_end_of_a_table_is_found_in_a_large_array(end):
-    x, pos = features(1, 8, 2048, 32), np.arange(2048)
+def test_the_end_of_a_table_is_found_in_a_large_array():
+    x, pos, end = features(1, 8, 2048, 32), np.arange(2048), 2040
     for kept, words in (
         (np.minimum(pos, end), f"positions past {end} are rotated as {end}"),
         (np.where(pos < end, pos, 0), f"positions from {end} on are not rotated"),
