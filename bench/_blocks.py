@@ -14,6 +14,7 @@ import json
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 from _record import RESULTS
@@ -40,11 +41,19 @@ def parse(parser, name):
 
 def finish(result, options):
     """Print which targets are met and where it was measured, and write a result to the path of --json."""
+    print_targets(result)
+    if options.json:
+        write_json(result | {"clock": options.clock}, options.json)
+
+
+def print_targets(result):
+    """Print which targets are met, and where it was measured."""
     print("", *lines(result), sep="\n")
     print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
-    if options.json:
-        text = json.dumps(result | {"clock": options.clock}, indent=1)
-        options.json.write_text(text + "\n", "utf-8")
+
+
+def write_json(result, path):
+    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 def take_turns(calls, rounds, seconds):
@@ -52,14 +61,19 @@ def take_turns(calls, rounds, seconds):
     for call in calls.values():
         call()  # compiled functions are compiled
     counts = {name: max(3, round(seconds / time_one(call))) for name, call in calls.items()}
-    names, times, order = list(calls), {name: [] for name in calls}, random.Random(0)
+    return in_rounds({name: partial(block, call, counts[name]) for name, call in calls.items()}, rounds)
+
+
+def in_rounds(timers, rounds):
+    """Return the values of each timer in each round."""
+    names, times, order = list(timers), {name: [] for name in timers}, random.Random(0)
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
             order.shuffle(names)
             for name in names:
-                times[name].append(block(calls[name], counts[name]))
+                times[name].append(timers[name]())
     finally:
         gc.enable()
     return times
@@ -84,6 +98,11 @@ def time_one(call):
 def ratio(times, over):
     """Return the median of the ratios of two functions' times within rounds."""
     return round(statistics.median(a / b for a, b in zip(times, over, strict=True)), 3)
+
+
+def spread(values):
+    """Return the lower quartile, the median and the upper quartile, to four digits."""
+    return [float(f"{value:.4g}") for value in statistics.quantiles(values, method="inclusive")]
 
 
 def compare(times, own):

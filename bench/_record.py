@@ -17,17 +17,21 @@ MEASURED = ("rope_array", "backends", "bench", ":!bench/results")  # what a resu
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
-def record(name, numbers, note, packages=PACKAGES, gpu=None):
+def record(name, numbers, note, packages=PACKAGES, gpu=None, **more):
     """Return a result as a dictionary for JSON; `gpu` has the facts of the GPU that was measured."""
-    return {
-        "bench": name,
-        "date": datetime.date.today().isoformat(),
-        "what": note,
-        "numbers": numbers,
-        "machine": machine() | ({"gpu": gpu} if gpu else {}),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-        "commit": commit(),
-    } | judged(name, numbers)
+    return (
+        more
+        | {
+            "bench": name,
+            "date": datetime.date.today().isoformat(),
+            "what": note,
+            "numbers": numbers,
+            "machine": machine() | ({"gpu": gpu} if gpu else {}),
+            "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
+            "commit": commit(),
+        }
+        | judged(name, numbers)
+    )
 
 
 def machine():

@@ -1,9 +1,12 @@
-"""Plots of a result of `bench/speed.py`, as SVG in docs/speed/."""
+"""The plots of a result of `bench/speed.py`, as SVG in docs/speed/."""
+
+from itertools import product
 
 import matplotlib
 from _record import ROOT
+from _speed_cases import ALLOCATING, BACKWARD, COPY, DTYPES, FORWARD, INTO, ROTATION
+from _speed_cases import OURS as OUR_ROW
 from _speed_table import BFLOAT16, FLOAT32, duration, labelled, names, row_of, shown
-from _speed_turns import ALLOCATING, INTO
 
 matplotlib.use("svg")
 from matplotlib import pyplot, ticker
@@ -22,15 +25,24 @@ LINES = {
     "transformers Llama": (PEERS, "D", "-"),
     "ONNX Runtime, com.microsoft": ("#15803d", "v", "-"),
     "naive NumPy": ("#7e22ce", "x", "-"),
+    COPY: (COPIES, "", ":"),
+    OUR_ROW: (OURS, "o", "-"),
+    ROTATION: ("#f59e0b", "s", "-"),
+    "flash-attn, Triton kernel": ("#be185d", "^", "-"),
+    "Liger, Triton kernel": ("#15803d", "v", "-"),
+    "FlashInfer": ("#0e7490", "P", "-"),
+    "vLLM": ("#7e22ce", "x", "-"),
 }
 
 
-def write(result, root=ROOT):
-    folder = root / "docs" / "speed"
-    folder.mkdir(exist_ok=True)
+def write(bench, result, root=ROOT):
+    folder, numbers = root / "docs" / "speed", result["numbers"]
     with matplotlib.rc_context(STYLE):
-        save(prefill(result["numbers"]), folder / "prefill.svg")
-        save(growth(result["numbers"]), folder / "growth.svg")
+        if bench == "gpu":
+            save(on_gpu(result), folder / "gpu.svg")
+        else:
+            save(prefill(numbers), folder / "prefill.svg")
+            save(growth(numbers), folder / "growth.svg")
 
 
 def save(figure, path):
@@ -50,14 +62,17 @@ def prefill(cases):
         axis.set(
             title=f"{dtype}, 2,048 tokens × 32 heads × 128", xlabel="time in copies into existing memory"
         )
-        in_copies(axis)
+        axis.set_xscale("log")
+        in_copies(axis.xaxis, (1, 2, 5))
+        axis.margins(x=0.15)
+        bare(axis)
     labels = [shown(labelled(cases, FLOAT32 + BFLOAT16, name)) for name in reversed(kept)]
     axes[0].set_yticks(range(len(kept)), labels=labels)
     return figure
 
 
 def dot(axis, place, row, color):
-    if row is None or "copies" not in row:
+    if "copies" not in row:
         return
     lower, median, upper = row["copies"]
     axis.plot([lower, upper], [place, place], color=color, linewidth=2, alpha=0.5)
@@ -70,13 +85,11 @@ def colour(name):
     return OURS if name.startswith("rope_array") else COPIES if name.startswith("copy") else PEERS
 
 
-def in_copies(axis):
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_locator(ticker.NullLocator())
-    axis.margins(x=0.15)
-    bare(axis)
+def in_copies(axis, subs):
+    """Number a logarithmic axis of times in copies."""
+    axis.set_major_locator(ticker.LogLocator(subs=subs))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def bare(axis):
@@ -86,19 +99,47 @@ def bare(axis):
 
 def growth(cases):
     """Plot medians by the number of tokens, on logarithmic axes; (1, 1, S, 64) float32."""
-    found = [case for case in cases.values() if case["group"] == "growth"]
     figure, axis = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for name, (color, marker, dash) in LINES.items():
-        rows = [(case["shape"][2], case["rows"].get(name, {})) for case in found]
-        points = [(tokens, row["seconds"][1]) for tokens, row in rows if "seconds" in row]
-        if points:
-            style = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4, "linewidth": 1.3}
-            axis.plot(*zip(*points, strict=True), label=shown(name), **style)
+    found = [(case["shape"][2], case["rows"]) for case in cases.values() if case["group"] == "growth"]
+    draw(axis, found, "seconds")
     axis.set(yscale="log", xlabel="tokens", title="One head of 64, float32, one thread")
-    axis.set_xscale("log", base=4)
-    axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    by_tokens(axis, base=4)
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: duration(value)))
-    axis.tick_params(axis="x", rotation=30)
     axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw(axis, cases, key, quartiles=False):
+    """Draw the medians of each implementation by the number of tokens, of pairs of tokens and rows."""
+    for name, (color, marker, dash) in LINES.items():
+        points = [(tokens, *rows[name][key]) for tokens, rows in cases if key in rows.get(name, {})]
+        if points:
+            tokens, lower, median, upper = zip(*sorted(points), strict=True)
+            style = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4, "linewidth": 1.3}
+            axis.plot(tokens, median, label=shown(name), **style)
+            if quartiles:
+                axis.fill_between(tokens, lower, upper, color=color, alpha=0.15, linewidth=0)
+
+
+def by_tokens(axis, base):
+    axis.set_xscale("log", base=base)
+    axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.tick_params(axis="x", rotation=30)
     bare(axis)
+
+
+def on_gpu(result):
+    """Plot medians and quartiles in copies by the number of tokens: a panel for each direction and dtype."""
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
+    for axis, (direction, dtype) in zip(axes.flat, product((FORWARD, BACKWARD), DTYPES), strict=True):
+        wanted = {"group": "prefill", "direction": direction, "dtype": dtype, "pairing": "half"}
+        found = [case for case in result["numbers"].values() if wanted.items() <= case.items()]
+        draw(axis, [(case["tokens"], case["rows"]) for case in found], "copies", quartiles=True)
+        axis.set(yscale="log", title=f"{direction}, {dtype}", xlabel="tokens", ylabel="time in copies")
+        axis.label_outer()
+        by_tokens(axis, base=2)
+        in_copies(axis.yaxis, (1, 1.5, 2, 3, 5))
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(f"{result['machine']['gpu']['name']}: heads 32+8, width 128, half pairs")
     return figure

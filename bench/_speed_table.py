@@ -1,7 +1,7 @@
-"""Tables of a result of `bench/speed.py`, for README.md, the documentation and the terminal."""
+"""The pages and tables of a result of `bench/speed.py`: README.md, the documentation and the terminal."""
 
 from _record import ROOT
-from _speed_turns import ALLOCATING, INTO
+from _speed_cases import COPY
 from scoreboard import between_markers, table
 
 MARKERS = ("<!-- speed: begin -->", "<!-- speed: end -->")
@@ -88,17 +88,53 @@ FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
 BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
 LEFT_OUT = ("backend=", "core", "clone", "ai.onnx")  # words in names of rows that README leaves out
 
+COMMAND = "python dev.py test -s gpu"
+NOT_YET = f"""\
+No GPU has been measured yet: `{COMMAND}` measures one, and writes its tables and its plot to this page."""
+GPU_INTRODUCTION = f"""\
+```text
+{COMMAND}        # the same tables for your GPU
+```
 
-# ---- one case ----
+The table has the targets, and whether the measured calls meet them. *Worst* is the largest number of all
+cases: a ratio of times, or launches. 64 MB are the bytes of q and k, read and written."""
+COLUMNS = """\
+The numbers are times divided by the time of a copy of q and k in the same round,
+`torch.empty_like(x).copy_(x)`: the median of the rounds. q has 32 heads and k has 8 unless a column says
+otherwise, a head has 128 features, and the arrays are (B, S, H, D) unless the title says heads first."""
+DECODING = """\
+Decoding rotates one token of each sequence, with positions (B, 1). *GPU* is the time of the kernels alone,
+*graph* the time of a call in a replayed CUDA graph, *host* the time in which Python enqueues a call. An eager
+call takes the longer of *GPU* and *host*."""
+GPU_METHOD = """\
+* **Rounds.** As on the [CPU](../speed.md#method), with the wrong results: a result may be off by 5 % of the
+  length of x, a result of ours by roundings alone.
+* **Time on the GPU.** CUDA events enclose the calls of one timing, of 2 ms or more. The GPU sleeps until
+  the host has enqueued all of them, so that it never waits for the host.
+* **Beyond the L2.** Successive calls take other tensors: all of them have at least twice the bytes of the
+  L2. The last result of each stays in memory, so that new results are written elsewhere. Decoding of few
+  sequences has 256 sets of tensors, which the L2 can hold: the files say `"beyond_l2": false`.
+* **Not timed.** Tables of cos and sin of other implementations, and of *Rotation*, are made before, and
+  functions are compiled before. The other rows of rope_array compute exact angles in every call.
+* **Backward.** The gradient of a rotation alone: its forward is done before.
+* **Lower quartile.** A kernel is slower than another if it is slower in three of four rounds or more."""
 
 
-def lines(case):
-    """Yield a case's rows as cells."""
-    for name, row in case["rows"].items():
-        if "seconds" in row:
-            yield shown(name), *cells_of(row)
-        else:
-            yield shown(name), why_not(row), *[""] * (len(HEAD) - 2)
+# ---- rows and cells ----
+
+
+def head_and_lines(rows):
+    """Return the head of a table, and the cells of the rows that have times."""
+    on_gpu = any("host" in row for row in rows.values())
+    lines = [(shown(name), *cells(row)) for name, row in rows.items() if "seconds" in row]
+    return (*HEAD, "TB/s", "host", "graph", "launches") if on_gpu else HEAD, lines
+
+
+def cells(row):
+    lower, middle, upper = map(duration, row["seconds"])
+    yield from (middle, f"{lower} – {upper}", copies(row))
+    if "host" in row:
+        yield from (f"{row['TB/s']:.3g}", median(row, "host"), median(row, "graph"), row["launches"] or "")
 
 
 def shown(name):
@@ -106,15 +142,12 @@ def shown(name):
     return name.replace(", core", ', backend="array-api"').replace("backend=numpy", 'backend="numpy"')
 
 
-def cells_of(row):
-    lower, median, upper = row["seconds"]
-    ratio = f"{row['copies'][1]:.2f}" if "copies" in row else ""
-    return duration(median), f"{duration(lower)} – {duration(upper)}", ratio
+def median(row, key="seconds"):
+    return duration(row[key][1]) if key in row else ""
 
 
-def why_not(row):
-    ((kind, reason),) = row.items()
-    return f"{kind}: {reason}".replace("|", "\\|").replace("<", "\\<")
+def copies(row):
+    return f"{row['copies'][1]:.2f}" if "copies" in row else ""
 
 
 def duration(seconds):
@@ -123,6 +156,44 @@ def duration(seconds):
     unit, size = next((each for each in units if seconds >= each[1]), units[-1])
     digits = max(0, 3 - len(str(int(seconds / size))))
     return f"{seconds / size:.{digits}f} {unit}"
+
+
+def reasons(rows):
+    """Yield a line for each reason why rows have no time."""
+    names = {}
+    for name, row in rows.items():
+        if "seconds" not in row:
+            ((kind, reason),) = row.items()
+            text = f"{kind}: {reason}".replace("|", "\\|").replace("<", "\\<")
+            names.setdefault(text, []).append(name)
+    for reason, others in sorted(names.items()):
+        yield f"* {'; '.join(shown(name) for name in sorted(others))}: {reason.rstrip('.')}."
+
+
+def by_tokens(columns, cell):
+    """Return a table with a row for each implementation, and a column of rows for each heading."""
+    head = ("tokens", *columns)
+    names = dict.fromkeys(name for rows in columns.values() for name in rows)
+    lines = [(shown(name), *(cell(rows.get(name, {})) for rows in columns.values())) for name in names]
+    return table(head, [line for line in lines if any(line[1:])], head[1:])
+
+
+def made(result):
+    command = "python bench/speed.py" + " --gpu" * (result["bench"] == "gpu")
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
+    commit = (result["commit"] or "unknown")[:10]
+    return (
+        f"Made by `{command}` on {result['date']}, commit {commit}, {machine(result)}. Versions: {versions}."
+    )
+
+
+def machine(result):
+    facts = result["machine"]
+    if "gpu" in facts:
+        kept = ("memory, GB", "SMs", "L2, MiB", "driver", "CUDA of PyTorch")
+        known = (f"{key} {facts['gpu'][key]}" for key in kept if key in facts["gpu"])
+        return ", ".join((facts["gpu"]["name"], *known))
+    return f"{facts['cpu']} with {facts['cores']} cores, {facts['system'].split()[0]}"
 
 
 # ---- README ----
@@ -142,34 +213,26 @@ def summary(result, kept=None, columns=6):
 
 
 def short_row(cases, name):
-    timed = [row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16)]
-    times = [duration(row["seconds"][1]) if row else "" for row in timed]
-    ratios = [f"{row['copies'][1]:.2f}" if row and "copies" in row else "" for row in timed]
+    one, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
     label = labelled(cases, (*DECODE, *FLOAT32, *BFLOAT16), name)
-    return label, times[0], times[1], ratios[1], times[2], ratios[2]
+    return label, median(one), median(many), copies(many), median(halves), copies(halves)
 
 
 def labelled(cases, places, name):
     """Return the name, with "interleaved" if the peer has no half pairs."""
-    first = (place for place in places if "seconds" in rows_of(cases, place).get(name, {}))
-    return f"{name}, interleaved" if "interleaved" in next(first, "") else name
-
-
-def rows_of(cases, place):
-    return cases[place]["rows"] if place in cases else {}
+    first = next((place for place in places if row_of(cases, [place], name)), "")
+    return f"{name}, interleaved" if "interleaved" in first else name
 
 
 def row_of(cases, places, name):
-    """Return a name's numbers from the first case that has them, else None."""
-    rows = (rows_of(cases, place).get(name, {}) for place in places)
-    return next((row for row in rows if "seconds" in row), None)
+    """Return a name's numbers from the first case that has them, else an empty dictionary."""
+    rows = (cases[place]["rows"].get(name, {}) for place in places if place in cases)
+    return next((row for row in rows if "seconds" in row), {})
 
 
 def names(cases):
-    """Return the names of all rows in order, the copies first."""
-    return list(
-        dict.fromkeys([INTO, ALLOCATING, *(name for case in cases.values() for name in case["rows"])])
-    )
+    """Return the names of all rows in order."""
+    return list(dict.fromkeys(name for case in cases.values() for name in case["rows"]))
 
 
 # ---- docs/speed.md and docs/speed/tables.md ----
@@ -180,8 +243,10 @@ def page(result):
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
     yield from ("## Method", "", METHOD, "", made(result), "")
-    yield from ("## Work done before the timing", "", *ready(result), "")
-    yield from (ALL_TABLES, "")
+    yield from ("## Work done before the timing", "")
+    for module, text in result["ready"].items():
+        yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
+    yield from ("", ALL_TABLES, "")
 
 
 def page_of_tables(result):
@@ -196,19 +261,11 @@ def page_of_tables(result):
 def tables(found):
     for name, case in found.items():
         yield from (f"### {name[0].upper()}{name[1:]}", "", about(case), "")
-        yield from timed_and_not(case) if case["rows"] else [case["failed"], ""]
-
-
-def timed_and_not(case):
-    """Yield a table of the rows with numbers, and a line for each reason why others have none."""
-    timed = {name: row for name, row in case["rows"].items() if "seconds" in row}
-    yield from (*table(HEAD, lines({"rows": timed}), HEAD[1:]), "")
-    reasons = {}
-    for name in case["rows"].keys() - timed.keys():
-        reasons.setdefault(why_not(case["rows"][name]), []).append(name)
-    for reason, others in sorted(reasons.items()):
-        yield f"* {'; '.join(shown(name) for name in sorted(others))}: {reason.rstrip('.')}."
-    yield from [""] * bool(reasons)
+        if case["rows"]:
+            others = list(reasons(case["rows"]))
+            yield from (*table(*head_and_lines(case["rows"]), HEAD[1:]), "", *others, *[""] * bool(others))
+        else:
+            yield from (case["failed"], "")
 
 
 def about(case):
@@ -217,37 +274,77 @@ def about(case):
 
 
 def growth(found):
-    """Return one table with a row for each name and a column for each number of tokens."""
-    cases = {case["shape"][2]: case["rows"] for case in found.values() if case["shape"][2] in GROWTH}
-    head = ("tokens", *(f"{tokens:,}" for tokens in cases))
-    lines = []
-    for name in names(found):
-        rows = (case.get(name, {}) for case in cases.values())
-        times = [duration(row["seconds"][1]) if "seconds" in row else "" for row in rows]
-        lines += [(shown(name), *times)] if any(times) else []
-    return table(head, lines, head[1:])
+    shown_cases = (case for case in found.values() if case["shape"][2] in GROWTH)
+    return by_tokens({f"{case['shape'][2]:,}": case["rows"] for case in shown_cases}, median)
 
 
-def ready(result):
-    for module, text in result["ready"].items():
-        yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
+# ---- docs/speed/gpu.md ----
 
 
-def made(result):
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    return (
-        f"Made by `python bench/speed.py` on {result['date']}, commit {result['commit'][:10]}, "
-        f"{machine(result)}. Versions: {versions}."
-    )
+def gpu_page(result):
+    yield from ("# Speed on a GPU", "")
+    if result is None:
+        yield from (NOT_YET, "")
+        return
+    yield from (GPU_INTRODUCTION, "", *targets(result), "")
+    yield from ("![A rotation's time in copies, by the number of tokens](gpu.svg)", "")
+    yield from (COLUMNS, "")
+    cases = result["numbers"].values()
+    for title, found in grouped(cases, "direction", "dtype", "pairing").items():
+        if not title.startswith("Decode"):
+            yield from (f"## {title}", "", *by_tokens({label(c): c["rows"] for c in found}, copies), "")
+    yield from ("## Decode", "", DECODING, "")
+    for title, found in grouped(cases, "dtype", "pairing").items():
+        if title.startswith("Decode"):
+            columns = {f"{case['batch']:,} sequences": case["rows"] for case in found}
+            yield from (f"### {title}: GPU, graph, host", "", *by_tokens(columns, three), "")
+    yield from ("## Method", "", GPU_METHOD, "")
+    others = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
+    yield from ("Not timed, in all cases or in some:", "", *others, "") if others else ()
+    yield from (backends(cases), "", made(result), "")
 
 
-def machine(result):
-    machine = result["machine"]
-    return f"{machine['cpu']} with {machine['cores']} cores, {machine['system'].split()[0]}"
+def targets(result):
+    head = ("target", "limit", "worst", "verdict", "case")
+    return table(head, [[str(each.get(key, "")) for key in head] for each in result["targets"]], head[1:3])
 
 
-def write(result, root=ROOT):
-    (root / "docs" / "speed.md").write_text("\n".join(page(result)), "utf-8")
-    (root / "docs" / "speed" / "tables.md").write_text("\n".join(page_of_tables(result)), "utf-8")
-    readme = root / "README.md"
+def grouped(cases, *keys):
+    """Return the cases by title, which has their group and the values of the keys."""
+    found = {}
+    for case in cases:
+        title = f"{case['group'].capitalize()}: {', '.join(case[key] for key in keys)}"
+        found.setdefault(title, []).append(case)
+    return found
+
+
+def label(case):
+    """Return what differs between the cases of a title, and the time of the copy."""
+    parts = [f"{case['tokens']:,}"]
+    parts += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
+    parts += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
+    copied = median(case["rows"].get(COPY, {}))
+    return ", ".join(parts) + (f" (copy {copied})" if copied else "")
+
+
+def three(row):
+    """Return the times of a row on the GPU, in a graph and on the host."""
+    keys = ("seconds", "graph", "host") if "seconds" in row else ()
+    return ", ".join(median(row, key) or "–" for key in keys)
+
+
+def backends(cases):
+    """Return the backends that served our rows, with the number of cases."""
+    found = [case["backend"] for case in cases if "backend" in case]
+    counts = (f"{name} in {found.count(name)} cases" for name in dict.fromkeys(found))
+    return f"The rows of rope_array were served by the backends: {', '.join(counts)}."
+
+
+def write(bench, result, root=ROOT):
+    docs, readme = root / "docs", root / "README.md"
+    if bench == "gpu":
+        (docs / "speed" / "gpu.md").write_text("\n".join(gpu_page(result)), "utf-8")
+        return
+    (docs / "speed.md").write_text("\n".join(page(result)), "utf-8")
+    (docs / "speed" / "tables.md").write_text("\n".join(page_of_tables(result)), "utf-8")
     readme.write_text(between_markers(readme.read_text("utf-8"), short_table(result), MARKERS), "utf-8")

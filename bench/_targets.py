@@ -6,11 +6,14 @@
 """
 
 import json
+from itertools import product
 from pathlib import Path
 
 README = Path(__file__).with_name("README.md")
 RESULTS = Path(__file__).with_name("results")
 MARKERS = ("<!-- targets: begin -->\n", "\n<!-- targets: end -->")
+LARGE = 64e6  # bytes that a call on a GPU reads and writes, from which its targets are judged
+SHARED_HEADS = 32  # that share the angles of a token, from which exact angles are judged
 HEAD = "| benchmark | target | limit | worst | verdict |\n|---|---|---:|---:|---|\n"
 
 
@@ -97,10 +100,51 @@ def random_examples(numbers):
     yield "failed tests of random examples", 0, {name: row["failed"] for name, row in numbers.items()}
 
 
+def gpu(numbers):
+    """Judge our row of each case: times in those of a copy, of other kernels and of tables, and launches."""
+    ours = [
+        (name, case, case["rows"]["rope_array"])
+        for name, case in numbers.items()
+        if "seconds" in case["rows"].get("rope_array", {})
+    ]
+    large = [each for each in ours if 2 * each[1]["bytes"] >= LARGE]
+    for kind in product(("forward", "backward"), ("bfloat16", "float32"), ("half", "interleaved")):
+        yield (
+            f"{', '.join(kind)}, from 64 MB on, in times of a device copy", 1.1,
+            {
+                name: row["copies"][1]
+                for name, case, row in large
+                if (case["direction"], case["dtype"], case["pairing"]) == kind and "copies" in row
+            },
+        )  # fmt: skip
+    for kernel in ("flash-attn, Triton kernel", "Liger, Triton kernel"):
+        # Slower means slower in three of four rounds.
+        found = {name: row["against"][kernel][0] for name, _, row in ours if kernel in row["against"]}
+        yield f"in times of {kernel.partition(',')[0]}'s kernel, lower quartile", 1, found
+    yield (
+        "launches for q and k, forward and backward", 1,
+        {
+            name: row["launches"]
+            for name, case, row in ours
+            if len(case["heads"]) == 2 and case["direction"] != "forward and backward" and row["launches"]
+        },
+    )  # fmt: skip
+    tables = "rope_array, Rotation"
+    yield (
+        f"exact angles with {SHARED_HEADS} heads, from 64 MB on, in times of Rotation", 1.01,
+        {
+            name: row["against"][tables][1]
+            for name, case, row in large
+            if case["heads"][0] == SHARED_HEADS and tables in row["against"]
+        },
+    )  # fmt: skip
+
+
 JUDGES = {
     "latency": latency, "new-results": new_results, "in-place": in_place, "import-time": import_time,
     "planning": planning, "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
     "exhaustive": exhaustive, "random-examples": random_examples,
+    "gpu": gpu,
 }  # fmt: skip
 
 
@@ -110,21 +154,26 @@ def judged(bench, numbers):
         return {}
     verdicts = []
     for target, limit, found in JUDGES[bench](numbers):
+        verdict = {"target": target, "limit": limit, "verdict": "not measured"}
         if found:
             case = max(found, key=found.get)
-            verdict = "met" if found[case] <= limit else "missed"
-            verdicts.append(
-                {"target": target, "limit": limit, "worst": found[case], "case": case, "verdict": verdict}
-            )
+            verdict["verdict"] = "met" if found[case] <= limit else "missed"
+            verdict |= {"worst": found[case], "case": case, "cases": len(found)}
+        verdicts.append(verdict)
     return {"targets": verdicts}
 
 
 def lines(result):
     """Return a line for each target of a result."""
     return [
-        f"{each['verdict']}: {each['target']}, limit {each['limit']}; worst {each['worst']} ({each['case']})"
+        f"{each['verdict']}: {each['target']}, limit {each['limit']}{worst(each)}"
         for each in result.get("targets", ())
     ]
+
+
+def worst(each):
+    """Return the worst number of a target as text, if one was measured."""
+    return f"; worst {each['worst']} of {each['cases']} ({each['case']})" if "worst" in each else ""
 
 
 def newest(bench):
@@ -135,7 +184,7 @@ def newest(bench):
 
 def table():
     lines = [
-        f"| {bench} | {each['target']} | {each['limit']} | {each['worst']} | {each['verdict']} |\n"
+        f"| {bench} | {each['target']} | {each['limit']} | {each.get('worst', '')} | {each['verdict']} |\n"
         for bench in JUDGES
         if (result := newest(bench))
         for each in result["targets"]

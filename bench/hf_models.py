@@ -14,10 +14,8 @@ of a tiny model is the mean of its squared outputs.
 
 import argparse
 import copy
-import gc
 import importlib
 import os
-import random
 import statistics
 import sys
 
@@ -25,7 +23,7 @@ os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OF
 
 import torch
 import transformers
-from _blocks import finish, milliseconds, parse, print_table, time_one, times_of
+from _blocks import finish, in_rounds, milliseconds, parse, print_table, spread, time_one, times_of
 from _record import ROOT, record
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
@@ -114,21 +112,13 @@ def compare(steps, rounds, seconds):
     `steps`: two functions that make a step, of the unpatched and of the patched model.
     """
     count = min(MOST, max(2, round(seconds / time_one(steps[0]()))))
-    times, order = ([], []), random.Random(0)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for i in order.sample((0, 1), 2):
-                times[i].append(times_of(steps[i](), count))
-    finally:
-        gc.enable()
-    before, after = ([statistics.median(one) for one in all_] for all_ in times)
-    ratios = [a / b for a, b in zip(after, before, strict=True)]
+    blocks = {i: lambda make=make: times_of(make(), count) for i, make in enumerate(steps)}
+    times = in_rounds(blocks, rounds)
+    before, after = ([statistics.median(block) for block in times[i]] for i in blocks)
     return {
         "before, ms": milliseconds(before),
         "after, ms": milliseconds(after),
-        "÷": [round(q, 3) for q in statistics.quantiles(ratios, method="inclusive")],
+        "÷": spread([a / b for a, b in zip(after, before, strict=True)]),
         "÷ fastest": round(min(map(min, times[1])) / min(map(min, times[0])), 3),
         "steps of a block": count,
     }

@@ -1,237 +1,144 @@
-"""Time this library's backends, other implementations and copies, alternating on the same arrays.
+"""Time this library's backends, other implementations and copies, on the CPU or on an NVIDIA GPU.
 
-    python bench/speed.py [--quick] [--only WORD ...] [--rows PATTERN ...] [--json PATH]
-    python bench/speed.py --tables PATH
+    python bench/speed.py [--gpu] [--quick] [--only WORD ...] [--rows PATTERN ...] [--json PATH]
+    python bench/speed.py [--gpu] --tables [PATH]
 
-One process times all cases of one thread, another process the cases of all threads; a crash costs the current
-case only. A whole run writes bench/results/<date>-speed.json, docs/speed.md, docs/speed/, and the table
-between the markers in README.md. A run with `--quick` (arrays of few tokens, few rounds), `--only` (cases
-whose name or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables`
-writes tables and plots of an earlier result. `nox -s bench` installs the packages.
+All rows of a case alternate on the same arrays: on the CPU in a process for one thread and in another for
+all, on a GPU with q and k. A result that is wrong is not timed; a package that is missing has its reason.
+
+A whole run writes bench/results/<date>-speed.json or -gpu.json after every case, and then its pages and plots
+in docs/ and the table between the markers in README.md. A run with `--quick` (small arrays or few cases, few
+rounds), `--only` (cases whose name or group has every word) or `--rows` prints, and writes only the file of
+`--json`. `--tables` writes pages and plots of PATH, or of the newest result. `nox -s bench` and `nox -s gpu`
+install the packages.
 """
 
 import argparse
 import datetime
 import importlib
 import json
-import os
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 
+import _speed_cpu
+import _speed_table
+from _blocks import print_table, print_targets, write_json
 from _record import RESULTS, record
-from _speed_cases import ALL, cases
+from _speed_cases import ALL, cpu_cases, gpu_cases
+from _targets import newest
 
+CASES = {"speed": cpu_cases, "gpu": gpu_cases}
 NOTE = (
-    "seconds of one rotation, and its ratio to copies of the same bytes, alternating on the same arrays; "
-    "work that a model does once for a forward pass (a peer's tables and sessions, compiling) is done before "
-    "the timing; our rows compute exact angles from positions in every call, Rotation rows before the timing"
+    "seconds of one rotation, on a GPU of q and k and also on the host, and its ratio to copies of the same "
+    "bytes, alternating on the same arrays; work that a model does once for a forward pass (a peer's tables "
+    "and sessions, compiling) is done before the timing; our rows compute exact angles from positions in "
+    "every call, Rotation rows before the timing"
 )
 PACKAGES = (
-    "numpy",
-    "array-api-compat",
-    "rope-array",
-    "torch",
-    "transformers",
-    "rotary-embedding-torch",
-    "jax",
-    "equinox",
-    "keras",
-    "keras-hub",
-    "onnx",
-    "onnxruntime",
-    "ml_dtypes",
+    *("numpy", "array-api-compat", "rope-array", "torch", "transformers", "rotary-embedding-torch"),
+    *("jax", "equinox", "keras", "keras-hub", "onnx", "onnxruntime", "ml_dtypes", "triton", "cupy-cuda13x"),
+    *("cupy-cuda12x", "flash-attn", "liger-kernel", "flashinfer-python", "vllm"),
 )
-BUDGET, QUICK = 8.0, 0.3  # seconds of timing for a case
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "JAX_PLATFORMS": "cpu",
-    "KERAS_BACKEND": "jax",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
-}
-# Libraries read these when they are loaded; `settle` sets the affinity for all of them.
-ONE = dict.fromkeys(("ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
-
-
-# ---- the child: times cases, and writes a line of JSON for each event ----
-
-
-def child(names, threads, budget, rows, quick):
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep prints of libraries out of the JSON lines
-    count = settle(threads)
-    import _speed_turns
-
-    for case in (case for case in cases(quick) if case.name in names):
-        print(json.dumps({"begun": case.name}), file=lines)
-        found = _speed_turns.run(
-            case, count, budget, rows, lambda step: print(json.dumps({"doing": step}), file=lines)
-        )
-        print(json.dumps({"threads": count, "memory_peak_mb": peak(), "rows": found}), file=lines)
-
-
-def settle(threads):
-    """Limit this process to `threads`, or to all processors; return the number of threads."""
-    if threads and hasattr(os, "sched_setaffinity"):
-        # One processor for one thread: XLA's pool has as many threads as there are processors.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-    count = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    import torch
-
-    torch.set_num_threads(count)
-    torch.set_grad_enabled(False)
-    return count
-
-
-def peak():
-    """Return the peak memory of this process in MiB."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-# ---- the parent: children, progress, results ----
-
-
-def measure(chosen, options, show):
-    """Return the results of cases by name; start children until every case has a result."""
-    found = {}
-    for threads in (1, None):
-        todo = [case.name for case in chosen if case.threads == threads]
-        while todo:
-            done = one_child(todo, threads, options, show)
-            found |= done
-            todo = [name for name in todo if name not in done]
-    return {case.name: found[case.name] for case in chosen}
-
-
-def one_child(names, threads, options, show):
-    """Run cases in a child process; if it crashes, its current case has failed."""
-    job = json.dumps([names, threads, QUICK if options.quick else BUDGET, options.rows, options.quick])
-    child = subprocess.Popen(
-        [sys.executable, __file__, "--child", job],
-        env=environment(threads),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    found, current = {}, names[0]
-    for line in child.stdout:
-        event = json.loads(line)
-        current = event.get("begun", current)
-        if "rows" in event:
-            found[current] = event
-        show(event, current)
-    if child.wait() and current not in found:
-        found[current] = {"failed": f"the process ended with {child.returncode}", "rows": {}}
-    return found
-
-
-def environment(threads):
-    inherited = {key: value for key, value in os.environ.items() if key not in ONE}
-    return inherited | ENVIRONMENT | (ONE if threads == 1 else {})
-
-
-def progress(chosen):
-    """Return a progress bar, and a function that updates it with an event of a child."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    bar = Progress(*columns, TextColumn("{task.fields[doing]}"), transient=True)
-    task = bar.add_task("speed", total=len(chosen), doing="")
-
-    def show(event, case):
-        bar.update(task, description=case, advance=int("rows" in event), doing=event.get("doing", ""))
-
-    return bar, show
-
-
-def picked(options):
-    """Return the cases whose name or group has every word of --only."""
-    words = [word.lower() for word in options.only or ()]
-    return [c for c in cases(options.quick) if all(word in f"{c.name} {c.group}".lower() for word in words)]
-
-
-def ready():
-    """Return the docstring of `timed` in each module of bench/peers: the work done before the timing."""
-    from _speed_turns import PEERS
-
-    texts = {name: importlib.import_module(f"peers.{name}").timed.__doc__ for name in PEERS}
-    return {name: text for name, text in texts.items() if text}
-
-
-def described(case, result):
-    fields = {"group": case.group, "shape": case.shape, "dtype": case.dtype, "pairing": case.pairing}
-    return {**fields, "start": case.start, **result}
+NEEDED = (
+    "bench/speed.py --gpu needs an NVIDIA GPU, its driver, and a CUDA build of PyTorch (2.6 or newer): {}; "
+    "there, run `python dev.py test -s gpu`, or `python bench/speed.py --gpu` if the packages are installed"
+)
 
 
 def main():
     options = arguments()
+    bench = "gpu" if options.gpu else "speed"
     if options.child:
-        child(*json.loads(options.child))
-    elif options.tables:
-        write(json.loads(options.tables.read_text("utf-8")))
+        _speed_cpu.child(*json.loads(options.child))
+    elif options.tables is None:
+        measure(bench, options)
+    elif options.tables.name:
+        result = json.loads(options.tables.read_text("utf-8"))
+        write(result["bench"], result)
     else:
-        whole(options)
+        write(bench, newest(bench))
 
 
-def whole(options):
-    chosen = picked(options)
+def measure(bench, options):
+    """Time the cases; print their tables and targets, and after a whole run write them."""
+    chosen = [c for c in CASES[bench](options.quick) if c.has(options.only)]
     if not chosen:
         sys.exit(f"no case has the words {options.only}")
-    bar, show = progress(chosen)
-    with bar:
-        found = measure(chosen, options, show)
-    numbers = {case.name: described(case, found[case.name]) for case in chosen}
-    result = record("speed", numbers, NOTE, PACKAGES) | {"ready": ready()}
-    all_of_it = not (options.quick or options.only or options.rows != list(ALL))
-    path = options.json or (RESULTS / f"{datetime.date.today()}-speed.json" if all_of_it else None)
-    if path:
-        path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    if all_of_it:
-        write(result)
-    show_tables(result)
+    whole = not (options.quick or options.only or options.rows != list(ALL))
+    path = options.json or (RESULTS / f"{datetime.date.today()}-{bench}.json" if whole else None)
+    results, facts = (on_gpu if options.gpu else on_cpu)(chosen, options)
+    numbers, begun = {}, time.perf_counter()
+    for name, case in results:
+        numbers[name] = case
+        took = f"{time.perf_counter() - begun:.0f} s"
+        print(f"{len(numbers)}/{len(chosen)} {name}, {took}", file=sys.stderr)
+        result = record(bench, numbers, NOTE, PACKAGES, **facts)
+        if path:
+            write_json(result, path)
+    show(result)
+    if whole:
+        write(bench, result)
 
 
-def show_tables(result):
-    from _speed_table import HEAD, lines
-    from rich.console import Console
-    from rich.table import Table
+def on_cpu(chosen, options):
+    """Return the results one by one, and the docstrings of peers: the work before the timing."""
+    peers = {name: importlib.import_module(f"peers.{name}") for name in _speed_cpu.CpuTrial.peers}
+    ready = {name: peer.timed.__doc__ for name, peer in peers.items() if peer.timed.__doc__}
+    return _speed_cpu.results(chosen, options), {"ready": ready}
 
-    console = Console(width=None if sys.stdout.isatty() else 150)
+
+def on_gpu(chosen, options):
+    """Return the results one by one, and the facts of the GPU."""
+    try:
+        import _speed_cuda
+        import _speed_gpu
+
+        device = _speed_cuda.Cuda()
+    except (ImportError, OSError) as error:
+        sys.exit(NEEDED.format(error))
+    return _speed_gpu.results(chosen, device, options), {"gpu": device.facts()}
+
+
+def show(result):
+    """Print a table of each case with the reasons for rows without a time, and the targets."""
     for name, case in result["numbers"].items():
-        table = Table(title=name, title_justify="left")
-        for each in HEAD:
-            table.add_column(each, justify="left" if each == HEAD[0] else "right")
-        for line in lines(case):
-            table.add_row(*line)
-        console.print(table, case.get("failed", ""))
+        print(f"\n{name}", case.get("failed", ""))
+        print_table(*_speed_table.head_and_lines(case["rows"]))
+        print(*_speed_table.reasons(case["rows"]), sep="\n")
+    print_targets(result)
 
 
-def write(result):
-    import _speed_plot
-    import _speed_table
-
-    _speed_plot.write(result)
-    _speed_table.write(result)
+def write(bench, result):
+    """Write the pages and the plots of a result; without a result, the page that says so."""
+    _speed_table.write(bench, result)
+    if result:
+        try:
+            import _speed_plot
+        except ImportError as error:
+            sys.exit(f"no plot: {error}; `python bench/speed.py --tables PATH` draws it where matplotlib is")
+        _speed_plot.write(bench, result)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small arrays and few rounds, to try the harness"
+    add = parser.add_argument
+    add("--gpu", action="store_true", help="on an NVIDIA GPU")
+    add("--quick", action="store_true", help="small arrays or few cases, and few rounds, to try the harness")
+    add("--only", nargs="+", metavar="WORD", default=(), help="cases whose name or group has all these")
+    add("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
+    add("--json", metavar="PATH", type=Path, help="write the result here")
+    add(
+        "--tables",
+        nargs="?",
+        const=Path(),
+        metavar="PATH",
+        type=Path,
+        help="write pages and plots of a result",
     )
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
-    parser.add_argument(
-        "--only", nargs="+", metavar="WORD", help="the cases whose name or group has all these"
-    )
-    parser.add_argument("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
-    parser.add_argument("--tables", metavar="PATH", type=Path, help="write tables and plots of a result")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    add("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

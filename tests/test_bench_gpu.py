@@ -1,4 +1,4 @@
-"""bench/gpu.py run whole on a fake device: CPU tensors, and a clock that makes every number known before."""
+"""bench/speed.py --gpu run whole on a fake device: CPU tensors, and a clock that makes every number known."""
 
 import json
 import shutil
@@ -12,7 +12,11 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-import gpu
+import _speed_cuda
+import _speed_gpu
+import _targets
+import speed
+from _speed_rounds import Timing
 from peers import own
 from peers._timed import Rotate
 
@@ -25,7 +29,7 @@ COPY, OURS, ROTATION = "copy", "rope_array", "rope_array, Rotation"
 FLASH, LIGER = "flash-attn, Triton kernel", "Liger, Triton kernel"
 BANDWIDTH = 1e12  # bytes per second of the fake device
 HOST = 1e-5  # seconds of the fake host for one call
-Case = type(gpu.cases(True)[0])
+Case = type(speed.gpu_cases(True)[0])
 
 
 class FakeDevice:
@@ -54,7 +58,7 @@ class FakeDevice:
 
     def time(self, contender, loops, expected):
         number = self.rounds[contender.name] = self.rounds.get(contender.name, 0) + 1
-        return SimpleNamespace(device=self.seconds(contender) * (1 + number % 2), host=HOST, ahead=True)
+        return Timing(self.seconds(contender) * (1 + number % 2), HOST)
 
     def graph(self, contender, loops):
         seconds = self.seconds(contender)
@@ -109,17 +113,20 @@ def run(tmp_path, monkeypatch):
 
     def run(chosen, modules, factors):
         path = tmp_path / "gpu.json"
-        missing = {"vllm": "ModuleNotFoundError: No module named 'vllm'"}
-        modules = {str(number): module for number, module in enumerate(modules)}
-        monkeypatch.setattr(gpu, "Cuda", lambda: FakeDevice(factors))
-        monkeypatch.setattr(gpu, "cases", lambda quick: chosen)
-        monkeypatch.setattr(gpu, "load", lambda: (modules, missing))
+        names = [str(number) for number in range(len(modules))]
+        for name, module in zip(names, modules, strict=True):
+            monkeypatch.setitem(sys.modules, f"peers.{name}", module)
+        monkeypatch.setitem(sys.modules, "vllm", None)  # importing it raises ModuleNotFoundError
+        monkeypatch.setattr(_speed_gpu.GpuTrial, "peers", (*names, "vllm"))
+        monkeypatch.setattr(_speed_gpu.GpuTrial, "seconds", (0.001, 0.001))
+        monkeypatch.setattr(_speed_cuda, "Cuda", lambda: FakeDevice(factors))
+        monkeypatch.setitem(speed.CASES, "gpu", lambda quick: chosen)
         # Small arrays and few heads count as cases of the targets.
-        monkeypatch.setitem(gpu.verdicts.__globals__, "LARGE", 1)
-        monkeypatch.setitem(gpu.verdicts.__globals__, "SHARED_HEADS", 4)
+        monkeypatch.setattr(_targets, "LARGE", 1)
+        monkeypatch.setattr(_targets, "SHARED_HEADS", 4)
         monkeypatch.setattr("gc.collect", lambda: 0)  # it would take most of the time
-        monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick", "--seconds", "0.001", "--json", str(path)])
-        gpu.main()
+        monkeypatch.setattr(sys, "argv", ["speed.py", "--gpu", "--quick", "--json", str(path)])
+        speed.main()
         return json.loads(path.read_text("utf-8"))
 
     return run
@@ -133,14 +140,15 @@ def written(root, *paths):
         shutil.copy(path, root / "bench" / "results")
     folder = root / "docs" / "speed"
     folder.mkdir(parents=True)
-    subprocess.run([sys.executable, "-P", root / "bench" / "gpu.py", "--tables", *paths], check=True)
+    command = [sys.executable, "-P", root / "bench" / "speed.py", "--gpu", "--tables", *paths]
+    subprocess.run(command, check=True)
     return folder
 
 
 def test_a_whole_run_its_page_and_its_plot(run, capsys, tmp_path):
     factors = {OURS: 1.05, ROTATION: 1.05, FLASH: 1.5, LIGER: 1.25}
     result = run(EVERY, (OWN, peer(FLASH), peer(LIGER)), factors)
-    assert {each["verdict"] for each in result["verdicts"]} == {"met"}
+    assert {each["verdict"] for each in result["targets"]} == {"met"}
     assert {"date", "what", "versions", "commit"} <= result.keys()
     *cases, too_large = result["numbers"].values()
     assert "memory" in too_large["failed"]
@@ -154,14 +162,14 @@ def test_a_whole_run_its_page_and_its_plot(run, capsys, tmp_path):
         assert ("seconds" in in_place) == (case["direction"] == "forward")
         assert ("graph" in ours) == (case["group"] == "decode")
     printed = capsys.readouterr().out
-    assert printed.count("\nmet ") >= 11
-    assert "missing: vllm: ModuleNotFoundError" in printed
+    assert printed.count("\nmet: ") >= 11
+    assert "* vLLM: failed: ModuleNotFoundError" in printed
 
     folder = written(tmp_path, tmp_path / "gpu.json")
     page = (folder / "gpu.md").read_text("utf-8")
     assert "## Prefill: forward, bfloat16, half" in page
     assert f"| {OURS} | 1.05 |" in page
-    assert "* vllm: ModuleNotFoundError: No module named 'vllm'." in page
+    assert "* vLLM: failed: ModuleNotFoundError: " in page
     assert all(line.count("|") > 2 for line in page.splitlines() if line.startswith("|"))
     plot = (folder / "gpu.svg").read_text("utf-8")
     assert all(text in plot for text in (OURS, FLASH, "backward, bfloat16", "fake device"))
@@ -169,7 +177,7 @@ def test_a_whole_run_its_page_and_its_plot(run, capsys, tmp_path):
 
 def test_a_row_slower_than_a_copy_misses_the_targets(run):
     result = run(EVERY[:8], (OWN, peer(FLASH), peer(LIGER)), {OURS: 1.2, FLASH: 1.1, LIGER: 1.3})
-    kinds = {each["target"]: each["verdict"] for each in result["verdicts"]}
+    kinds = {each["target"]: each["verdict"] for each in result["targets"]}
     for word, kind in (("device copy", "missed"), ("flash", "missed"), ("exact", "missed"), ("Liger", "met")):
         assert {verdict for target, verdict in kinds.items() if word in target} == {kind}, word
 
@@ -199,11 +207,11 @@ def test_rows_without_a_time_say_why(run):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_the_command_says_what_is_needed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["gpu.py", "--quick"])
+    monkeypatch.setattr("sys.argv", ["speed.py", "--gpu", "--quick"])
     with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        gpu.main()
+        speed.main()
 
 
 def test_the_page_is_made_from_the_newest_result(tmp_path):
     pages = [folder / "gpu.md" for folder in (ROOT / "docs" / "speed", written(tmp_path))]
-    assert len({page.read_text("utf-8") for page in pages}) == 1, "run `python bench/gpu.py --tables`"
+    assert len({page.read_text("utf-8") for page in pages}) == 1, "run `python bench/speed.py --gpu --tables`"

@@ -3,9 +3,8 @@
 A module here has `targets()`, which imports its package, and `NOTES`, by the target's name: how it is called,
 and why checks fail. `bench/scoreboard.py` runs each module in a separate process.
 
-`timed(arrays)` has a module's rows for `bench/speed.py`, `on_gpu(inputs)` its rows for `bench/gpu.py`, and
-`available()` the reason why there are none. The kernels of FlashInfer and vLLM need a GPU: their modules have
-the last two only.
+`timed(arrays)` has a module's rows for `bench/speed.py` on the CPU, `on_gpu(inputs)` its rows on a GPU. The
+kernels of FlashInfer and vLLM need a GPU: their modules have `on_gpu` alone.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,16 +134,6 @@ class Rotate(NamedTuple):
     in_place: bool = False
     gradient: bool = True
     graph: bool = True
-
-
-def why_not_imported(*modules):
-    """Return None if all modules can be imported, else the error in one line."""
-    for name in modules:
-        try:
-            import_module(name)
-        except Exception as error:  # a package for another machine can raise anything
-            return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return None
 
 
 def compiled_on_gpu(function):

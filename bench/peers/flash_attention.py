@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from rope_array.testing import Target
 
 from ._note import FAR, Note, built, first, release, without_init
-from ._timed import Rotate, why_not_imported
+from ._timed import Rotate
 
 _IN_PLACE = (
     "the module's backward rotates the incoming gradient in place; so it overwrites this gradient, and "
@@ -66,15 +66,6 @@ def targets() -> list[Target]:
             },
         )
     ]
-
-
-def available():
-    """Return None if the Triton kernel can be imported, else the reason."""
-    try:
-        without_init("flash_attn")
-    except ModuleNotFoundError as error:
-        return f"{type(error).__name__}: {error}"
-    return why_not_imported("flash_attn.ops.triton.rotary", "flash_attn.layers.rotary")
 
 
 def on_gpu(inputs):

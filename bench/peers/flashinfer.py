@@ -1,11 +1,6 @@
 """FlashInfer's CUDA kernel, which computes its angles; it is compiled on first use, by nvcc."""
 
-from ._timed import Rotate, why_not_imported
-
-
-def available():
-    """Return None if the package can be imported, else the reason."""
-    return why_not_imported("flashinfer")
+from ._timed import Rotate
 
 
 def on_gpu(inputs):

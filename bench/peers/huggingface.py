@@ -3,7 +3,7 @@
 from rope_array.testing import Target
 
 from ._note import FAR, Note, built, release
-from ._timed import Rotate, Timed, compiled, compiled_on_gpu, why_not_imported
+from ._timed import Rotate, Timed, compiled, compiled_on_gpu
 
 NOTES = {
     "transformers Llama": Note(
@@ -142,20 +142,15 @@ def _one_of_two():
     return rotate
 
 
-def available():
-    """Return None if the package can be imported, else the reason."""
-    return why_not_imported("transformers.models.llama.modeling_llama")
-
-
 def on_gpu(inputs):
     """`apply_rotary_pos_emb(q, k, cos, sin)` of (B, H, S, D), eager and compiled.
 
     cos and sin are of x's dtype, made before the timing, as the model makes them once for all layers.
     """
-    rows = {"transformers Llama": lambda: _on_gpu(inputs, lambda function: function)}
-    if inputs.case.more:
-        rows["transformers Llama, torch.compile"] = lambda: _on_gpu(inputs, compiled_on_gpu)
-    return rows
+    return {
+        "transformers Llama": lambda: _on_gpu(inputs, lambda function: function),
+        "transformers Llama, torch.compile": lambda: _on_gpu(inputs, compiled_on_gpu),
+    }
 
 
 def _on_gpu(inputs, compile):

@@ -3,7 +3,7 @@
 from rope_array.testing import Target
 
 from ._note import FAR, Note, release
-from ._timed import Rotate, why_not_imported
+from ._timed import Rotate
 
 _IN_PLACE = (
     "the kernel rotates the transposed incoming gradient in place where it is contiguous, as with one row; "
@@ -58,11 +58,6 @@ def targets() -> list[Target]:
             },
         )
     ]
-
-
-def available():
-    """Return None if the package can be imported, else the reason."""
-    return why_not_imported("liger_kernel.ops.rope")
 
 
 def on_gpu(inputs):

@@ -107,22 +107,16 @@ def _jitted_rotation(arrays, x, pos):
     return jitted(lambda rotation, x: rotation.apply(x), _rope(arrays).rotation(pos, like=x), x)
 
 
-def available():
-    return None
-
-
 def on_gpu(inputs):
     """Exact angles in every call, except in rows with *Rotation*, whose tables are made before."""
-    rows = {
+    return {
         "rope_array": lambda: _on_gpu(inputs, _apply()),
         "rope_array, Rotation": lambda: _rotation_on_gpu(inputs),
         "rope_array, out=x": lambda: _on_gpu(inputs, _in_place, in_place=True, gradient=False),
         "rope_array, CuPy": lambda: _cupy(inputs),
+        'rope_array, backend="array-api"': lambda: _on_gpu(inputs, _by_array_api),
+        "rope_array, torch.compile": lambda: _compiled_on_gpu(inputs),
     }
-    if inputs.case.more:
-        rows['rope_array, backend="array-api"'] = lambda: _on_gpu(inputs, _by_array_api)
-        rows["rope_array, torch.compile"] = lambda: _compiled_on_gpu(inputs)
-    return rows
 
 
 def _on_gpu(inputs, function, **options):

@@ -1,11 +1,6 @@
 """vLLM's CUDA kernel, with a table of cos and sin."""
 
-from ._timed import NotServedError, Rotate, why_not_imported
-
-
-def available():
-    """Return None if the package can be imported, else the reason."""
-    return why_not_imported("vllm._custom_ops")
+from ._timed import NotServedError, Rotate
 
 
 def on_gpu(inputs):

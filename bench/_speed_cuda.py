@@ -1,18 +1,12 @@
-"""The device of `bench/gpu.py`: time, memory and launches, by PyTorch's CUDA events and profiler.
-
-`Cuda` is the only class here that needs a GPU. A test passes an object with the same attributes and methods.
-"""
+"""The clock of `bench/speed.py --gpu`: time, memory and launches, by PyTorch's CUDA events and profiler."""
 
 import shutil
 import subprocess
 import time
-from typing import NamedTuple
 
-NEEDED = (
-    "bench/gpu.py needs an NVIDIA GPU, its driver, and a CUDA build of PyTorch (2.6 or newer): {reason}; "
-    "there, run `python dev.py test -s gpu`, or `python bench/gpu.py` if the packages are installed"
-)
-QUEUE = 800  # launches that wait on a stream: from about 1,024 on, the driver blocks the host
+import torch
+from _speed_rounds import Timing
+
 AHEAD = 200e-6  # seconds for which the GPU sleeps in addition to the host's estimated time
 SMI = {
     "driver": "driver_version",
@@ -25,39 +19,17 @@ SMI = {
 }
 # Records of the profiler that are no work of the GPU.
 NOT_WORK = (
-    "Activity Buffer Request",
-    "Context Sync",
-    "Event Sync",
-    "Stream Sync",
-    "Stream Wait Event",
-    "cuda",
+    *("Activity Buffer Request", "Context Sync", "Event Sync"),
+    *("Stream Sync", "Stream Wait Event", "cuda"),
 )
 
 
-class NoDeviceError(Exception):
-    """There is no GPU to measure."""
-
-
-class Timing(NamedTuple):
-    """Seconds of one call on the device and on the host. `ahead`: the device never waited for the host."""
-
-    device: float
-    host: float
-    ahead: bool
-
-
 class Cuda:
-    """The current CUDA device."""
+    """The current CUDA device. A test passes another object with these attributes and methods."""
 
     def __init__(self):
-        try:
-            import torch
-        except ImportError as error:
-            raise NoDeviceError(NEEDED.format(reason=f"PyTorch cannot be imported ({error})")) from None
         if not torch.cuda.is_available():
-            build = f"PyTorch {torch.__version__} finds no CUDA device"
-            raise NoDeviceError(NEEDED.format(reason=build))
-        self.torch = torch
+            raise OSError(f"PyTorch {torch.__version__} finds no CUDA device")
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._known = torch.cuda.get_device_properties(self.device)
         self.l2_bytes = self._known.L2_cache_size
@@ -75,7 +47,7 @@ class Cuda:
             "memory, GB": round(known.total_memory / 1e9, 1),
             "SMs": known.multi_processor_count,
             "L2, MiB": round(known.L2_cache_size / 2**20, 1),
-            "CUDA of PyTorch": self.torch.version.cuda,
+            "CUDA of PyTorch": torch.version.cuda,
             **self._nvidia_smi(),
         }
 
@@ -90,12 +62,12 @@ class Cuda:
         return dict(zip(SMI, values, strict=True)) if len(values) == len(SMI) else {}
 
     def synchronize(self):
-        self.torch.cuda.synchronize()
+        torch.cuda.synchronize()
 
     def forget(self):
         """Return unused memory to the driver."""
-        self.torch.cuda.synchronize()
-        self.torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
     def time(self, contender, loops, expected):
         """Return the seconds of one of `loops` calls; `expected` is the host's time of a call, about.
@@ -106,7 +78,7 @@ class Cuda:
         """
         sleep = AHEAD + 2 * expected * loops
         for _ in range(4):
-            self.torch.cuda._sleep(int(sleep * self._clock))
+            torch.cuda._sleep(int(sleep * self._clock))
             self._start.record()
             begun = time.perf_counter()
             for _ in range(loops):
@@ -122,7 +94,6 @@ class Cuda:
 
     def graph(self, contender, loops):
         """Capture `loops` calls in a CUDA graph. Return a function: the seconds of one call in a replay."""
-        torch = self.torch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -150,7 +121,6 @@ class Cuda:
 
         None if the profiler sees none, as where the system forbids it.
         """
-        torch = self.torch
         kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         self.synchronize()
         with torch.profiler.profile(activities=kinds) as profile:
