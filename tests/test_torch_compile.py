@@ -439,7 +439,7 @@ def export(name, size=5, **options):
 
 
 LONG = lambda length: ({2: length}, {0: length})  # noqa: E731
-ROTATION = type(HALF.rotation(POS, like=torch.ones(())))
+ROTATION = type(HALF.rotation(POS, like=normal(5, 16)))
 EXPORTED = {
     "positions": (lambda x, pos: HALF.apply(x, pos), x_and(lambda pos: pos), LONG),
     "tuple": (lambda x, pos: HALF.apply((x, -x), pos), x_and(lambda pos: pos), LONG),
