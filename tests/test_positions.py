@@ -1,6 +1,5 @@
 """Builders of positions against plain loops, on every library, traced and lazy; and their errors."""
 
-import inspect
 import itertools
 import math
 import random
@@ -60,27 +59,14 @@ def test_offset(lib, like, length, offsets):
         equals(lib, positions.offset(length, integers(lib, offsets)), want, shape=shape)
 
 
-def test_values_on_the_host_move_to_the_library_of_like(lib, like):
+def test_values_of_any_integer_kind(lib, like):
     equals(lib, positions.offset(3, like=like), [0, 1, 2])
+    for dtype in ("int8", "int16", "int32", "uint8", "uint16", "uint32"):  # 100 + 200 does not fit a byte
+        equals(lib, positions.offset(201, integers(lib, [100], dtype)), [[*range(100, 301)]])
     for offsets in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), [np.int8(3), np.uint64(5)]):
         equals(lib, positions.offset(1, offsets, like=like), [[3], [5]])
     for one in (3, np.int64(3), np.array(3)):
         equals(lib, positions.offset(np.int64(2), one, like=like), [3, 4])
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
-def test_narrow_integers_are_widened_first(lib, like, dtype):
-    """100 + 100 does not fit int8, nor 200 + 100 uint8."""
-    start = 100 if dtype == "int8" else 200
-    long = positions.offset(101, integers(lib, [start], dtype))
-    equals(lib, long, [[*range(start, start + 101)]])
-
-
-def test_numpy_is_the_default_library():
-    mask = positions.from_mask([1, 1])
-    for made in (positions.offset(2), positions.packed([0, 2]), positions.grid(2), mask):
-        assert type(made) is np.ndarray
-        assert made.dtype == np.int64
 
 
 def test_dtypes_asked_for(lib, like):
@@ -110,6 +96,9 @@ def test_dtypes_asked_for(lib, like):
     for build in (wide, partial(positions.offset, 2, like=like, dtype="int64")):
         with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
             build()
+    for build in (partial(positions.offset, 1, 2**31), partial(positions.grid, 2, origin=2**31 - 1)):
+        with pytest.raises(ra.PositionError, match="32 bits"):
+            build(like=like)
 
 
 @pytest.mark.library("jax")
@@ -154,6 +143,9 @@ def test_packed_finds_the_total_on_the_host(lib, like):
     if lib.name != "numpy":
         with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
             positions.packed(integers(lib, [0, 2]))
+        # Lengths beyond the total are cut off; NumPy's are refused.
+        made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
+        equals(lib, made, [2, 3, 6, 7])
 
 
 @pytest.mark.library("torch")
@@ -197,12 +189,6 @@ def test_from_mask_of_no_size_and_of_many(lib, like):
     equals(lib, positions.from_mask(integers(lib, np.ones(300), "uint8")), [*range(300)])
 
 
-def test_left_padding_rotates_as_no_padding_does(lib, like):
-    x = np.random.default_rng(0).standard_normal((1, 5, 4)).astype(np.float32)
-    padded = ra.apply(lib.asarray(x), positions.from_mask(lib.asarray(np.array([[0, 0, 1, 1, 1]], bool))))
-    assert np.allclose(lib.to_numpy(padded)[:, 2:], ra.apply(x[:, 2:], range(3)), atol=1e-6)
-
-
 # ---- context_parallel ----
 
 
@@ -213,55 +199,48 @@ def loop_parallel(length, rank, size, layout):
     return [t for t in range(length) if min(chunks[t], 2 * size - 1 - chunks[t]) == rank]
 
 
-def loop_parallel_packed(lengths, rank, size, layout):
-    """Cut each sequence on its own."""
-    starts = itertools.accumulate(lengths, initial=0)
-    return [
-        start + t
-        for start, length in zip(starts, lengths, strict=False)
-        for t in loop_parallel(length, rank, size, layout)
-    ]
+# Lengths of packed sequences (None: one sequence), tokens after them, and ranks.
+PARTS = [(None, 8, 2), (None, 12, 3), (None, 0, 2), ([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4)]
+PARTS += [([4, 0, 0, 20, 0, 4], 4, 2), ([6, 4], 2, 1)]
 
 
-def check_ranks(lib, like, lengths, cu_seqlens, size, layout):
-    """Compare the indices of every rank, and arrays cut along any axis, with the loops."""
-    total = sum(lengths)
-    whole, held = np.arange(3 * total).reshape(3, total), []
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
+def test_context_parallel(lib, like, layout, lengths, padding, size):
+    """Each sequence is cut on its own, and the tokens after the last one; arrays are cut along any axis."""
+    cu = [0, *itertools.accumulate(lengths or [])]
+    given = [None] if lengths is None else [cu, integers(lib, cu), integers(lib, cu, "int32")]
+    lengths = [*(lengths or []), padding]
+    total, held = sum(lengths), []
+    whole = np.arange(3 * total).reshape(3, total)
     for rank in range(size):
-        want = loop_parallel_packed(lengths, rank, size, layout)
+        starts = itertools.accumulate(lengths, initial=0)
+        parts = [loop_parallel(n, rank, size, layout) for n in lengths]
+        want = [start + t for start, part in zip(starts, parts, strict=False) for t in part]
         held += want
-        for cu, number in itertools.product(cu_seqlens, (rank, integers(lib, rank))):
-            cut = partial(positions.context_parallel, rank=number, size=size, layout=layout, cu_seqlens=cu)
+        for ends, number in itertools.product(given, (rank, integers(lib, rank))):
+            cut = partial(positions.context_parallel, rank=number, size=size, layout=layout, cu_seqlens=ends)
             equals(lib, cut(total, like=like), want, shape=(total // size,))
-            for array, axis in ((whole, -1), (whole, 1), (whole.T, 0), (whole.T, -2)):
-                if cu is cu_seqlens[0] and (total or isinstance(number, int)):
+            for array, axis in ((whole, -1), (whole.T, 0), (whole.T, -2)):
+                if ends is given[0] and (total or isinstance(number, int)):
                     part = np.take(array, np.array(want, int), axis=axis)
                     equals(lib, cut(integers(lib, array), axis=axis), part)
     assert sorted(held) == [*range(total)]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("length", "size"), [(8, 2), (12, 3), (6, 1), (24, 4), (0, 2)])
-def test_context_parallel(lib, like, layout, length, size):
-    check_ranks(lib, like, [length], [None], size, layout)
-
-
-PARTS = [([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4), ([4, 0, 0, 20, 0, 4], 4, 2), ([6, 4], 2, 1)]
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
-def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
-    """Each sequence is cut on its own, and the tokens after the last one."""
-    cu = [0, *itertools.accumulate(lengths)]
-    given = [cu, integers(lib, cu), integers(lib, cu, "int32")]
-    check_ranks(lib, like, [*lengths, padding], given, size, layout)
-
-
-def test_zigzag_is_that_of_megatron():
-    """Four ranks, eight chunks, as in Megatron-LM's get_batch_on_this_cp_rank."""
-    got = [positions.context_parallel(16, r, 4, layout="zigzag").tolist() for r in range(4)]
-    assert got == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+@pytest.mark.parametrize(
+    ("cu", "want"),
+    [
+        # Megatron-LM's get_batch_on_this_cp_rank: four ranks, eight chunks
+        (None, [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]),
+        # Transformer Engine's test of thd_get_partitioned_indices
+        ([0, 8, 16], [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]),
+    ],
+)
+def test_zigzag_of_megatron_and_of_transformer_engine(cu, want):
+    call = partial(positions.context_parallel, 16, size=len(want), layout="zigzag", cu_seqlens=cu)
+    for kind in (int, np.int64, np.array, np.uint8):
+        assert [call(rank=kind(rank)).tolist() for rank in range(len(want))] == want
 
 
 def test_context_parallel_keeps_a_dtype_and_copies(lib, like, float_dtype):
@@ -271,53 +250,6 @@ def test_context_parallel_keeps_a_dtype_and_copies(lib, like, float_dtype):
         assert part.dtype == x.dtype
         assert lib.to_numpy(part).tolist() == [[0, 1], [2, 3]]
         assert not lib.shares_memory(part, x)
-
-
-def test_rank_of_any_integer_kind():
-    for rank in (1, np.int64(1), np.array(1), np.uint8(1)):
-        assert positions.context_parallel(4, rank, np.int32(2)).tolist() == [2, 3]
-
-
-def transformer_engine(cu, rank, size):
-    """The positions of the format "thd" in Transformer Engine: fused_rope.cu, fused_rope_forward_kernel.
-
-    Each rank holds cu/size; a token in the first half of its sequence there is moved by rank half lengths,
-    a token in the second half by the length of the whole sequence less rank + 1 half lengths, less a half.
-    """
-    made = []
-    for start, end in itertools.pairwise(np.array(cu) // size):
-        length = end - start
-        for token in range(length):
-            first = rank * length // 2
-            second = length * size - (rank + 1) * length // 2 - length // 2
-            made.append(token + (first if token < length // 2 else second))
-    return made
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(3))
-def test_packed_zigzag_is_that_of_transformer_engine(lib, like, size, seed):
-    rng = random.Random(seed)
-    lengths = [2 * size * rng.randint(0, 3) for _ in range(rng.randint(1, 5))]
-    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths)
-    pos = positions.packed(integers(lib, cu), total)
-    for rank in range(size):
-        want = transformer_engine(cu, rank, size)
-        call = {"layout": "zigzag", "cu_seqlens": integers(lib, cu)}
-        equals(lib, positions.context_parallel(pos, rank, size, **call), want, shape=(total // size,))
-
-
-def test_packed_zigzag_indices_of_transformer_engine():
-    """The case of Transformer Engine's test of thd_get_partitioned_indices: 16 tokens, two ranks."""
-    cu = [0, 8, 16]
-    got = [positions.context_parallel(16, r, 2, layout="zigzag", cu_seqlens=cu).tolist() for r in (0, 1)]
-    assert got == [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]
-
-
-def test_lengths_on_a_device_beyond_the_total_are_cut_off(lib, like):
-    if lib.name != "numpy":  # NumPy's lengths are read, and refused
-        made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
-        equals(lib, made, [2, 3, 6, 7])
 
 
 # ---- text ----
@@ -373,12 +305,9 @@ def test_video_grid(lib, like, sizes, merge):
     equals(lib, made, want, shape=(math.prod(sizes), 3))
     if merge == 1:
         equals(lib, positions.video_grid(*sizes, like=like), want)  # the default: a grid
-
-
-def test_video_grid_in_seconds(lib, like):
-    options = {"origin": (1.5, 0, 4), "step": (1 / 24, 1, 2), "spatial_merge_size": 2}
-    made = positions.video_grid(3, 2, 2, **options, like=like)
-    want = [[np.float32(1.5 + t / 24), y, 4 + 2 * x] for t, y, x in loop_blocks(3, 2, 2, 2)]
+    options = {"origin": (1.5, 0, 4), "step": (1 / 24, 1, 2), "spatial_merge_size": merge}
+    made = positions.video_grid(*sizes, **options, like=like)
+    want = np.array([[1.5 + t / 24, y, 4 + 2 * x] for t, y, x in want]).reshape(-1, 3)
     assert np.allclose(lib.to_numpy(made), want, rtol=1e-7, atol=0)
     assert lib.dtype_of(made) == "float32"
 
@@ -431,23 +360,17 @@ def test_augmentation(lib, like, name):
             assert lib.dtype_of(made) == "float32"
             assert np.allclose(lib.to_numpy(made), augmented(name, 1.7, u), rtol=1e-6, atol=1e-7)
         assert lib.to_numpy(function(coords, 1.0 - (name == "shift"), u)).tolist() == COORDS.tolist()
+    # Each image has its own numbers; images share coordinates, or each image has its own.
+    batch = np.array([[0.1, 0.9], [0.3, 0.6]], np.float32)
+    batch = batch[:, 0] if name == "rescale" else batch
+    want = [lib.to_numpy(function(coords, 2.0, lib.asarray(one))) for one in batch]
+    for images in (COORDS, np.stack([COORDS, COORDS])):
+        made = lib.to_numpy(function(lib.asarray(images), 2.0, lib.asarray(batch)))
+        assert np.array_equal(made, np.stack(want))
     if lib.name == "numpy":
         made = function(COORDS.astype(np.float64), 1.5, u)
         assert made.dtype == np.float64
         assert np.allclose(made, augmented(name, 1.5, u), rtol=1e-15)
-
-
-@AUGMENT
-def test_augmentation_of_a_batch(lib, like, name):
-    """Each image has its own numbers; images share coordinates, or each image has its own."""
-    function = getattr(positions, name)
-    u = np.array([[0.1, 0.9], [0.3, 0.6]], np.float32)
-    u = u[:, 0] if name == "rescale" else u
-    want = [lib.to_numpy(function(lib.asarray(COORDS), 2.0, lib.asarray(one))) for one in u]
-    for coords in (COORDS, np.stack([COORDS, COORDS])):
-        made = function(lib.asarray(coords), 2.0, lib.asarray(u))
-        assert tuple(made.shape) == (2, 3, 2)
-        assert np.array_equal(lib.to_numpy(made), want)
 
 
 @AUGMENT
@@ -459,15 +382,6 @@ def test_random_generators(lib, like, make, name):
     made, want = (lib.to_numpy(getattr(positions, name)(coords, 2.0, given)) for given in (used, u))
     assert made.tolist() == want.tolist()
     assert used.random() == numbers.random()
-
-
-def test_jitter_and_rescale_are_uniform_in_the_logarithm():
-    rng = np.random.default_rng(0)
-    for function in (positions.jitter, positions.rescale):
-        logs = [math.log2(function(np.ones((1, 1)), 2.0, rng)[0, 0]) for _ in range(2000)]
-        assert -1 <= min(logs) < -0.99
-        assert 0.99 < max(logs) <= 1
-        assert abs(np.mean(logs)) < 0.05
 
 
 # ---- mrope: goldens are of transformers 5.23.0 ----
@@ -554,7 +468,6 @@ OMNI_3_IDS = (
     "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
     "19,19,19 20,20,20"
 )
-QWEN3 = "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9"
 AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
 LATE = float(np.float32(1.7))
 SHARED = {"audio_token_id": 3, "shared_delimiters": True}
@@ -570,16 +483,13 @@ MROPE = [
      " second_per_grid_ts=[1 / 3 * 3.7], advance='spatial')",
      "0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7", -4),
     # Qwen3VLModel: text between the frames of a video
-    ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True)", QWEN3, 0),
     ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance='spatial')",
-     QWEN3, 0),
+     "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9", 0),
     # Qwen2_5Omni: chunks of one second
     ("mrope(OMNI_2_5, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)",
      "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
      "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
      "19,19,19", -8),
-    # Qwen3OmniMoe: times are fractions
-    ("mrope(OMNI_3, **OMNI, second_per_grid_ts=0.75, dtype='float32')", OMNI_3_IDS, -6),
     # Ernie4_5_VLMoeModel: two frames are one token in time
     ("mrope([0, 2, 2, 2, 2, 0, 1, 1, 0], [(1, 2, 4)], [(4, 2, 4)], temporal_merge_size=2, advance='spatial')",
      "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2),
@@ -596,9 +506,7 @@ MROPE = [
     ("mrope([0, 2, 2, 2, 0], (), [(3, 2, 2)], advance='spatial')", "0,0,0 1,1,1 2,1,1 3,1,1 2,2,2", -1),
     ("mrope([5, 91, 91, 6, 92, 7], [(1, 2, 4)], [(1, 2, 2)], image_token_id=91, video_token_id=92)",
      "0,0,0 1,1,1 1,1,2 3,3,3 4,4,4 5,5,5", 0),
-    # A row of padding, and one without
     ("mrope([0, 0], mask=[0, 0], pad=1)", "1,1,1 1,1,1", 0),
-    ("mrope([0, 0], mask=[1, 1], pad=1)", "0,0,0 1,1,1", 0),
 ]  # fmt: skip
 
 
@@ -633,17 +541,6 @@ def test_rounding_of_times():
     assert want == [int(f(f(k) * f(0.08)) * f(25)) for k in range(6)]
     pos, _ = positions.mrope([2] * 11, (), [(11, 2, 2)], second_per_grid_ts=0.7)
     assert pos[:, 0].tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7]
-
-
-def test_deltas_place_the_tokens_that_are_decoded(lib, like):
-    """Three tokens after the prompt have the positions offset(3, tokens before + delta)."""
-    prompts, mask = [[0, 0, 1, 1, 1, 1], [2, 2, 2, 0, 0, 0]], [[0, *[1] * 5], [1] * 6]
-    grids = [(1, 4, 4)], [(3, 2, 2)]
-    _, delta = positions.mrope(prompts, *grids, mask=mask, like=like)
-    more = positions.text(positions.offset(3, delta + integers(lib, [5, 6])))
-    longer, masks = [p + [0] * 3 for p in prompts], [m + [1] * 3 for m in mask]
-    whole, _ = positions.mrope(longer, *grids, mask=masks, like=like)
-    assert lib.to_numpy(more).tolist() == lib.to_numpy(whole)[:, 6:].tolist()
 
 
 @pytest.mark.parametrize("tokens", [[], [[]], [[], []], [0], [[0, 0, 0]], np.zeros((0, 4), int)], ids=str)
@@ -720,12 +617,6 @@ class AsNumPy:
 WANT = calls(arguments(AsNumPy))
 
 
-def test_traced_calls_are_all_builders():
-    """`calls` has every builder except mrope, which reads values."""
-    text = inspect.getsource(calls)
-    assert {n for n in positions.__all__ if f"positions.{n}" not in text} == {"mrope"}
-
-
 @pytest.mark.library("jax")
 def test_under_jax_jit(lib, like):
     import jax
@@ -733,6 +624,8 @@ def test_under_jax_jit(lib, like):
     for name, made in jax.jit(calls)(arguments(lib)).items():
         assert made.shape == WANT[name].shape, name
         assert np.allclose(made, WANT[name], rtol=1e-6), name
+    with pytest.raises(ra.ArrayTypeError, match="cannot be read"):
+        jax.jit(lambda t: positions.mrope(t)[0])(integers(lib, [0, 0]))
 
 
 @pytest.mark.library("torch")
@@ -757,26 +650,30 @@ def test_under_torch_compile(lib, like):
         assert counter.frame_count == 1
 
 
+def of_length(x, start, cu, mask):
+    """Call each builder of an integer result with the length of x."""
+    n = x.shape[0]
+    return (
+        positions.offset(n, start, like=x),
+        positions.packed(cu, n),
+        positions.from_mask(mask),
+        positions.grid(n, 2, like=x),
+        positions.context_parallel(2 * n, 1, 2, like=x),
+        positions.context_parallel(4 * n, 1, 2, layout="zigzag", cu_seqlens=4 * cu),
+    )
+
+
 @pytest.mark.library("torch")
 def test_lengths_and_offsets_that_change_compile_twice_at_most():
     import torch
     from torch._dynamo.testing import CompileCounter
 
-    def function(x, start):
-        n = x.shape[0]
-        return (
-            positions.offset(n, start, like=x),
-            positions.context_parallel(n, 0, 2, layout="zigzag", like=x),
-            positions.grid(n, 2, like=x),
-            positions.packed(torch.tensor([0, 3]), n),
-        )
-
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    compiled = torch.compile(of_length, backend=counter, fullgraph=True)
     for n, start in ((4, 5), (8, 6), (12, 7), (20, 100)):
-        x = torch.ones(n)
-        assert all(map(torch.equal, compiled(x, start), function(x, start)))
+        given = torch.ones(n), start, torch.tensor([0, 3]), torch.ones(2, n, dtype=torch.uint8)
+        assert all(map(torch.equal, compiled(*given), of_length(*given)))
     assert counter.frame_count <= 2
 
 
@@ -788,15 +685,7 @@ def test_exported_over_lengths(strict):
 
     class Module(torch.nn.Module):
         def forward(self, x, cu, mask):
-            n = x.shape[0]
-            return (
-                positions.offset(n, cu),
-                positions.packed(cu, n),
-                positions.from_mask(mask),
-                positions.grid(n, 2, like=x),
-                positions.context_parallel(2 * n, 1, 2, like=x),
-                positions.context_parallel(4 * n, 1, 2, layout="zigzag", cu_seqlens=4 * cu),
-            )
+            return of_length(x, cu, cu, mask)
 
     def given(n):
         return torch.ones(n), torch.tensor([0, 3, 4]), torch.ones(2, n, dtype=torch.uint8)
@@ -845,16 +734,10 @@ def test_ranks_of_a_mesh(lib, like):
 
 
 @pytest.mark.library("torch")
-def test_results_are_on_the_device_of_the_arrays():
+def test_arrays_of_two_devices_are_refused():
     import torch
 
     meta = torch.empty(2, device="meta", dtype=torch.int64)
-    for made in (
-        positions.offset(2, like=meta),
-        positions.text([1], like=meta),
-        positions.grid(2, like=meta),
-    ):
-        assert made.device.type == "meta"
     for call in (
         partial(positions.offset, 2, meta, like=torch.ones(1)),
         partial(positions.packed, torch.tensor([0, 1, 2]), 2, offsets=meta),
@@ -882,15 +765,12 @@ REFUSED = [
     ("offset(2.0)", Type, "length is 2.0"),
     ("offset(-1)", Shape, "length is -1"),
     ("offset(2, 1.5)", Type, "offsets is 1.5"),
-    ("offset(2, None)", Type, "offsets is None"),
     ("offset(2, [1, True])", Type, "a bool"),
     ("offset(2, [[1], [1, 2]])", Shape, "ragged"),
     ("offset(2, RING)", Shape, "holds itself"),
-    ("offset(2, F32)", Type, "offsets is float32"),
     ("offset(2, np.array([1], np.uint64))", Type, "offsets is uint64"),
     ("offset(2, np.array([True]))", Type, "offsets is bool"),
     ("offset(2, np.ma.masked_array([1]))", Type, "masked array"),
-    ("offset(2, HUGE)", Position, "offsets holds 9223372036854775808"),
     ("offset(2, HUGE - 1)", Position, "must fit"),
     ("offset(2, [0, 2**31 - 1], dtype='int32')", Position, "and 2 positions from there"),
     ("offset(2, np.array([0, 2**40]), dtype='int32')", Position, "signed integer of 32 bits"),
@@ -899,27 +779,19 @@ REFUSED = [
     ("offset(2, dtype='float32')", Type, "dtype is 'float32'"),
     ("packed(5)", Shape, "cu_seqlens is 5"),
     ("packed([])", Shape, r"n \+ 1"),
-    ("packed([[0, 1]])", Shape, r"n \+ 1"),
-    ("packed(RING)", Shape, "holds itself"),
     ("packed([1, 2])", Position, "begins with 1"),
     ("packed([0, 3, 2])", Position, "falls from 3 to 2"),
     ("packed([0, 5], 4)", Position, "beyond total 4"),
-    ("packed([0, 2.0])", Type, "cu_seqlens is 2.0"),
-    ("packed(np.array([0.0, 2.0]))", Type, "cu_seqlens is float64"),
     ("packed([0, 2], -1)", Shape, "total is -1"),
     ("packed([0, 2], offsets=[1, 2])", Shape, r"offsets has the shape \(2,\)"),
     ("packed([0, 2], offsets=[2**31 - 1], dtype='int32')", Position, "offsets holds"),
     ("packed([0, 2], pad=HUGE)", Position, "pad holds"),
     ("from_mask(1)", Shape, "mask is 1"),
     ("from_mask([0, 2])", Position, "another number than 0 and 1"),
-    ("from_mask(F32)", Type, "mask is float32"),
-    ("from_mask([1], pad=True)", Type, "a bool"),
     ("context_parallel(7, 0, 2)", Shape, "7 tokens, no multiple of size = 2"),
     ("context_parallel(6, 0, 2, layout='zigzag')", Shape, "no multiple of 2·size = 4"),
-    ("context_parallel(np.ones((4, 3)), 0, 2)", Shape, "3 tokens"),
     ("context_parallel(8, 2, 2)", Spec, "rank is 2 of size 2"),
     ("context_parallel(8, -1, 2)", Spec, "rank is -1"),
-    ("context_parallel(8, 0.0, 2)", Spec, "rank is 0.0"),
     ("context_parallel(8, np.array([0]), 2)", Shape, "give one number"),
     ("context_parallel(8, 0, 0)", Spec, "size is 0"),
     ("context_parallel(8, 0, 2, layout='striped')", Spec, "layout is 'striped'"),
@@ -930,46 +802,31 @@ REFUSED = [
     ("context_parallel(2**33, 0, 2**33, dtype='int32')", Position, "signed integer of 32 bits"),
     ("context_parallel(8, 0, 2, layout='zigzag', cu_seqlens=[0, 2, 8])", Shape, r"sequence 0 .* 2·size = 4"),
     ("context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12]))", Position, "beyond total 8"),
-    ("context_parallel(6, 0, 4, cu_seqlens=[0, 4])", Shape, "the sequence has 6 tokens"),
     ("text([0], 0)", Shape, "n is 0"),
-    ("text([0.5])", Type, "pos is 0.5"),
-    ("text(F16)", Type, "pos is float16"),
     ("text(HUGE)", Position, "pos holds"),
     ("grid()", Shape, "no axis"),
     ("grid(2, -1)", Shape, r"sizes\[1\] is -1"),
     ("grid(2, 2, origin=(1, 2, 3))", Shape, "origin has 3 numbers for 2 axes"),
     ("grid(2, origin=math.nan)", Spec, "origin is nan"),
-    ("grid(2, step=math.inf)", Spec, "step is inf"),
     ("grid(2, step=0.5, dtype='int64')", Spec, "give an integer, or dtype='float32'"),
     ("grid(2, origin=HUGE)", Position, "a coordinate of the grid"),
-    ("grid(3, step=2**30, dtype='int32')", Position, "integer of 32 bits"),
     ("grid(2, origin=1e39)", Position, "beyond float32"),
     ("grid(2, step=1e308, origin=1e308, dtype='float64')", Position, "beyond float64"),
-    ("grid(2, origin=10**400, step=0.5)", Spec, "origin"),
     ("video_grid(1, 3, 2, spatial_merge_size=2)", Shape, "height is 3"),
     ("video_grid(1, 2, 3, spatial_merge_size=2)", Shape, "width is 3"),
-    ("video_grid(1, -2, 2)", Shape, "is -2"),
     ("normalized_grid(2, normalize='mean')", Spec, "normalize is 'mean'"),
     ("normalized_grid(2, dtype='int64')", Type, "dtype is 'int64'"),
     ("shift(COORDS, -0.5, [0, 0])", Spec, "amount is -0.5"),
     ("jitter(COORDS, 0.5, [0, 0])", Spec, "factor is 0.5"),
-    ("rescale(COORDS, 0.5, 0)", Spec, "factor is 0.5"),
     ("shift([[0.5]], 0.5, [0])", Type, "coords is a list"),
     ("shift(F32, 0.5, [0, 0])", Shape, r"coords is float32\[2\]"),
     ("shift(COORDS, 0.5, [0, 0, 0])", Shape, r"uniform has the shape \(3,\)"),
     ("shift(COORDS, 0.5, 0.5)", Shape, r"uniform has the shape \(\)"),
     ("jitter(COORDS[None].repeat(2, 0), 2.0, np.ones((3, 2)))", Shape, "axes of images"),
-    ("rescale(COORDS[None].repeat(2, 0), 2.0, [0.5] * 3)", Shape, "uniform has the shape"),
     ("shift(COORDS, 0.5, [0, 1.5])", Position, "holds 1.5; give random numbers from 0 to 1"),
-    ("shift(COORDS, 0.5, [0, '1'])", Type, "uniform is '1'"),
-    ("shift(COORDS, 0.5, RING)", Shape, "holds itself"),
-    ("mrope(0)", Shape, "tokens is 0"),
     ("mrope([[[0]]])", Shape, "tokens"),
-    ("mrope(F32)", Type, "tokens is float32"),
     ("mrope([1])", Shape, "there is no grid"),
-    ("mrope([0, 2], [(1, 2, 2)])", Shape, "a block of video tokens"),
     ("mrope([0], [(1, 2, 2)])", Shape, "image_grid_thw has 1 blocks more"),
-    ("mrope([1, 1, 0], [(1, 2, 6)])", Shape, "needs 3 image tokens in a row, and tokens has 2"),
     ("mrope([1, 0, 1], [(1, 2, 4)])", Shape, "tokens has 1 from token 0"),
     ("mrope([1], [(1, 3, 2)])", Shape, "multiples of spatial_merge_size 2"),
     ("mrope([1], [(0, 2, 2)])", Shape, "at least 1"),
@@ -977,33 +834,24 @@ REFUSED = [
     ("mrope([1], np.array([[1.0, 2, 2]]))", Type, "image_grid_thw is float64"),
     ("mrope([0, 0], mask=[1])", Shape, r"mask has the shape \(1,\) and tokens \(2,\)"),
     ("mrope([0, 0], mask=[1, 2])", Position, "another number than 0 and 1"),
-    ("mrope([0], image_token_id=2)", Spec, "are both 2"),
     ("mrope([0], video_token_id=-1)", Spec, "video_token_id is -1"),
-    ("mrope([0], advance='time')", Spec, "advance is 'time'"),
     ("mrope([0], tokens_per_second=0)", Spec, "tokens_per_second is 0"),
+    ("mrope([0], dtype='float64')", Type, "dtype is 'float64'"),
+    ("mrope([0, 0], cu_seqlens=[[0, 2]])", Shape, "one array of n"),
+    ("mrope([0, 0], cu_seqlens=[0, True])", Type, "no bools"),
+    ("mrope([0], advance='time')", Spec, "advance is 'time'"),
     ("mrope([0], second_per_grid_ts=F16)", Type, "give integers, float32 or float64"),
     ("mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[1, 2])", Shape, "for 1 videos"),
-    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e300)", Spec, "tokens_per_second"),
     ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30)", Spec, "takes 2 frames out"),
     ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype='int32')", Position, "32"),
     ("mrope([0], audio_token_id=2)", Spec, "video_token_id and audio_token_id are both 2"),
-    ("mrope([2, 3], (), [(1, 2, 4)], audio_token_id=3)", Shape, "tokens has 1 from token 0"),
-    ("mrope([2, 3, 2], (), [(1, 2, 4)])", Shape, "audio_token_id for audio among them"),
     ("mrope([0], shared_delimiters=1)", Spec, "shared_delimiters is 1"),
     ("mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], **SHARED)", Shape, r"two text tokens .* at tokens 1 to 3"),
-    (
-        "mrope([0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], **SHARED)",
-        Shape,
-        "two text tokens before and after",
-    ),
+    ("mrope([0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], **SHARED)", Shape, "two text tokens before"),
     ("mrope([0], temporal_merge_size=0)", Shape, "temporal_merge_size is 0"),
     ("mrope([2], (), [(3, 2, 2)], temporal_merge_size=2)", Shape, "pad the video"),
     ("mrope([0], time_rounding='frames')", Spec, "time_rounding is 'frames'"),
-    ("mrope([0], dtype='float64')", Type, "dtype is 'float64'"),
     ("mrope([[0, 0], [0, 0]], cu_seqlens=[0, 2])", Shape, "one row of packed tokens"),
-    ("mrope([0, 0], cu_seqlens=[1, 2])", Position, "begin with 0"),
-    ("mrope([0, 0], cu_seqlens=[[0, 2]])", Shape, "one array of n"),
-    ("mrope([0, 0], cu_seqlens=[0, True])", Type, "no bools"),
     # A block of packed rows ends with its sequence.
     ("mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])", Shape, "needs 2 image tokens in a row"),
 ]
@@ -1041,34 +889,12 @@ def test_libraries_are_not_mixed():
 
     for call in (
         lambda: positions.offset(2, torch.tensor([1]), like=jnp.ones(1)),
-        lambda: positions.packed(jnp.asarray([0, 1]), 1, offsets=torch.tensor([1])),
-        lambda: positions.context_parallel(torch.ones(4), jnp.asarray(0), 2),
         lambda: positions.context_parallel(torch.ones(4), 0, 2, like=jnp.ones(1)),
         lambda: positions.context_parallel(np.ones(4), 0, 2, like=jnp.ones(1)),
         lambda: positions.shift(torch.ones(2, 1), 0.5, jnp.ones(1)),
     ):
         with pytest.raises(ra.ArrayTypeError, match="one library"):
             call()
-
-
-@pytest.mark.library("jax")
-def test_numbers_beyond_32_bits_do_not_wrap_in_jax(lib, like):
-    for call in (
-        partial(positions.offset, 1, 2**31),
-        partial(positions.offset, 2, np.array([2**31 - 1])),
-        partial(positions.text, [2**31]),
-        partial(positions.grid, 2, origin=2**31 - 1),
-    ):
-        with pytest.raises(ra.PositionError, match="32 bits"):
-            call(like=like)
-
-
-@pytest.mark.library("jax")
-def test_mrope_under_a_tracer(lib, like):
-    import jax
-
-    with pytest.raises(ra.ArrayTypeError, match="cannot be read"):
-        jax.jit(lambda t: positions.mrope(t)[0])(integers(lib, [0, 0]))
 
 
 @pytest.mark.library("dask")
@@ -1119,9 +945,6 @@ def test_subclasses_of_numbers_and_lists_count_by_their_values():
     for made, want in (
         (positions.packed(Long([0, Huge(3), 5])), [0, 1, 2, 0, 1]),
         (positions.offset(2, Huge(4)), [4, 5]),
-        (positions.offset(2, Long([0, Huge(4)])), [[0, 1], [4, 5]]),
-        (positions.from_mask(Long([0, 1, 1])), [0, 0, 1]),
-        (positions.text(Long([0, 1]), 2), [[0, 0], [1, 1]]),
         (positions.mrope(Long([0, 0]))[0], [[0, 0, 0], [1, 1, 1]]),
     ):
         assert made.tolist() == want
