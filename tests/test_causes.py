@@ -192,7 +192,6 @@ def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
 CLAIMED = {
     "angles": (with_fields(angles="float32"), ACCURACY, {**ANGLES, **END}),
     "half and angles": (float32_halves, f"direction {ACCURACY}", {"fixed": HALF, **ANGLES, **END}),
-    "half and angles, by one check": (float32_halves, "definition", {"fixed": HALF, **ANGLES}),
     "layout": (with_fields(seq_axis=-3), ACCURACY, {"layout": "bshd"}),
     "layout, half and angles": (
         with_fields(seq_axis=-3, pairing="half", angles="float32"),
@@ -238,6 +237,11 @@ def test_causes_are_in_the_order_in_which_they_are_mended():
     assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
     assert "; within the error of float32 angles; " in second.found
     assert "half pairing" not in second.found
+
+
+def test_two_conventions_are_found_by_one_check():
+    report = run_checks(float32_halves, only=["definition"], **FLOAT32)
+    assert report.cause.claims == {"fixed": HALF, **ANGLES}
 
 
 @pytest.mark.library("torch")
