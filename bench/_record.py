@@ -18,20 +18,17 @@ PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
 def record(name, numbers, note, packages=PACKAGES, gpu=None, **more):
-    """Return a result as a dictionary for JSON; `gpu` has the facts of the GPU that was measured."""
-    return (
-        more
-        | {
-            "bench": name,
-            "date": datetime.date.today().isoformat(),
-            "what": note,
-            "numbers": numbers,
-            "machine": machine() | ({"gpu": gpu} if gpu else {}),
-            "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-            "commit": commit(),
-        }
-        | judged(name, numbers)
-    )
+    """Return a result as a dictionary for JSON, with more fields; `gpu` has the facts of a measured GPU."""
+    return {
+        "bench": name,
+        "date": datetime.date.today().isoformat(),
+        "what": note,
+        "numbers": numbers,
+        "machine": machine() | ({"gpu": gpu} if gpu else {}),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
+        "commit": commit(),
+        **more,
+    } | judged(name, numbers)
 
 
 def machine():

@@ -15,15 +15,9 @@ CPU_DTYPES = ("float32", "bfloat16", "float16")
 ALL = ("*",)
 NOT_COMPILED = ("*", "-*torch.compile*")
 GROWING = (
-    "copy*",
-    "rope_array NumPy",
-    "rope_array NumPy, out=",
-    "rope_array PyTorch",
-    "rope_array PyTorch, out=",
-    "rope_array NumPy, core",
-    "transformers Llama",
-    "ONNX Runtime, com.microsoft",
-    "naive NumPy",
+    *("copy*", "rope_array NumPy", "rope_array NumPy, out=", "rope_array NumPy, core"),
+    *("rope_array PyTorch", "rope_array PyTorch, out=", "transformers Llama"),
+    *("ONNX Runtime, com.microsoft", "naive NumPy"),
 )
 # Without the array-api backend and NumPy code, which take ten times as long on the largest arrays.
 LARGE = ("*", "-*torch.compile*", "-*core", "-*backend=*", "-naive*")

@@ -12,7 +12,7 @@ from timeit import Timer
 
 import numpy as np
 from _speed_cases import ALLOCATING, CLONE, INTO, cpu_cases
-from _speed_rounds import WRONG, Pace, Timing, run, some
+from _speed_rounds import Pace, Timing, run, some
 from peers._timed import Arrays, Timed
 
 ENVIRONMENT = {
@@ -95,7 +95,7 @@ def peak():
 class CpuTrial(Arrays):
     """The arrays of a case, and the clock: `timeit`, with the garbage collector off."""
 
-    rows = "timed"  # of a module of bench/peers: the function that returns its rows
+    entry = "timed"  # of a module of bench/peers: the function that returns its rows
     peers = (
         *("own", "huggingface", "meta", "rotary_embedding_torch"),
         *("equinox", "keras_hub", "onnx_runtime", "naive"),
@@ -124,10 +124,7 @@ class CpuTrial(Arrays):
         self.out().fill(0)  # clear the previous row's result
         return make()
 
-    def limit(self, name):
-        return WRONG
-
-    def judged(self, contender):
+    def results(self, contender):
         """Return x, the result and positions of some tokens, as float32 (B, H, S, D)."""
         result, tokens = contender.call(), some(self.shape[2])
         y = as_numpy(result if contender.result is None else contender.result, contender.layout, tokens)

@@ -1,12 +1,15 @@
-"""The arrays, the calls and the timing of a case of `bench/speed.py --gpu`, on a device such as `Cuda`."""
+"""The CUDA device of `bench/speed.py --gpu` as a clock, and the arrays and the calls of a case on it."""
 
 import math
+import shutil
+import subprocess
+import time
 from functools import cached_property, partial
 
 import torch
 from _blocks import in_rounds, spread
-from _speed_cases import BACKWARD, BOTH, COPY, FORWARD, OURS
-from _speed_rounds import WRONG, Pace, one_line, ratios, run, some
+from _speed_cases import BOTH, COPY, FORWARD, OURS
+from _speed_rounds import Pace, Timing, one_line, ratios, run, some
 from peers._timed import NotServedError, Rotate
 
 import rope_array as ra
@@ -20,8 +23,21 @@ LOOPS = 200  # calls of one timing, at most
 QUEUE = 800  # launches that wait on a stream: from about 1,024 on, the driver blocks the host
 LAUNCHES = 16  # of a call, if they could not be counted
 REPLAYS = 7  # of a CUDA graph
-# Our rows have exact angles and round once, so they differ from the right result by roundings alone.
-OURS_WRONG = {"float32": 2e-6, "bfloat16": 2.0**-8}
+AHEAD = 200e-6  # seconds for which the GPU sleeps in addition to the host's estimated time
+SMI = {
+    "driver": "driver_version",
+    "power limit, W": "power.limit",
+    "SM clock, MHz": "clocks.sm",
+    "memory clock, MHz": "clocks.mem",
+    "largest SM clock, MHz": "clocks.max.sm",
+    "largest memory clock, MHz": "clocks.max.mem",
+    "temperature, °C": "temperature.gpu",
+}
+# Records of the profiler that are no work of the GPU.
+NOT_WORK = (
+    *("Activity Buffer Request", "Context Sync", "Event Sync"),
+    *("Stream Sync", "Stream Wait Event", "cuda"),
+)
 
 
 def results(chosen, device, options):
@@ -39,7 +55,7 @@ class GpuTrial:
     1) in decoding, int64 on the device.
     """
 
-    rows = "on_gpu"  # of a module of bench/peers: the function that returns its rows
+    entry = "on_gpu"  # of a module of bench/peers: the function that returns its rows
     peers = ("own", "flash_attention", "liger", "flashinfer", "vllm", "huggingface")
     copies = (("copies", COPY),)
     seconds, rounds = (1.0, 0.2), ((7, 41), (3, 5))  # of timing for a case: whole, quick
@@ -126,24 +142,18 @@ class GpuTrial:
         rotate = make()
         return Contender(name, calls_of(rotate, self), rotate.layout, rotate.graph)
 
-    def limit(self, name):
-        return OURS_WRONG[self.case.dtype] if name.startswith(OURS) else WRONG
-
-    def judged(self, contender):
+    def results(self, contender):
         """Yield x, the result and positions of some tokens or sequences, as float32 (B, H, S, D).
 
         The first and the last set are called once, before the timing: a row that rotates in place has rotated
         its copies once.
         """
-        decoding = self.case.tokens == 1
-        chosen = torch.from_numpy(some(self.case.batch if decoding else self.case.tokens))
-        chosen = chosen.to(self.device.device)
+        axis, size = (0, self.case.batch) if self.case.tokens == 1 else (2, self.case.tokens)
+        chosen = torch.from_numpy(some(size)).to(self.device.device)
         for number in {0, self.count - 1}:
             for x, y in zip((self.gs or self.xs)[number], contender.calls[number](), strict=True):
                 pair = self.view(x, "bhsd"), self.view(self.back(y, contender.layout), "bhsd")
-                arrays = (
-                    z.detach().index_select(0 if decoding else 2, chosen).float().cpu().numpy() for z in pair
-                )
+                arrays = (each.detach().index_select(axis, chosen).float().cpu().numpy() for each in pair)
                 yield (*arrays, self.pos[chosen].cpu().numpy())
 
     def pace(self, contender):
@@ -172,8 +182,8 @@ class GpuTrial:
         if self.case.group == "decode":
             self.add_graphs(contenders, rows)
         if OURS in times:
-            others = (name for name in times if name not in (OURS, COPY))
-            rows[OURS]["against"] = {name: ratios(times[OURS], times[name]) for name in others}
+            others = {name: each for name, each in times.items() if name != OURS}
+            rows[OURS]["against"] = {name: ratios(times[OURS], each) for name, each in others.items()}
         xs = tuple(x.detach().requires_grad_(self.inverse) for x in self.xs[0])
         served = ra.explain(xs, self.pos, self.rope, seq_axis=self.seq_axis)
         beyond_l2 = self.count * self.case.bytes >= 2 * self.device.l2_bytes
@@ -193,6 +203,116 @@ class GpuTrial:
             contenders[name].forget()
 
 
+# ---- the device ----
+
+
+class Cuda:
+    """The current CUDA device. A test passes another object with these attributes and methods."""
+
+    def __init__(self):
+        if not torch.cuda.is_available():
+            raise OSError(f"PyTorch {torch.__version__} finds no CUDA device")
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._known = torch.cuda.get_device_properties(self.device)
+        self.l2_bytes = self._known.L2_cache_size
+        self.memory_bytes = self._known.total_memory
+        # A clock in kHz; 2 GHz is more than any has, so that a sleep is too long rather than too short.
+        self._clock = 1e3 * (getattr(self._known, "clock_rate", 0) or 2e6)
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def facts(self):
+        """Return what a reader needs to know of the device."""
+        known = self._known
+        return {
+            "name": known.name,
+            "compute capability": f"{known.major}.{known.minor}",
+            "memory, GB": round(known.total_memory / 1e9, 1),
+            "SMs": known.multi_processor_count,
+            "L2, MiB": round(known.L2_cache_size / 2**20, 1),
+            "CUDA of PyTorch": torch.version.cuda,
+            **self._nvidia_smi(),
+        }
+
+    def _nvidia_smi(self):
+        """Return the driver and the clocks; nothing if nvidia-smi is missing or knows another set of GPUs."""
+        if not (program := shutil.which("nvidia-smi")):
+            return {}
+        command = [program, f"--query-gpu={','.join(SMI.values())}", "--format=csv,noheader,nounits"]
+        command.append(f"--id=GPU-{self._known.uuid}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        values = [value.strip() for value in done.stdout.strip().split(",")]
+        return dict(zip(SMI, values, strict=True)) if len(values) == len(SMI) else {}
+
+    def synchronize(self):
+        torch.cuda.synchronize()
+
+    def forget(self):
+        """Return unused memory to the driver."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def time(self, contender, loops, expected):
+        """Return the seconds of one of `loops` calls; `expected` is the host's time of a call, about.
+
+        The device sleeps while the host enqueues all calls, so that it then runs them without a pause: the
+        time between the events is the device's own. If it wakes before the last call, it sleeps longer and
+        all is repeated.
+        """
+        sleep = AHEAD + 2 * expected * loops
+        for _ in range(4):
+            torch.cuda._sleep(int(sleep * self._clock))
+            self._start.record()
+            begun = time.perf_counter()
+            for _ in range(loops):
+                contender()
+            host = time.perf_counter() - begun
+            ahead = not self._start.query()
+            self._end.record()
+            self._end.synchronize()
+            if ahead:
+                break
+            sleep = 2 * max(sleep, host)
+        return Timing(self._start.elapsed_time(self._end) * 1e-3 / loops, host / loops, ahead)
+
+    def graph(self, contender, loops):
+        """Capture `loops` calls in a CUDA graph. Return a function: the seconds of one call in a replay."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                contender()
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            for _ in range(loops):
+                contender()
+        captured.replay()
+
+        def replay():
+            torch.cuda._sleep(int(AHEAD * self._clock))
+            self._start.record()
+            captured.replay()
+            self._end.record()
+            self._end.synchronize()
+            return self._start.elapsed_time(self._end) * 1e-3 / loops
+
+        return replay
+
+    def launches(self, contender):
+        """Return the names of the kernels and copies that one call starts, by PyTorch's profiler.
+
+        None if the profiler sees none, as where the system forbids it.
+        """
+        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self.synchronize()
+        with torch.profiler.profile(activities=kinds) as profile:
+            contender()
+            self.synchronize()
+        on_device = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
+        found = [e.name for e in on_device if not getattr(e, "is_user_annotation", False)]
+        return [name for name in found if not name.startswith(NOT_WORK)] or None
+
+
 # ---- contenders ----
 
 
@@ -203,7 +323,7 @@ class Contender:
     set alone is larger than the L2: its result is dropped.
     """
 
-    def __init__(self, name, calls, layout, graph=True):
+    def __init__(self, name, calls, layout, graph):
         self.name, self.calls, self.layout, self.can_capture = name, calls, layout, graph
         self.launched = None
         self._next, self._kept = 0, [None] * len(calls)
@@ -235,11 +355,9 @@ def calls_of(rotate, trial):
         return [partial(rotate.function, own(xs, rotate, trial)) for xs in trial.xs]
     if not rotate.gradient:
         raise NotServedError("has no backward")
-    make = backward if direction == BACKWARD else both
-    return [
-        make(rotate.function, own(xs, rotate, trial), own(gs, rotate, trial))
-        for xs, gs in zip(trial.xs, trial.gs, strict=True)
-    ]
+    sets = zip(trial.xs, trial.gs, strict=True)
+    pairs = ((own(xs, rotate, trial), own(gs, rotate, trial)) for xs, gs in sets)
+    return [gradient(rotate.function, *pair, anew=direction == BOTH) for pair in pairs]
 
 
 def own(xs, rotate, trial):
@@ -247,13 +365,8 @@ def own(xs, rotate, trial):
     return tuple(trial.view(x.clone() if rotate.in_place else x, rotate.layout) for x in xs)
 
 
-def backward(function, xs, gs):
-    """Return a call of the backward alone: its forward is done here."""
+def gradient(function, xs, gs, anew):
+    """Return a call of the backward alone, whose forward is done here, or of both: the forward `anew`."""
     leaves = tuple(x.detach().requires_grad_() for x in xs)
-    ys = function(leaves)
-    return partial(torch.autograd.grad, ys, leaves, gs, retain_graph=True)
-
-
-def both(function, xs, gs):
-    leaves = tuple(x.detach().requires_grad_() for x in xs)
-    return lambda: torch.autograd.grad(function(leaves), leaves, gs)
+    ys = None if anew else function(leaves)
+    return lambda: torch.autograd.grad(function(leaves) if anew else ys, leaves, gs, retain_graph=not anew)

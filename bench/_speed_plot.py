@@ -4,8 +4,7 @@ from itertools import product
 
 import matplotlib
 from _record import ROOT
-from _speed_cases import ALLOCATING, BACKWARD, COPY, DTYPES, FORWARD, INTO, ROTATION
-from _speed_cases import OURS as OUR_ROW
+from _speed_cases import ALLOCATING, BACKWARD, COPY, DTYPES, FORWARD, INTO, OURS, ROTATION
 from _speed_table import BFLOAT16, FLOAT32, duration, labelled, names, row_of, shown
 
 matplotlib.use("svg")
@@ -13,20 +12,20 @@ from matplotlib import pyplot, ticker
 
 # Keep text as text, and make files reproducible.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rope_array", "font.size": 9, "font.family": "sans-serif"}
-OURS, PEERS, COPIES = "#c2410c", "#1d4ed8", "#404040"
+RED, BLUE, GREY = "#c2410c", "#1d4ed8", "#404040"
 # Colour, marker and dash of each line.
 LINES = {
-    INTO: (COPIES, "", ":"),
-    ALLOCATING: (COPIES, "", "--"),
-    "rope_array NumPy": (OURS, "o", "-"),
-    "rope_array NumPy, out=": (OURS, "o", "--"),
+    INTO: (GREY, "", ":"),
+    ALLOCATING: (GREY, "", "--"),
+    "rope_array NumPy": (RED, "o", "-"),
+    "rope_array NumPy, out=": (RED, "o", "--"),
     "rope_array PyTorch": ("#f59e0b", "s", "-"),
     "rope_array NumPy, core": ("#7c2d12", "^", "-"),
-    "transformers Llama": (PEERS, "D", "-"),
+    "transformers Llama": (BLUE, "D", "-"),
     "ONNX Runtime, com.microsoft": ("#15803d", "v", "-"),
     "naive NumPy": ("#7e22ce", "x", "-"),
-    COPY: (COPIES, "", ":"),
-    OUR_ROW: (OURS, "o", "-"),
+    COPY: (GREY, "", ":"),
+    OURS: (RED, "o", "-"),
     ROTATION: ("#f59e0b", "s", "-"),
     "flash-attn, Triton kernel": ("#be185d", "^", "-"),
     "Liger, Triton kernel": ("#15803d", "v", "-"),
@@ -58,10 +57,9 @@ def prefill(cases):
     for axis, places, dtype in zip(axes, (FLOAT32, BFLOAT16), ("float32", "bfloat16"), strict=True):
         for place, name in enumerate(reversed(kept)):
             dot(axis, place, row_of(cases, places, name), colour(name))
-        axis.axvline(1, color=COPIES, linestyle=":", linewidth=1)
-        axis.set(
-            title=f"{dtype}, 2,048 tokens × 32 heads × 128", xlabel="time in copies into existing memory"
-        )
+        axis.axvline(1, color=GREY, linestyle=":", linewidth=1)
+        axis.set_title(f"{dtype}, 2,048 tokens × 32 heads × 128")
+        axis.set_xlabel("time in copies into existing memory")
         axis.set_xscale("log")
         in_copies(axis.xaxis, (1, 2, 5))
         axis.margins(x=0.15)
@@ -82,7 +80,7 @@ def dot(axis, place, row, color):
 
 
 def colour(name):
-    return OURS if name.startswith("rope_array") else COPIES if name.startswith("copy") else PEERS
+    return RED if name.startswith("rope_array") else GREY if name.startswith("copy") else BLUE
 
 
 def in_copies(axis, subs):

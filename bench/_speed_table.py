@@ -1,5 +1,7 @@
 """The pages and tables of a result of `bench/speed.py`: README.md, the documentation and the terminal."""
 
+from collections import Counter
+
 from _record import ROOT
 from _speed_cases import COPY
 from scoreboard import between_markers, table
@@ -101,11 +103,11 @@ cases: a ratio of times, or launches. 64 MB are the bytes of q and k, read and w
 COLUMNS = """\
 The numbers are times divided by the time of a copy of q and k in the same round,
 `torch.empty_like(x).copy_(x)`: the median of the rounds. q has 32 heads and k has 8 unless a column says
-otherwise, a head has 128 features, and the arrays are (B, S, H, D) unless the title says heads first."""
-DECODING = """\
-Decoding rotates one token of each sequence, with positions (B, 1). *GPU* is the time of the kernels alone,
-*graph* the time of a call in a replayed CUDA graph, *host* the time in which Python enqueues a call. An eager
-call takes the longer of *GPU* and *host*."""
+otherwise, a head has 128 features, and the arrays are (B, S, H, D) unless the title says heads first.
+
+Decoding rotates one token of each sequence, with positions (B, 1). Its tables have three times: of the
+kernels alone, of a call in a replayed CUDA graph, and of the host, in which Python enqueues a call. An eager
+call takes the longer of the first and the last."""
 GPU_METHOD = """\
 * **Rounds.** As on the [CPU](../speed.md#method), with the wrong results: a result may be off by 5 % of the
   length of x, a result of ours by roundings alone.
@@ -182,9 +184,8 @@ def made(result):
     command = "python bench/speed.py" + " --gpu" * (result["bench"] == "gpu")
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     commit = (result["commit"] or "unknown")[:10]
-    return (
-        f"Made by `{command}` on {result['date']}, commit {commit}, {machine(result)}. Versions: {versions}."
-    )
+    when = f"on {result['date']}, commit {commit}"
+    return f"Made by `{command}` {when}, {machine(result)}. Versions: {versions}."
 
 
 def machine(result):
@@ -197,10 +198,6 @@ def machine(result):
 
 
 # ---- README ----
-
-
-def short_table(result):
-    return [*summary(result, IN_README, columns=5), "", f"{README} {machine(result)}."]
 
 
 def summary(result, kept=None, columns=6):
@@ -290,18 +287,15 @@ def gpu_page(result):
     yield from ("![A rotation's time in copies, by the number of tokens](gpu.svg)", "")
     yield from (COLUMNS, "")
     cases = result["numbers"].values()
-    for title, found in grouped(cases, "direction", "dtype", "pairing").items():
-        if not title.startswith("Decode"):
-            yield from (f"## {title}", "", *by_tokens({label(c): c["rows"] for c in found}, copies), "")
-    yield from ("## Decode", "", DECODING, "")
-    for title, found in grouped(cases, "dtype", "pairing").items():
-        if title.startswith("Decode"):
-            columns = {f"{case['batch']:,} sequences": case["rows"] for case in found}
-            yield from (f"### {title}: GPU, graph, host", "", *by_tokens(columns, three), "")
+    for title, found in grouped(cases).items():
+        cell = three if title.startswith("Decode") else copies
+        yield from (f"## {title}", "", *by_tokens({label(case): case["rows"] for case in found}, cell), "")
     yield from ("## Method", "", GPU_METHOD, "")
     others = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
     yield from ("Not timed, in all cases or in some:", "", *others, "") if others else ()
-    yield from (backends(cases), "", made(result), "")
+    counts = Counter(case["backend"] for case in cases if "backend" in case).items()
+    served = ", ".join(f"{name} in {count} cases" for name, count in counts)
+    yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(result), "")
 
 
 def targets(result):
@@ -309,17 +303,19 @@ def targets(result):
     return table(head, [[str(each.get(key, "")) for key in head] for each in result["targets"]], head[1:3])
 
 
-def grouped(cases, *keys):
-    """Return the cases by title, which has their group and the values of the keys."""
+def grouped(cases):
+    """Return the cases by title, which has one group, direction, dtype and pairing."""
     found = {}
     for case in cases:
-        title = f"{case['group'].capitalize()}: {', '.join(case[key] for key in keys)}"
-        found.setdefault(title, []).append(case)
+        title = ", ".join(case[key] for key in ("direction", "dtype", "pairing"))
+        found.setdefault(f"{case['group'].capitalize()}: {title}", []).append(case)
     return found
 
 
 def label(case):
-    """Return what differs between the cases of a title, and the time of the copy."""
+    """Return the sizes that differ between the cases of a title, and the time of the copy."""
+    if case["group"] == "decode":
+        return f"{case['batch']:,} sequences"
     parts = [f"{case['tokens']:,}"]
     parts += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
     parts += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
@@ -333,13 +329,6 @@ def three(row):
     return ", ".join(median(row, key) or "–" for key in keys)
 
 
-def backends(cases):
-    """Return the backends that served our rows, with the number of cases."""
-    found = [case["backend"] for case in cases if "backend" in case]
-    counts = (f"{name} in {found.count(name)} cases" for name in dict.fromkeys(found))
-    return f"The rows of rope_array were served by the backends: {', '.join(counts)}."
-
-
 def write(bench, result, root=ROOT):
     docs, readme = root / "docs", root / "README.md"
     if bench == "gpu":
@@ -347,4 +336,5 @@ def write(bench, result, root=ROOT):
         return
     (docs / "speed.md").write_text("\n".join(page(result)), "utf-8")
     (docs / "speed" / "tables.md").write_text("\n".join(page_of_tables(result)), "utf-8")
-    readme.write_text(between_markers(readme.read_text("utf-8"), short_table(result), MARKERS), "utf-8")
+    short_table = [*summary(result, IN_README, columns=5), "", f"{README} {machine(result)}."]
+    readme.write_text(between_markers(readme.read_text("utf-8"), short_table, MARKERS), "utf-8")

@@ -101,50 +101,39 @@ def random_examples(numbers):
 
 
 def gpu(numbers):
-    """Judge our row of each case: times in those of a copy, of other kernels and of tables, and launches."""
-    ours = [
-        (name, case, case["rows"]["rope_array"])
-        for name, case in numbers.items()
-        if "seconds" in case["rows"].get("rope_array", {})
-    ]
-    large = [each for each in ours if 2 * each[1]["bytes"] >= LARGE]
+    """Judge our row of each case: times in those of a copy, of kernels and of tables, and launches."""
+    rows = {name: case["rows"].get("rope_array", {}) for name, case in numbers.items()}
+    ours = {name: row for name, row in rows.items() if "seconds" in row}
+    large = [name for name in ours if 2 * numbers[name]["bytes"] >= LARGE]
+
+    def against(other, names, quartile=1):
+        ratios = {name: ours[name]["against"].get(other) for name in names}
+        return {name: ratio[quartile] for name, ratio in ratios.items() if ratio}
+
     for kind in product(("forward", "backward"), ("bfloat16", "float32"), ("half", "interleaved")):
-        yield (
-            f"{', '.join(kind)}, from 64 MB on, in times of a device copy", 1.1,
-            {
-                name: row["copies"][1]
-                for name, case, row in large
-                if (case["direction"], case["dtype"], case["pairing"]) == kind and "copies" in row
-            },
-        )  # fmt: skip
+        keys = ("direction", "dtype", "pairing")
+        chosen = [name for name in large if tuple(numbers[name][key] for key in keys) == kind]
+        yield f"{', '.join(kind)}, from 64 MB on, in times of a device copy", 1.1, against("copy", chosen)
     for kernel in ("flash-attn, Triton kernel", "Liger, Triton kernel"):
         # Slower means slower in three of four rounds.
-        found = {name: row["against"][kernel][0] for name, _, row in ours if kernel in row["against"]}
-        yield f"in times of {kernel.partition(',')[0]}'s kernel, lower quartile", 1, found
-    yield (
-        "launches for q and k, forward and backward", 1,
-        {
-            name: row["launches"]
-            for name, case, row in ours
-            if len(case["heads"]) == 2 and case["direction"] != "forward and backward" and row["launches"]
-        },
-    )  # fmt: skip
-    tables = "rope_array, Rotation"
-    yield (
-        f"exact angles with {SHARED_HEADS} heads, from 64 MB on, in times of Rotation", 1.01,
-        {
-            name: row["against"][tables][1]
-            for name, case, row in large
-            if case["heads"][0] == SHARED_HEADS and tables in row["against"]
-        },
-    )  # fmt: skip
+        target = f"in times of {kernel.partition(',')[0]}'s kernel, lower quartile"
+        yield target, 1, against(kernel, ours, quartile=0)
+    launches = {
+        name: row["launches"]
+        for name, row in ours.items()
+        if len(numbers[name]["heads"]) == 2 and numbers[name]["direction"] in ("forward", "backward")
+    }
+    counted = {name: count for name, count in launches.items() if count}
+    yield "launches for q and k, forward and backward", 1, counted
+    chosen = [name for name in large if max(numbers[name]["heads"]) == SHARED_HEADS]
+    target = f"exact angles with {SHARED_HEADS} heads, from 64 MB on, in times of Rotation"
+    yield target, 1.01, against("rope_array, Rotation", chosen)
 
 
 JUDGES = {
     "latency": latency, "new-results": new_results, "in-place": in_place, "import-time": import_time,
     "planning": planning, "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
-    "exhaustive": exhaustive, "random-examples": random_examples,
-    "gpu": gpu,
+    "exhaustive": exhaustive, "random-examples": random_examples, "gpu": gpu,
 }  # fmt: skip
 
 

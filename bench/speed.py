@@ -55,11 +55,10 @@ def main():
         _speed_cpu.child(*json.loads(options.child))
     elif options.tables is None:
         measure(bench, options)
-    elif options.tables.name:
-        result = json.loads(options.tables.read_text("utf-8"))
-        write(result["bench"], result)
     else:
-        write(bench, newest(bench))
+        path = options.tables
+        result = json.loads(path.read_text("utf-8")) if path.name else newest(bench)
+        write(result["bench"] if result else bench, result)
 
 
 def measure(bench, options):
@@ -73,9 +72,9 @@ def measure(bench, options):
     numbers, begun = {}, time.perf_counter()
     for name, case in results:
         numbers[name] = case
-        took = f"{time.perf_counter() - begun:.0f} s"
-        print(f"{len(numbers)}/{len(chosen)} {name}, {took}", file=sys.stderr)
-        result = record(bench, numbers, NOTE, PACKAGES, **facts)
+        place, took = f"{len(numbers)}/{len(chosen)}", time.perf_counter() - begun
+        print(f"{place} {name}: {took:.0f} s", file=sys.stderr)
+        result = record(bench, numbers, NOTE, PACKAGES, **facts())
         if path:
             write_json(result, path)
     show(result)
@@ -84,22 +83,21 @@ def measure(bench, options):
 
 
 def on_cpu(chosen, options):
-    """Return the results one by one, and the docstrings of peers: the work before the timing."""
+    """Return the results one by one, and more fields: peers' docstrings on the work before the timing."""
     peers = {name: importlib.import_module(f"peers.{name}") for name in _speed_cpu.CpuTrial.peers}
     ready = {name: peer.timed.__doc__ for name, peer in peers.items() if peer.timed.__doc__}
-    return _speed_cpu.results(chosen, options), {"ready": ready}
+    return _speed_cpu.results(chosen, options), lambda: {"ready": ready}
 
 
 def on_gpu(chosen, options):
-    """Return the results one by one, and the facts of the GPU."""
+    """Return the results one by one, and more fields: the facts of the GPU, with its clocks by then."""
     try:
-        import _speed_cuda
         import _speed_gpu
 
-        device = _speed_cuda.Cuda()
+        device = _speed_gpu.Cuda()
     except (ImportError, OSError) as error:
         sys.exit(NEEDED.format(error))
-    return _speed_gpu.results(chosen, device, options), {"gpu": device.facts()}
+    return _speed_gpu.results(chosen, device, options), lambda: {"gpu": device.facts()}
 
 
 def show(result):
@@ -107,7 +105,7 @@ def show(result):
     for name, case in result["numbers"].items():
         print(f"\n{name}", case.get("failed", ""))
         print_table(*_speed_table.head_and_lines(case["rows"]))
-        print(*_speed_table.reasons(case["rows"]), sep="\n")
+        print("\n".join(_speed_table.reasons(case["rows"])))
     print_targets(result)
 
 
@@ -130,14 +128,7 @@ def arguments():
     add("--only", nargs="+", metavar="WORD", default=(), help="cases whose name or group has all these")
     add("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
     add("--json", metavar="PATH", type=Path, help="write the result here")
-    add(
-        "--tables",
-        nargs="?",
-        const=Path(),
-        metavar="PATH",
-        type=Path,
-        help="write pages and plots of a result",
-    )
+    add("--tables", nargs="?", const=Path(), metavar="PATH", type=Path, help="write pages of a result")
     add("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 

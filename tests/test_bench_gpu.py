@@ -12,7 +12,6 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-import _speed_cuda
 import _speed_gpu
 import _targets
 import speed
@@ -119,7 +118,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "vllm", None)  # importing it raises ModuleNotFoundError
         monkeypatch.setattr(_speed_gpu.GpuTrial, "peers", (*names, "vllm"))
         monkeypatch.setattr(_speed_gpu.GpuTrial, "seconds", (0.001, 0.001))
-        monkeypatch.setattr(_speed_cuda, "Cuda", lambda: FakeDevice(factors))
+        monkeypatch.setattr(_speed_gpu, "Cuda", lambda: FakeDevice(factors))
         monkeypatch.setitem(speed.CASES, "gpu", lambda quick: chosen)
         # Small arrays and few heads count as cases of the targets.
         monkeypatch.setattr(_targets, "LARGE", 1)
