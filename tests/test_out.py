@@ -115,27 +115,15 @@ def test_coordinates(lib):
 # The shape of a buffer, and x and out as views of it.
 VIEWS = {
     "sequence before heads": ((2, 2, 5, 3, 16), lambda b: apart(b.swapaxes(2, 3))),
-    "every other feature": ((2, 2, 3, 5, 32), lambda b: apart(b[..., ::2])),
     "a slice of features": ((2, 2, 3, 5, 41), lambda b: apart(b[..., 9:25])),
     "every third row": ((2, 2, 3, 15, 16), lambda b: apart(b[..., ::3, :])),
     "features first": ((2, 16, 3, 5), lambda b: apart(b.swapaxes(1, 3).swapaxes(1, 2))),
     "a part of a joint q, k, v": ((2, 2, 5, 9, 16), lambda b: apart(b[:, :, :, 3:6].swapaxes(2, 3))),
-    "batch and heads exchanged": ((2, 3, 2, 5, 16), lambda b: apart(b.swapaxes(1, 2))),
     # Two views that interleave without a byte in common.
     "features": ((5, 32), lambda b: (b[..., ::2], b[..., 1::2])),
-    "rows": ((10, 16), lambda b: (b[::2], b[1::2])),
     "halves of a row": ((5, 32), lambda b: (b[:, :16], b[:, 16:])),
-    "halves of a row, exchanged": ((5, 32), lambda b: (b[:, 16:], b[:, :16])),
     "heads of a joint q, k, v": ((5, 9, 16), lambda b: (b[:, :3].swapaxes(0, 1), b[:, 3:6].swapaxes(0, 1))),
-    "every third feature": ((5, 48), lambda b: (b[..., 2::3], b[..., ::3])),
-    "one after the other": ((10, 16), lambda b: (b[:5], b[5:])),
-    "one before the other": ((10, 16), lambda b: (b[5:], b[:5])),
     "axes of one": ((2, 1, 5, 1, 16), lambda b: apart(b.swapaxes(2, 3))),
-}
-BACKWARDS = {
-    "rows backwards": ((2, 3, 5, 16), lambda b: apart(b[:, :, ::-1])),
-    "features backwards": ((2, 3, 5, 16), lambda b: apart(b[..., ::-1])),
-    "all backwards, every other": ((4, 3, 5, 32), lambda b: apart(b[::-2, ::-1, ::-1, ::-2])),
 }
 
 
@@ -146,13 +134,6 @@ def test_views(lib, name):
         check(lib, rope, pos, *VIEWS[name])
     for dtype in ("float16", "float64"):
         check(lib, ROPES["partial"], POS, *VIEWS[name], dtype)
-
-
-@NUMPY
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_negative_strides(name):
-    for pos in POSITIONS:
-        check(LIBS["numpy"], ROPES["partial"], pos, *BACKWARDS[name])
 
 
 @WRITES
@@ -173,16 +154,6 @@ def test_in_place_by_another_view_of_the_same_elements(lib):
         want = bits(ROPE.apply(x, POS, backend=backend))
         ROPE.apply(x, POS, out=out, backend=backend)
         assert bits(x) == want
-
-
-@WRITES
-def test_an_x_with_strides_of_zero_is_read(lib):
-    """Only the result needs memory for each element."""
-    x = lib.expanded(normal(lib, 1, 1, 16), (2, 5, 16))
-    for backend in backends_of(lib):
-        out = filled(lib, 2, 5, 16)
-        ROPE.apply(x, POS, out=out, backend=backend)
-        assert bits(out) == bits(ROPE.apply(x, POS, backend=backend))
 
 
 @WRITES
@@ -220,17 +191,6 @@ def test_tuples_of_one_and_of_one_x_twice(lib):
     assert bits(x) == want
 
 
-@WRITES
-def test_q_and_k_in_place_in_their_joint_buffer(lib):
-    for backend in backends_of(lib):
-        joint = normal(lib, 2, 5, 4 + 2 + 2, 16)
-        q, k, v = joint[:, :, :4], joint[:, :, 4:6], joint[:, :, 6:]
-        kept, want = bits(v), bits(ROPE.apply((q, k), POS, seq_axis=1, backend=backend))
-        ROPE.apply((q, k), POS, seq_axis=1, out=(q, k), backend=backend)
-        assert bits((q, k)) == want
-        assert bits(v) == kept
-
-
 @NUMPY
 def test_memory_maps(tmp_path):
     want = ROPE.apply(values(5, 16).astype("float32"), POS)
@@ -245,16 +205,6 @@ def test_memory_maps(tmp_path):
         read_only = np.memmap(tmp_path / "out", "float32", "r", shape=(5, 16))
         with pytest.raises(ArrayTypeError, match="read-only"):
             ROPE.apply(x, POS, out=read_only, backend=backend)
-
-
-@NUMPY
-def test_memory_that_is_not_aligned():
-    for backend in backends_of(LIBS["numpy"]):
-        x, out = (np.zeros(5 * 16 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(5, 16) for _ in range(2))
-        x[...] = values(5, 16)
-        assert not out.flags.aligned
-        assert ROPE.apply(x, POS, out=out, backend=backend) is out
-        assert bits(out) == bits(ROPE.apply(x.copy(), POS, backend=backend))
 
 
 @NUMPY
@@ -298,9 +248,7 @@ def test_x_and_out_are_both_tuples_or_both_arrays(lib):
             (x, (out,), ["a tuple of 1", "one array"]),
             ((x,), out, ["a tuple of 1"]),
             ((x, y), (out,), ["a tuple of 1", "a tuple of 2"]),
-            ((x, y), (out, more, out), ["a tuple of 3", "a tuple of 2"]),
             ((x, y), [out, more], ["a tuple of 2"]),
-            ((x, y), (), ["a tuple of 0"]),
         ]:
             refuses(ArrayTypeError, says, partial(entry, given, out=outs), x, y, out, more)
 
@@ -308,11 +256,7 @@ def test_x_and_out_are_both_tuples_or_both_arrays(lib):
 # The shape of a buffer, and x and out as views of it.
 OVERLAPS = {
     "one row further": ((6, 16), lambda b: (b[:5], b[1:])),
-    "one row before": ((6, 16), lambda b: (b[1:], b[:5])),
-    "one element further": ((96,), lambda b: (b[:80].reshape(5, 16), b[1:81].reshape(5, 16))),
-    "features shifted": ((5, 18), lambda b: (b[:, :16], b[:, 2:])),
     "the same memory, rows of other axes": ((5, 5, 16), lambda b: (b, b.swapaxes(0, 1))),
-    "every other feature, from one": ((5, 32), lambda b: (b[..., ::2], b[..., :16])),
     "the last element": ((5, 31), lambda b: (b[:, :16], b[:, 15:])),
 }
 
@@ -335,13 +279,9 @@ def test_overlap_among_the_arrays_of_a_tuple(lib):
     a, b, c = buffer[0], buffer[1], buffer[2]
     near = buffer.reshape(-1)[8:88].reshape(5, 16)
     for xs, outs, says in [
-        ((a, b), (b, a), "out[0] shares memory with x[1]"),
         ((a, b), (c, a), "out[1] shares memory with x[0], which is read"),
         ((a, b), (c, c), "out[1] shares memory with out[0], which is written too"),
-        ((a, b), (other, other), "out[1] shares memory with out[0]"),
         ((a, a), (a, other), "out[0] shares memory with x[1]"),
-        ((a, a), (a, a), "shares memory with"),
-        ((b, other), (b, near), "out[1] shares memory with"),
         ((other, b), (near, b), "out[0] shares memory with x[1]"),
     ]:
         for entry in (entry for pos in POSITIONS for entry in entries(ROPE, pos, other)):
@@ -443,9 +383,7 @@ def test_overlap_that_takes_too_long_to_decide(lib):
 def test_the_second_array_is_checked_before_the_first_is_written(lib):
     x, out = normal(lib, 5, 16), filled(lib, 5, 16)
     for other, into, error in (
-        (normal(lib, 5, 32), filled(lib, 5, 32), ShapeError),
         (normal(lib, 4, 16), filled(lib, 4, 16), ShapeError),
-        (normal(lib, 16), filled(lib, 16), ShapeError),
         (*(lib.asarray(np.ones((5, 16)), "int32") for _ in range(2)), ArrayTypeError),
         (normal(lib, 5, 16), filled(lib, 4, 16), ShapeError),
     ):
@@ -457,22 +395,18 @@ def test_the_second_array_is_checked_before_the_first_is_written(lib):
 
 
 @WRITES
-def test_positions_are_checked_before_anything_is_written(lib):
+def test_positions_and_backends_are_checked_before_anything_is_written(lib):
     x, out = normal(lib, 5, 16), filled(lib, 5, 16)
-    for pos, error in (
-        *((10**30, PositionError), (float("nan"), PositionError)),
-        *(([0, 1], ShapeError), (True, ArrayTypeError)),
-    ):
-        for backend, into in itertools.product(backends_of(lib), (x, out)):
-            refuses(error, [], partial(ROPE.apply, x, pos, out=into, backend=backend), out, x)
-
-
-@WRITES
-def test_a_backend_that_declines_writes_nothing(lib):
-    x, out = normal(lib, 5, 16), filled(lib, 5, 16)
-    for backend in ("jax", "dask", "nothing"):
-        call = partial(ROPE.apply, x, POS, out=out, backend=backend)
-        refuses(ra.BackendError, [repr(backend)], call, out)
+    wrong = [
+        (10**30, PositionError),
+        (float("nan"), PositionError),
+        ([0, 1], ShapeError),
+        (True, ArrayTypeError),
+    ]
+    calls = [(error, {"pos": pos, "backend": b}) for pos, error in wrong for b in backends_of(lib)]
+    calls += [(ra.BackendError, {"pos": POS, "backend": name}) for name in ("jax", "dask", "nothing")]
+    for (error, given), into in itertools.product(calls, (x, out)):
+        refuses(error, [], partial(ROPE.apply, x, out=into, **given), out, x)
 
 
 @pytest.mark.without("numpy", "torch")
@@ -603,12 +537,7 @@ def test_part_of_a_tuple_is_recorded(torch, backend):
 @TORCH_BACKENDS
 def test_tensors_that_autograd_does_not_write_in_place(torch, backend):
     """Autograd would raise after the kernel has written."""
-    for unwritable in (
-        lambda leaf: leaf,
-        lambda leaf: leaf[:, 0],
-        lambda leaf: (leaf * 1).unbind(1)[0],
-        lambda leaf: (leaf * 1).split(1, 1)[0][:, 0],
-    ):
+    for unwritable in (lambda leaf: leaf, lambda leaf: leaf[:, 0], lambda leaf: (leaf * 1).unbind(1)[0]):
         x = unwritable(torch.ones(5, 3, 16, requires_grad=True))
         call = partial(ROPE.apply, x, POS, seq_axis=0, out=x, backend=backend)
         refuses(ArrayTypeError, ["requires a gradient", "no_grad"], call, x)
@@ -835,11 +764,6 @@ def test_tensors_that_share_memory_with_numpy(torch):
     assert x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
     with pytest.raises(ArrayTypeError, match="out shares memory with x"):
         ROPE.apply(x, POS, out=out)
-    bytes_ = np.zeros(5 * 16 * 4, np.uint8)
-    pos = torch.from_numpy(bytes_[:40].view(np.int64))
-    out = torch.from_numpy(bytes_.view(np.float32).reshape(5, 16))
-    with pytest.raises(ArrayTypeError, match="out shares memory with the positions"):
-        ROPE.apply(torch.randn(5, 16), pos, out=out)
     again = torch.from_numpy(memory[:5])
     ROPE.apply(x, POS, out=again)  # the same memory, by another tensor: in place
 
@@ -856,11 +780,6 @@ class Device:
         self.__cuda_array_interface__ = {"data": (address, read_only), "shape": shape, "version": 3}
 
 
-def shares(a, b):
-    library = Library("cupy", np)
-    return _out._share(*(library.memory(array) for array in (a, b)))
-
-
 @NUMPY
 def test_memory_of_cupy():
     library = Library("cupy", np)
@@ -870,16 +789,6 @@ def test_memory_of_cupy():
     assert library.memory(Device(0, (0, 16), (64, 4))).address == 0
     assert Library("other", np).memory(Device(4096, (5, 16), (64, 4))) is None
     assert Library("cupy", np).memory(np.zeros(3)) is None  # it has no __cuda_array_interface__
-
-
-@NUMPY
-def test_overlap_is_decided_on_the_device_s_addresses():
-    a = Device(2**40, (5, 16), (128, 8))
-    assert shares(a, Device(2**40, (5, 16), (128, 8)))
-    assert shares(a, Device(2**40 + 4, (5, 16), (128, 8))) is False
-    assert shares(a, Device(2**40 + 8, (5, 16), (128, 8)))
-    assert shares(a, Device(2**40 + 128 * 5, (5, 16), (64, 4))) is False
-    assert shares(a, Device(2**40 + 64, (0, 16), (64, 4))) is False
 
 
 @NUMPY
@@ -946,15 +855,4 @@ def test_the_kernel_writes_by_itself(lib, kernel_calls):
         assert kernel_calls
     kernel_calls.clear()
     ROPE.apply(x, POS, out=out, backend="array-api")
-    assert not kernel_calls
-
-
-@KERNEL
-@WRITES
-def test_refused_calls_never_enter_the_kernel(lib, kernel_calls):
-    buffer = normal(lib, 6, 16)
-    with pytest.raises(ArrayTypeError):
-        ROPE.apply(buffer[:5], range(5), out=buffer[1:])
-    with pytest.raises(ArrayTypeError):
-        ROPE.apply((buffer[:5], buffer[:5]), range(5), out=(buffer[:5], buffer[:5]))
     assert not kernel_calls
