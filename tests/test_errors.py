@@ -15,7 +15,6 @@ from conftest import LIBS
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, PositionError, RoPE, ShapeError, SpecError
-from rope_array._errors import short
 from rope_array._spec import spec as _spec
 from rope_array.testing import apply_definition
 
@@ -93,18 +92,6 @@ def test_exceptions_derive_from_rope_error_and_a_builtin():
     assert not issubclass(ra.RoPEError, (ValueError, TypeError))
 
 
-def test_docstrings_name_the_exceptions():
-    for function, names in {
-        ra.apply: "ArrayTypeError ShapeError PositionError SpecError BackendError",
-        RoPE: "SpecError",
-        RoPE.rotation: "ArrayTypeError PositionError BackendError ShapeError",
-        RoPE.matrix: "ArrayTypeError PositionError ShapeError",
-        ra.Rotation.apply: "ArrayTypeError ShapeError BackendError",
-    }.items():
-        raises = inspect.getdoc(function).partition("Raises\n")[2].partition("Examples\n")[0]
-        assert all(name in raises for name in names.split()), function
-
-
 # ---- the spec: no arrays ----
 
 
@@ -118,20 +105,14 @@ SPECS = {
     "head_dim=5": "5 | odd | even | rotary_dim=4",
     "head_dim=0": "head_dim is 0 | at least 1",
     "head_dim=8.0": "head_dim is 8.0 | float | int",
-    "head_dim=True": "head_dim is True | bool | int",
-    "head_dim=np.array([8, 8])": "head_dim | int64[2] | int",
     "head_dim=8, rotary_dim=3": "rotary_dim is 3 | odd | even | rotary_dim=2",
     "head_dim=8, rotary_dim=10": "rotary_dim is 10 | head_dim 8 | at most 8",
-    "head_dim=8, rotary_dim=4.0": "rotary_dim is 4.0 | float",
     "head_dim=8, rotary_dim=6, rotary_start=4": "rotary_dim is 6 | rotary_start 4 | at most 4",
     "head_dim=8, rotary_start=-1": "rotary_start is -1 | at least 0",
     "head_dim=8, rotary_start=3": "rotary_start | 5 | odd | rotary_dim=4",
     "head_dim=8, base=0": "base is 0.0 | above 0",
-    "head_dim=8, base=-10000.0": "base is -10000.0 | above 0",
     "head_dim=8, base=INF": "base is inf | finite",
-    "head_dim=8, base=NAN": "base is nan | finite",
     "head_dim=8, base='10000'": "base is '10000' | str | number",
-    "head_dim=8, base=np.array([1.0, 2.0])": "base is float64[2] | number",
     "head_dim=8, base=10**5000": "base is | finite",
     "head_dim=8, base=np.float32": "base is the class float32",
     "head_dim=8, pairing='neox'": "pairing is 'neox', which here is named 'half' | give",
@@ -141,12 +122,9 @@ SPECS = {
     "head_dim=8, pairing=['half']": "pairing is | 'interleaved' | 'half'",
     "head_dim=8, pairing=-(10**5000)": "a number of 16610 bits",
     "head_dim=8, pairing=[10**5000]": "a list that cannot be written out",
-    "head_dim=8, pairing={'a': [10**5000]}": "a dict that cannot be written out",
     "head_dim=8, pairing=BrokenRepr()": "a BrokenRepr that cannot be written out",
     "head_dim=8, out_pairing='neox'": "out_pairing is 'neox' | here is named 'half'",
     "head_dim=8, scaling={'rope_type': 'yarn'}": "give ra.YaRN(factor= | RoPE.from_config(config)",
-    "head_dim=8, scaling={'type': 'linear'}": "scaling is | give ra.Linear(factor=",
-    "head_dim=8, scaling={'rope_type': 'llama3'}": "scaling is | give ra.Llama3(factor=",
     "head_dim=8, scaling={'rope_type': 'su'}": "scaling is | give ra.LongRoPE(short_factor=",
     "head_dim=8, scaling={'rope_type': 'proportional'}": "give ra.Proportional(partial_rotary_factor=",
     "head_dim=8, scaling={'rope_type': 'default'}": "scaling is | give None | RoPE.from_config(config)",
@@ -154,11 +132,9 @@ SPECS = {
     "head_dim=8, scaling='yarn'": "scaling is | give ra.YaRN(factor= | RoPE.from_config(config)",
     "head_dim=8, angles='float64'": "angles is 'float64' | 'exact' | 'float32'",
     "head_dim=8, attention_factor=0.0": "attention_factor is 0.0 | above 0",
-    "head_dim=8, attention_factor=NAN": "attention_factor is nan | finite",
     "head_dim=8, inv_freq=(1.0, 0.1, 0.01)": "inv_freq has 3 | 4 | rotary_dim",
     "head_dim=8, rotary_dim=0, inv_freq=(1.0,)": "inv_freq has 1 | 0",
     "head_dim=4, inv_freq=(1.0, NAN)": "inv_freq[1] is nan | finite",
-    "head_dim=4, inv_freq=(1.0, '0.1')": "inv_freq[1] is '0.1' | str",
     "head_dim=4, inv_freq='ab'": "inv_freq is 'ab' | str | tuple",
     "head_dim=4, inv_freq={1.0, 2.0}": "inv_freq is | set | tuple",
     "head_dim=4, inv_freq=np.ones(2)": "float64[2] | tolist() | rotation( | inv_freq=",
@@ -180,24 +156,10 @@ def test_spec(fields):
         refused(SpecError, says, lambda: ra.apply(np.ones((2, width)), 0, **fields))
 
 
-def test_arguments_of_apply_that_are_no_fields():
-    for name, says in {
-        "seq_dim": "'seq_dim' (give seq_axis, an argument of apply)",
-        "inplace": "give out=x, an argument of apply",
-        "position_ids": "give pos, an argument of apply",
-    }.items():
-        refused(SpecError, says, lambda name=name: RoPE(8, **{name: 1}))
-
-
 def test_every_hint_names_a_field():
     names = {*RoPE.__dataclass_fields__, *inspect.signature(ra.apply).parameters}
     for hint in _spec._OTHER_NAMES.values():
         assert re.split(r"[ ,=]", hint)[0] in names
-
-
-def test_values_without_a_short_repr_are_named():
-    assert short(10**5000) == "a number of 16610 bits"
-    assert short({10**5000}) == "a set that cannot be written out"
 
 
 def suggested(call):
@@ -252,16 +214,16 @@ def evaluate(text, lib):
 
 CALLS = {
     SpecError: {
-        "apply(ones(2, 5), 0)": "5 | odd | even | rotary_dim=4",
         "apply(ones(2, 0), 0)": "head_dim is 0 | at least 1",
-        "apply(x, 0, rotary_dim=6)": "rotary_dim is 6 | head_dim 4 | at most 4",
         "apply(x, 0, 'half')": "'half' | str | RoPE | by name",
         "apply(x, 0, rotation())": "Rotation | rotation.apply(x)",
         "apply(x, 0, rope, base=5.0, pairing='half')": "replace(rope, base=..., pairing=...)",
         "apply(x, x, arange(2))": "third argument | int32[2] | ra.apply((q, k), pos)",
-        "apply(x, 0, theta=5.0)": "'theta' (give base) | rotary_dim | pairing",
         "apply(x, 0, dim=4, nonsense=1)": "'dim' (give head_dim | 'nonsense'",
         "apply(x, 0, inv_freq=ones(2))": "float32[2] | tuple | rotation( | inv_freq=",
+        "RoPE(8, seq_dim=1)": "'seq_dim' (give seq_axis, an argument of apply)",
+        "RoPE(8, inplace=True)": "give out=x, an argument of apply",
+        "RoPE(8, position_ids=1)": "give pos, an argument of apply",
         "RoPE(8, 10000.0)": "head_dim by position | (8, 10000.0)",
     },
     ShapeError: {
@@ -272,11 +234,8 @@ CALLS = {
         "rope.apply(ones(2, 3, 8), range(3))": "float32[2, 3, 8] | 4 features | Split its 2 heads | reshape",
         "rope.apply(ones(2, 4, 3), range(2))": "along axis 1 | moveaxis(x, 1, -1) | moveaxis(y, -1, 1)",
         "rope.apply(ones(2, 3, 4), ones(1, 3, 4))": "(1, 3, 4) | (2, 3, 4) | apply((q, k), pos)",
-        "apply(x, 0, head_dim=8)": "float32[2, 4] | head_dim=8",
         "rotation(inv_freq=ones(4))": "(4,) | rotary_dim | (2,)",
-        "rotation(inv_freq=ones(3, 2))": "(3, 2) | rotary_dim | (2,)",
         "apply(ones(2, 3, 4), 0, seq_axis=-1)": "seq_axis is -1 | -2",
-        "apply(ones(2, 3, 4), 0, seq_axis=2)": "seq_axis is 2 | -3 | -2 | 0 | 1",
         "apply(ones(4), 0, seq_axis=0)": "seq_axis is 0 | 1",
         "apply(ones(4), [1, 2])": "(2,) | (4,) | scalar",
         "apply(ones(2, 2, 4), [[0, 1], [2]])": "ragged | (1,) | (2,)",
@@ -284,7 +243,6 @@ CALLS = {
         "rotation(range(3)).apply(x)": "(3,) | (2, 4) | line up",
         "apply((x, ones()), 0)": "float32[] | axis",
         "apply((ones(3, 4), ones(5, 4)), range(3))": "(3,) | (5, 4) | line up",
-        "apply((ones(2, 3, 4), ones(3, 4)), [[0, 1, 2]])": "(1, 3) | (3, 4) | line up",
     },
     ArrayTypeError: {
         "apply(of('int32', 2, 4), 0)": "int32[2, 4] | float32",
@@ -295,7 +253,6 @@ CALLS = {
         "apply(x, 0, inverse=lib.asarray(np.array([True])))": "inverse is bool[1] | give True or False.",
         "rotation([0, 1]).apply(x, [0, 1])": "rotation.apply((q, k)), without positions | too many",
         "rotation([0, 1]).apply(x, x)": "too many | apply((q, k)",
-        "apply(x, x, [0, 1], rope)": "too many | apply((q, k)",
         "rope.apply(x, x, [0, 1])": "too many | apply((q, k)",
         "rope(x, arange(2))": "a RoPE is not called | rope.apply(x, pos) | rope.apply((q, k), pos)",
         "apply([x], 0)": "got a list | array | tuple",
@@ -304,7 +261,6 @@ CALLS = {
         "rotation(like=types.SimpleNamespace(dtype='float32', shape=(4,)))": "got float32[4] | not an array",
         "rotation(like=None)": "like | None | !or a tuple",
         "rotation(like=(np.ones(4),))": "like | !or a tuple",
-        "rotation(like=np.float32)": "like | !or a tuple",
         "rotation(like=of('int32', 2, 4))": "int32[2, 4] | float32",
         "rotation(inv_freq=[1.0, 2.0])": "inv_freq is a list of length 2 | floating array",
         "rotation(inv_freq=of('int32', 2))": "inv_freq is int32[2] | floating array",
@@ -313,27 +269,21 @@ CALLS = {
         "rope.rotation_from(np.ones((3, 2)), np.ones((3, 2), int))": "sin | !like",
         "apply(x, True)": "True | bool | integer",
         "apply(x, [0, True])": "True | bool",
-        "apply(x, 1j)": "1j | complex | !two libraries",
         "apply(x, '12')": "'12' | str | !two libraries",
         "apply(x, None)": "None | !two libraries",
-        "apply(x, {1, 2})": "set | !two libraries",
         "apply(ones(2, 2, 4), [arange(2)] * 2)": "sequence | int32[2] | one array",
         "rotation().apply(of('int32', 2, 4))": "int32[2, 4] | float32",
-        "rotation().apply([x])": "got a list | array",
         "apply((x, of('int32', 2, 4)), 0)": "int32[2, 4] | float32",
     },
     PositionError: {
         "apply(x, BIG)": f"{BIG} | out of range | below 2**",
         "apply(x, -BIG - 1)": f"{-BIG - 1} | out of range | below 2**",
-        "apply(x, [0, BIG])": f"{BIG} | out of range | below 2**",
         "apply(ones(1, 2, 4), [(0, BIG)])": f"{BIG} | out of range | below 2**",
         "apply(x, range(BIG, BIG + 2))": "out of range | below 2**",
         "apply(x, 10**5000)": "out of range | below 2**",
         "apply(x, NAN)": "nan | not a number | 2**31",
         "apply(x, 2.0**31)": "2147483648.0 | out of range | 2**31",
-        "apply(x, [0, NAN])": "nan | 2**31",
         "apply(x, [-INF, 0])": "-inf | 2**31",
-        "apply(x, [0.5, 2**40])": f"{2**40} | 2**31",
         "apply(x, [0.5, 2**2000])": "out of range | 2**31",
         "rotation([0, NAN])": "nan | 2**31",
     },
@@ -412,30 +362,22 @@ LACKING = {("array_api_strict", "float16"), ("array_api_strict", "bfloat16"), ("
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("dtype", REFUSED)
-def test_position_arrays_of_a_refused_dtype(lib, dtype):
+def test_positions_of_a_refused_dtype(lib, dtype):
+    """A NumPy scalar is a number, not an array of another library; asarray(pos) would be refused again."""
+    x = ones(lib, 2, 2, 4)
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else None
+    value = (bfloat16 or np.dtype(dtype).type)(1)
+    for pos in (value, [value, value], [(value, value)], [0.5, value]):
+        says = [dtype, "!two libraries", "!asarray(pos)"]
+        refused(ArrayTypeError, says, lambda pos=pos: ra.apply(x, pos))
     if (lib.name, dtype) in LACKING:
         return  # the library has no such dtype
-    x = ones(lib, 2, 2, 4)
     for shape in ((), (2,), (2, 2)):
-        if dtype == "bfloat16" and lib.name in ("numpy", "dask"):
-            pytest.importorskip("ml_dtypes")
-            pos = lib.asarray(np.ones(shape), dtype)
-        else:
-            pos = of(lib, dtype, *shape)
+        by_numpy = bfloat16 and lib.name in ("numpy", "dask")
+        pos = lib.asarray(np.ones(shape), dtype) if by_numpy else of(lib, dtype, *shape)
         says = [dtype, "integer", "float32", "float64"]
         refused(ArrayTypeError, says, lambda pos=pos: ra.apply(x, pos))
         refused(ArrayTypeError, says, lambda pos=pos: RoPE(4).rotation(pos, like=x))
-
-
-@pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("dtype", REFUSED)
-def test_numpy_scalars_of_a_refused_dtype(lib, dtype):
-    """A number is no array of another library, and asarray(pos) would be refused again."""
-    made = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype).type
-    value = made(1)
-    for pos in (value, [value, value], [(value, value)], [0.5, value]):
-        says = [dtype, "!two libraries", "!asarray(pos)"]
-        refused(ArrayTypeError, says, lambda pos=pos: ra.apply(ones(lib, 2, 2, 4), pos))
 
 
 @pytest.mark.without("numpy", "strict", "torch")
@@ -540,23 +482,18 @@ def zeros(*shape):
         ((2, 3, 5, 4), (3,), -2, [-3]),
         ((2, 3, 5, 4), (2, 3), -2, [-3]),
         ((2, 3, 5, 4), (2, 5), -3, [-2]),
-        ((2, 3, 5, 4), (2, 5), 1, [-2]),
-        ((2, 3, 5, 4), (2,), -2, [-4]),
         ((3, 3, 5, 4), (3,), -2, [-4, -3]),
         ((2, 5, 3, 4), (5, 2), -2, [-4]),
         ((2, 5, 3, 4), (3, 2), -2, []),
-        ((2, 3, 4), (7,), -2, []),
         ((2, 3, 4), (3, 3), -2, []),
         ((2, 3, 4), (2, 3, 1), -2, []),
         ((2, 3, 5, 4), (5, 1), -2, []),
         ((2, 5, 3, 4), (5, 1), -2, [-3]),
-        ((1, 5, 3, 4), (5, 1), -2, [-3]),
         ((2, 5, 3, 4), (7, 1), -2, []),
         ((2, 3, 5, 4), (1, 2, 1), -2, [-4]),
         ((3, 4), (1, 3), -2, []),
         ((3, 4), (5,), -2, []),
         ((1, 4), (5,), -2, []),
-        ((0, 4), (5,), -2, []),
     ],
     ids=str,
 )
@@ -612,12 +549,10 @@ def test_the_remedy_for_class_tokens():
     ("shape", "patches", "axes", "tokens"),
     [
         ((2, 10, 16, 4), (3, 3), [-3], "(1, 2)"),
-        ((2, 17, 4, 4), (4, 4), [-3], "(1, 2)"),
         ((2, 10, 10, 4), (3, 3), [-3], "(1, 2)"),
         ((2, 16, 10, 4), (3, 3), [], "(1, 2)"),
         ((2, 3, 20, 4), (4, 4), [], "(4, 2)"),
         ((2, 3, 32, 4), (4, 4), [], None),
-        ((2, 3, 400, 4), (4, 4), [], None),
         ((2, 3, 53, 4), (6, 6), [], None),
     ],
     ids=str,
@@ -857,31 +792,6 @@ def test_no_work_before_an_error_in_numpy():
             call()
 
 
-def wrong_seconds(lib):
-    """Make arrays that are refused in a tuple with an array of shape (3, 4)."""
-    return of(lib, "int32", 3, 4), ones(lib, 3, 6), ones(lib, 5, 4), ones(lib)
-
-
-@pytest.mark.library("torch")
-def test_no_work_before_an_error_in_torch():
-    class Seen(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
-        ops = ()
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.ops += (str(func),)
-            return func(*args, **(kwargs or {}))
-
-    lib, seen = LIBS["torch"], Seen()
-    x, pos = ones(lib, 3, 4), arange(lib, 3)
-    for second in wrong_seconds(lib):
-        with seen, pytest.raises(ra.RoPEError):
-            ra.apply((x, second), pos)
-        assert seen.ops == ()
-    with seen:
-        ra.apply((x, x), pos)
-    assert seen.ops
-
-
 @pytest.mark.library("jax")
 def test_no_work_before_an_error_in_jax():
     """JAX cannot compute with an array whose buffer is deleted."""
@@ -889,7 +799,7 @@ def test_no_work_before_an_error_in_jax():
     x, pos = ones(lib, 3, 4), arange(lib, 3)
     x.delete()
     pos.delete()
-    for second in wrong_seconds(lib):
+    for second in (of(lib, "int32", 3, 4), ones(lib, 3, 6), ones(lib, 5, 4), ones(lib)):
         with pytest.raises(ra.RoPEError):
             ra.apply((x, second), pos)
     with pytest.raises(RuntimeError, match="deleted"):

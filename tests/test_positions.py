@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from compare import words
+from test_errors import Huge, Long
 
 import rope_array as ra
 from rope_array import positions
@@ -929,16 +930,6 @@ def test_numpy_of_other_kinds():
     assert positions.packed(swapped).dtype.isnative
     assert positions.from_mask(np.array([[1, 0, 1, 0]], np.uint8)[:, ::-2]).tolist() == [[0, 0]]
     assert positions.offset(2, np.arange(6)[::-3]).tolist() == [[5, 6], [2, 3]]
-
-
-class Long(list):
-    def __len__(self):
-        return 5
-
-
-class Huge(int):
-    def __index__(self):
-        return 10**30
 
 
 def test_subclasses_of_numbers_and_lists_count_by_their_values():
