@@ -3,6 +3,7 @@
 tests/test_conformance.py runs the rows of the suite by `Rotation.apply`.
 """
 
+import contextlib
 import copy
 import importlib
 import pickle
@@ -16,7 +17,7 @@ from compare import array_and_values, normal, on_host, values
 from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
 from rope_array._rotation import rotation_type
 from rope_array.testing import cos_sin
-from rope_array.testing._contract import AMPLIFIED, AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
+from rope_array.testing._contract import AMPLIFIED, AT_INTEGERS, assert_contract, compute_dtype, eps
 from rope_array.testing._definition import pairs_of
 
 pytestmark = pytest.mark.neutral
@@ -152,28 +153,22 @@ def test_inverse_of_amplitudes_that_have_no_square(lib, dtype, amplitude):
 
 def test_float64_tables_serve_every_dtype(lib):
     """Tables like a float64 array rotate each array of a tuple in its own precision."""
-    if lib.name == "jax":
-        with importlib.import_module("jax").enable_x64(True):
-            check_float64_tables(lib)
-    else:
-        check_float64_tables(lib)
-
-
-def check_float64_tables(lib):
     fields = {"pairing": "half", "attention_factor": 1.25}
-    wide, wide64 = array_and_values(lib, "float64", 2, S, 8)
-    rotation = RoPE(8, **fields).rotation(POSITIONS, like=wide)
-    assert rotation.cos.dtype == lib.dtype("float64")
-    for dtype in lib.dtypes:
-        x, exact = array_and_values(lib, dtype, 1, S, 8)
-        first, second, third = rotation.apply((x, wide, x))
-        assert_contract(lib.to_numpy(first), exact, POSITIONS, dtype=dtype, **fields)
-        assert_contract(lib.to_numpy(second), wide64, POSITIONS, dtype="float64", **fields)
-        same(first, third)
-        same(first, rotation.apply(x))
-        if dtype != "float64":  # rotated in float32, as by float32 tables
-            cos, sin = (lib.xp.astype(table, lib.dtype("float32")) for table in rotation)
-            same(first, rotation._replace(cos=cos, sin=sin).apply(x))
+    x64 = importlib.import_module("jax").enable_x64(True) if lib.name == "jax" else contextlib.nullcontext()
+    with x64:
+        wide, wide64 = array_and_values(lib, "float64", 2, S, 8)
+        rotation = RoPE(8, **fields).rotation(POSITIONS, like=wide)
+        assert rotation.cos.dtype == lib.dtype("float64")
+        for dtype in lib.dtypes:
+            x, exact = array_and_values(lib, dtype, 1, S, 8)
+            first, second, third = rotation.apply((x, wide, x))
+            assert_contract(lib.to_numpy(first), exact, POSITIONS, dtype=dtype, **fields)
+            assert_contract(lib.to_numpy(second), wide64, POSITIONS, dtype="float64", **fields)
+            same(first, third)
+            same(first, rotation.apply(x))
+            if dtype != "float64":  # rotated in float32, as by float32 tables
+                cos, sin = (lib.xp.astype(table, lib.dtype("float32")) for table in rotation)
+                same(first, rotation._replace(cos=cos, sin=sin).apply(x))
 
 
 def test_tables_of_two_precisions_are_cast_one_by_one(lib):
@@ -437,114 +432,25 @@ def test_each_layout_has_one_type():
 # ---- a tree ----
 
 
-def check_tree(rotation, leaves, again, other, flatten):
-    """Check the leaves of a rotation, the rotation made of them again, and that layouts are structures."""
-    assert [leaf is table for leaf, table in zip(leaves, rotation, strict=True)] == [True, True]
-    assert isinstance(again, Rotation)
-    assert again.layout == rotation.layout
-    for one in (other, *([rotation.inverse()] if rotation.inverse().layout != rotation.layout else [])):
-        assert flatten(one)[1] != flatten(rotation)[1]
-
-
-@pytest.mark.library("jax")
-@pytest.mark.parametrize("layout", ["slice", "identity"])
-def test_tree_of_jax(layout):
-    tree = importlib.import_module("jax").tree
-    width, fields = LAYOUTS[layout]
-    x = normal("jax", S, width)
-    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
-    leaves, structure = tree.flatten(rotation)
-    other = RoPE(12).rotation(POSITIONS, like=x)
-    check_tree(rotation, leaves, tree.unflatten(structure, leaves), other, tree.flatten)
-    doubled = tree.map(lambda table: 2 * table, rotation)
-    np.testing.assert_array_equal(doubled.cos, 2 * rotation.cos)
-
-
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout
 def test_tree_of_torch(layout):
+    """Tables are the leaves, the layout is structure; test_jax.py has the tree of JAX."""
     torch, pytree = map(importlib.import_module, ("torch", "torch.utils._pytree"))
     width, fields = LAYOUTS[layout]
     x = normal("torch", S, width)
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     leaves, structure = pytree.tree_flatten(rotation)
+    assert [leaf is table for leaf, table in zip(leaves, rotation, strict=True)] == [True, True]
+    assert structure != pytree.tree_flatten(RoPE(12).rotation(POSITIONS, like=x))[1]
+    assert (structure == pytree.tree_flatten(inverse := rotation.inverse())[1]) == (
+        rotation.layout == inverse.layout
+    )
     again = pytree.tree_unflatten(leaves, structure)
-    check_tree(rotation, leaves, again, RoPE(12).rotation(POSITIONS, like=x), pytree.tree_flatten)
+    assert again.layout == rotation.layout
     torch.testing.assert_close(again.apply(x), rotation.apply(x), rtol=0, atol=0)
     moved = pytree.tree_map(lambda table: table.to(torch.float64), rotation)
     assert moved.apply(x.double()).dtype == torch.float64
-
-
-@pytest.mark.library("jax")
-def test_jit_takes_and_gives_rotations():
-    jax = importlib.import_module("jax")
-    x, pos = normal("jax", S, 8), jax.numpy.asarray(POSITIONS, "int32")
-    exact, rope, traces = values(x), RoPE(8, **FIELDS), []
-
-    @jax.jit
-    def use(rotation, x):
-        traces.append(rotation.layout)
-        return rope.rotation_from(*rotation.full_width()).apply(x), rotation.apply(x)
-
-    made, eager = jax.jit(lambda pos: rope.rotation(pos, like=x))(pos), rope.rotation(pos, like=x)
-    assert isinstance(made, Rotation)
-    assert made.layout == eager.layout
-    np.testing.assert_array_equal(made.cos, eager.cos)
-    for rotation in (made, eager, rope.rotation(pos, like=x)):
-        for y in use(rotation, x):
-            assert_contract(np.asarray(y), exact, POSITIONS, **FIELDS)
-    assert len(traces) == 1  # equal layouts share a program
-    back = jax.jit(lambda r, x: traces.append(r.layout) or r.apply(x))
-    for rotation in (eager, eager.inverse()):
-        y = back(rotation, x)
-    assert_contract(np.asarray(y), exact, POSITIONS, inverse=True, **FIELDS)
-    assert len(traces) == 3  # other layouts do not
-
-
-@pytest.mark.library("jax")
-def test_vmap_scan_and_gradients_of_jax():
-    jax = importlib.import_module("jax")
-    x, pos = normal("jax", 3, S, 8), jax.numpy.arange(3 * S).reshape(3, S)
-    exact = values(x)
-    batch, one = RoPE(8).rotation(pos, like=x), RoPE(8).rotation(pos[0], like=x)
-    apply = lambda rotation, x: rotation.apply(x)  # noqa: E731
-    assert_contract(np.asarray(jax.vmap(apply)(batch, x)), exact, np.asarray(pos))
-    shared = jax.vmap(apply, in_axes=(None, 0))(one, x)
-    assert_contract(np.asarray(shared), exact, np.asarray(pos[0]))
-
-    def step(carry, layer):  # one rotation is the carry, one is scanned
-        rotation, y = carry
-        return (rotation, rotation.apply(y)), layer.apply(x[0])
-
-    (last, y), scanned = jax.lax.scan(step, (one, x[0]), batch)
-    assert isinstance(last, Rotation)
-    assert last.layout == one.layout
-    # Two programs may differ by twice the contract's error in each of three steps.
-    bound = 3 * 2 * allowed(exact[0], "float32", {}).max()
-    assert np.abs(values(y) - values(one.apply(one.apply(one.apply(x[0]))))).max() <= bound
-    assert_contract(np.asarray(scanned), np.broadcast_to(exact[0], (3, S, 8)), np.asarray(pos))
-
-    loss = lambda r, x: (r.apply(x) * x).sum()  # noqa: E731
-    by_tables, by_x = jax.grad(loss, argnums=(0, 1), allow_int=True)(one, x[0])
-    assert isinstance(by_tables, Rotation)
-    assert by_tables.cos.shape == one.cos.shape
-    np.testing.assert_allclose(by_x, one.apply(x[0]) + one.adjoint().apply(x[0]), rtol=0, atol=1e-5)
-
-
-@pytest.mark.library("torch")
-def test_transforms_of_torch():
-    torch = importlib.import_module("torch")
-    x, pos = normal("torch", 3, S, 8), torch.arange(3 * S).reshape(3, S)
-    rope, exact = RoPE(8, attention_factor=0.5), values(x)
-    batch, one = rope.rotation(pos, like=x), rope.rotation(pos[0], like=x)
-    apply = lambda rotation, x: rotation.apply(x)  # noqa: E731
-    mapped = torch.func.vmap(apply)(batch, x)
-    assert_contract(mapped.numpy(), exact, pos.numpy(), attention_factor=0.5)
-    shared = torch.func.vmap(apply, in_dims=(None, 0))(one, x)
-    assert_contract(shared.numpy(), exact, pos[0].numpy(), attention_factor=0.5)
-    grad = torch.func.grad(lambda x: one.apply(x).sum())(x[0])
-    adjoint = {"attention_factor": 2.0, "inverse": True}
-    assert_contract(grad.numpy(), np.ones((S, 8)), pos[0].numpy(), **adjoint)
 
 
 def layers(rotation, x):
@@ -577,28 +483,9 @@ def test_a_compiled_function_takes_and_gives_rotations():
     torch._dynamo.reset()
 
 
-@pytest.mark.library("torch")
-def test_export_takes_a_rotation_of_any_length():
-    torch, pytree = map(importlib.import_module, ("torch", "torch.utils._pytree"))
-
-    class Layer(torch.nn.Module):
-        def forward(self, rotation, x):
-            return layers(rotation, x)
-
-    rope, x = RoPE(8, pairing="half"), normal("torch", S, 8)
-    rotation = rope.rotation(POSITIONS, like=x)
-    length = torch.export.Dim("length", min=2, max=64)
-    shapes = pytree.tree_map(lambda _: {0: length}, rotation), {0: length}
-    for options, n in (({}, S), ({"dynamic_shapes": shapes}, 9)):
-        program = torch.export.export(Layer(), (rotation, x), **options)
-        other, given = rope.rotation(range(n), like=x), normal("torch", n, 8)
-        got = program.module()(other, given)
-        torch.testing.assert_close(got, layers(other, given), rtol=0, atol=0)
-
-
 # ---- made before the framework was imported ----
 
-BEFORE = """
+BEFORE_TORCH = """
 import sys
 import numpy as np
 import rope_array as ra
@@ -608,21 +495,6 @@ rotation = ra.RoPE(8, pairing="half", attention_factor=2.0).rotation([1, 2, 3], 
 want = rotation.apply(x)
 bound = 2 * 2.5 * 2.0**-23 * 2.0 * np.hypot(x, x).max() * 2
 assert not {"jax", "torch"} & set(sys.modules)
-"""
-IN_JAX = """
-import jax
-
-leaves, structure = jax.tree.flatten(rotation)
-assert [leaf is table for leaf, table in zip(leaves, (rotation.cos, rotation.sin))] == [True, True]
-assert jax.tree.unflatten(structure, leaves).layout == rotation.layout
-moved = jax.tree.map(jax.numpy.asarray, rotation)
-y = jax.jit(lambda r, x: r.apply(x))(rotation, x)  # jit makes jax's arrays of NumPy's
-for got in (y, moved.apply(jax.numpy.asarray(x))):
-    assert isinstance(got, jax.Array)
-    assert abs(got - want).max() <= bound
-assert rotation.apply(x).tobytes() == want.tobytes()
-"""
-IN_TORCH = """
 import torch
 from torch.utils import _pytree as pytree
 
@@ -639,11 +511,6 @@ assert rotation.apply(x).tobytes() == want.tobytes()
 """
 
 
-@pytest.mark.library("jax")
-def test_made_before_jax_was_imported():
-    child.run(BEFORE + IN_JAX)
-
-
 @pytest.mark.library("torch")
 def test_made_before_torch_was_imported():
-    child.run(BEFORE + IN_TORCH)
+    child.run(BEFORE_TORCH)
