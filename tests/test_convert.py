@@ -161,40 +161,17 @@ def test_a_round_trip_is_the_identity_to_the_bit(lib, float_dtype, spec, pairing
 
 
 @pytest.mark.neutral
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "bool", "float8_e4m3fn"])
 def test_quantised_weights_and_masks(lib, dtype):
     """A conversion only moves elements, so any dtype works."""
-    host = numbers((2 * D,), np.int32)
-    host = host % 2 == 0 if dtype == "bool" else host.astype(dtype)
-    got = convert.weights(lib.asarray(host), ra.RoPE(D), "half")
+    if dtype == "float8_e4m3fn" and lib.name not in ("torch", "jax"):
+        return  # the library has no such dtype
+    host = numbers((2 * D,), np.int32)  # the integers to 16, which 8 bits hold
+    host = host % 2 == 0 if dtype == "bool" else host
+    got = convert.weights(lib.asarray(host, dtype), ra.RoPE(D), "half")
     assert lib.dtype_of(got) == dtype
+    got = lib.xp.astype(got, lib.dtype("float32")) if dtype == "float8_e4m3fn" else got
     same(got, converted(host, ra.RoPE(D), "half"))
-
-
-@pytest.mark.library("torch", "jax")
-def test_8_bit_floats(lib):
-    host, rope = numbers((2 * D,), np.uint8), ra.RoPE(D)
-    if lib.name == "torch":
-        import torch
-
-        w = torch.tensor(host).view(torch.float8_e4m3fn)
-        got = convert.weights(w, rope, "half").view(torch.uint8).numpy()
-    else:
-        import ml_dtypes
-
-        w = lib.asarray(host.view(ml_dtypes.float8_e4m3fn))
-        got = np.asarray(convert.weights(w, rope, "half")).view(np.uint8)
-    np.testing.assert_array_equal(got, converted(host, rope, "half"))
-
-
-def test_converting_to_the_pairing_of_the_rope_changes_nothing():
-    """Updating the rope after a conversion prevents a second conversion (transformers#25199)."""
-    w = numbers((2 * D, INPUTS))
-    once = convert.weights(w, ra.RoPE(D), "half")
-    twice = convert.weights(once, ra.RoPE(D, pairing="half"), "half")
-    assert twice is not once
-    same(twice, once)
-    assert not np.array_equal(once, w)
 
 
 def test_permutation_agrees_with_the_matrices():
@@ -213,49 +190,11 @@ def test_permutation_agrees_with_the_matrices():
 # ---- scores ----
 
 
-def fields_of(rope):
-    names = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor")
-    return {name: getattr(rope, name) for name in names}
-
-
-class Attention:
-    """Projections of q and k with biases and per-head norms: the scores by the definition, in float64."""
-
-    def __init__(self, rope, heads=4, kv_heads=2, tokens=3):
-        rng = np.random.default_rng(0)
-        self.rope, self.heads = rope, {"q": heads, "k": kv_heads}
-        self.x = rng.standard_normal((tokens, INPUTS))
-        self.pos = rng.integers(-1000, 100_000, tokens)
-        self.weight = {n: rng.standard_normal((count * D, INPUTS)) for n, count in self.heads.items()}
-        self.bias = {n: rng.standard_normal(count * D) for n, count in self.heads.items()}
-        self.norm = {n: rng.standard_normal(D) for n in self.heads}
-
-    def rotated(self, name):
-        y = (self.x @ self.weight[name].T + self.bias[name]).reshape(len(self.x), -1, D)
-        y = y / np.sqrt((y**2).mean(-1, keepdims=True)) * self.norm[name]
-        if self.rope.axes:  # the definition has no axes
-            pos = np.stack([self.pos % 50, self.pos % 31], axis=-1)
-            return self.rope.apply(y, pos, seq_axis=0)
-        matrix = rotation_matrix(self.pos, head_dim=D, **fields_of(self.rope))
-        return np.einsum("tij,thj->thi", matrix, y)
-
-    def scores(self):
-        q, k = self.rotated("q"), self.rotated("k")
-        return np.einsum("thd,shd->hts", q, np.repeat(k, q.shape[1] // k.shape[1], axis=1))
-
-    def convert(self, to):
-        for name, heads in self.heads.items():
-            for kind, count in ((self.weight, heads), (self.bias, heads), (self.norm, 1)):
-                kind[name] = convert.weights(kind[name], self.rope, to, num_heads=count)
-        self.rope = replace(self.rope, pairing=to)
-
-
 SCORED = [
     *SLICES,
     {"attention_factor": 1.3},
     {"base": 500.0},
-    {"out_pairing": "half"},
-    {"out_pairing": "interleaved"},
+    *({"out_pairing": pairing} for pairing in PAIRINGS),
     {"axes": BLOCKS},
     {"axes": ra.Axes.axial(4, 4)},
 ]
@@ -263,28 +202,32 @@ SCORED = [
 
 @pytest.mark.parametrize("spec", SCORED, ids=words)
 @each_pairing
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_scores_are_unchanged(spec, pairing, kv_heads):
+def test_scores_are_unchanged(spec, pairing):
     """Scores change if features are not moved, moved twice, or moved in wrong heads or outside the slice.
 
     Reported in transformers#25199, #39687, PR #47403; llama.cpp#7481; for partial rotary, PR #48652.
     """
-    model = Attention(ra.RoPE(D, pairing=pairing, **spec), kv_heads=kv_heads)
-    before, weight = model.scores(), model.weight["q"]
-    model.convert(OTHER[pairing])
-    np.testing.assert_allclose(model.scores(), before, rtol=1e-12, atol=1e-12 * np.abs(before).max())
-    if model.rope.rotary_dim > 2:
-        assert not np.array_equal(model.weight["q"], weight)
-        model.rope = replace(model.rope, pairing=pairing)
-        assert np.abs(model.scores() - before).max() > 1e-3  # scores differ between pairings
+    rope = ra.RoPE(D, pairing=pairing, **spec)
+    x, pos = normal(3, INPUTS), np.array([-1000, 7, 99_999])
+    pos = np.stack([pos % 50, pos % 31], axis=-1) if rope.axes else pos
+    projections = [normal(heads * D, INPUTS + heads)[:, :INPUTS] for heads in (4, 2)]  # of q and of k
 
+    def rotated(rope, projections):
+        return [rope.apply((x @ w.T).reshape(3, -1, D), pos, seq_axis=0) for w in projections]
 
-def test_an_explicit_out_pairing_keeps_a_cache_valid():
-    """Half pairs throughout write the same keys as interleaved pairs in and half pairs out."""
-    deepseek = ra.RoPE(D, pairing="interleaved", out_pairing="half")
-    w, x = numbers((D, INPUTS)) / 8, numbers((3, INPUTS)) / 8
-    after = replace(deepseek, pairing="half").apply(x @ convert.weights(w, deepseek, "half").T, range(3))
-    np.testing.assert_allclose(after, deepseek.apply(x @ w.T, range(3)), rtol=1e-5)
+    def scores(rope, projections):
+        q, k = rotated(rope, projections)
+        return np.einsum("thd,shd->hts", q, np.repeat(k, 2, axis=1))
+
+    before, after = scores(rope, projections), replace(rope, pairing=OTHER[pairing])
+    moved = [convert.weights(w, rope, OTHER[pairing]) for w in projections]
+    np.testing.assert_allclose(scores(after, moved), before, rtol=0, atol=1e-12 * np.abs(before).max())
+    same(convert.weights(moved[0], after, OTHER[pairing]), moved[0])  # a second conversion moves nothing
+    if rope.out_pairing:  # the keys of a cache stay valid
+        for got, want in zip(rotated(after, moved), rotated(rope, projections), strict=True):
+            close(got, want)
+    if rope.rotary_dim > 2:
+        assert np.abs(scores(rope, moved) - before).max() > 1e-3  # scores differ between pairings
 
 
 @pytest.mark.parametrize("out_pairing", [None, *PAIRINGS])
@@ -303,10 +246,8 @@ def test_cached_keys_are_in_the_pairing_that_was_written(out_pairing, pairing, t
 FUSED = {
     "phi3": (1, "qkv", 4, 2),
     "gpt_neox, falcon-rw, persimmon": (4, "qkv", 4, 4),
-    "falcon, multi-query": (1, "qkv", 4, 1),
     "falcon, new architecture": (2, "qkv", 4, 2),
     "codegen": (2, "qvk", 4, 4),
-    "two devices, each fused by itself": (2, "qkv", 8, 4),
     "qwen3_next, q with its gate": (4, "qg", 4, 2),
     "a gate in each group": (2, "qgkv", 4, 2),
     "keys and values": (1, "kv", 4, 2),
@@ -354,7 +295,9 @@ def test_fused_defaults_to_one_group_in_the_order_q_k_v():
 
 
 def rotated_by_definition(x, pos, rope, seq_axis=-2):
-    return apply_definition(x.astype(np.float64), pos, seq_axis=seq_axis, **fields_of(rope))
+    names = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor")
+    fields = {name: getattr(rope, name) for name in names}
+    return apply_definition(x.astype(np.float64), pos, seq_axis=seq_axis, **fields)
 
 
 SHIFTED = [
@@ -412,8 +355,6 @@ def test_shifts_along_several_axes(axes, pairing):
 
 
 RULES = [
-    ra.Linear(4.0),
-    ra.YaRN(factor=8.0, original_max_position_embeddings=32),
     ra.YaRN(factor=8.0, original_max_position_embeddings=32, attention_factor=3.0),
     ra.Llama3(factor=8.0, original_max_position_embeddings=32),
     ra.DynamicNTK(factor=2.0, max_position_embeddings=32),
@@ -451,17 +392,6 @@ def test_rerotated_keys_equal_keys_of_the_new_rope():
     raw, pos = normal(2, 5, 3, D), np.arange(10).reshape(2, 5)
     got = convert.rerotate(old.apply(raw, pos, seq_axis=1), pos.tolist(), old, new, seq_axis=1)
     close(got, new.apply(raw, pos, seq_axis=1), ulps=16)
-
-
-@pytest.mark.parametrize("rule", RULES[-2:], ids=["DynamicNTK", "LongRoPE"])
-def test_a_cache_at_another_length(rule):
-    """Keys for one length and a query for another mix two rotations (transformers#25104, PR #33129)."""
-    rope = ra.RoPE(D, pairing="half", scaling=rule)
-    old, new = rope.at_length(20), rope.at_length(100)
-    raw = normal(2, 20, D)
-    cached, want = old.apply(raw, range(20)), new.apply(raw, range(20))
-    close(convert.rerotate(cached, range(20), old, new), want, ulps=16)
-    assert np.abs(cached - want).max() > 0.1
 
 
 HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -584,15 +514,11 @@ REFUSALS = {
     "shift_keys(W, 1, 'half')": (ra.SpecError, "rope is | RoPE"),
     "rerotate(KEYS, 1, ROPE, 1e6)": (ra.SpecError, "to_rope is"),
     "weights(W, ROPE, 'half', num_heads=0)": (ra.SpecError, "num_heads is 0"),
-    "weights(W, ROPE, 'half', num_heads=2.0)": (ra.SpecError, "num_heads is 2.0"),
     "weights(W, ROPE, 'half', num_heads=4)": (ra.ShapeError, "4 heads of 8 | has 16"),
     "weights(W, ROPE, 'half', axis=-1)": (ra.ShapeError, "whole heads of 8 | has 5 | axis 1"),
-    "weights(W[:12], ROPE, 'half')": (ra.ShapeError, "whole heads"),
     "weights(W, ROPE, 'half', axis=2)": (ra.ShapeError, "axis is 2"),
     "fused(W, ROPE, 'half', num_heads=1, axis=-3)": (ra.ShapeError, "axis is -3"),
     "weights(W, ROPE, 'half', axis=0.0)": (ra.ShapeError, "axis is 0.0"),
-    "weights(W, ROPE, 'half', axis=True)": (ra.ShapeError, "axis is True"),
-    "weights(np.asarray(1.0), ROPE, 'half')": (ra.ShapeError, "axis is 0"),
     "weights([1.0] * 8, ROPE, 'half')": (ra.ArrayTypeError, "list"),
     "weights(np.ma.ones(8), ROPE, 'half')": (ra.ArrayTypeError, "masked"),
     "keys(np.ones((3, 16)), ROPE, 'half')": (ra.ShapeError, "last axis | 8 features"),
@@ -605,7 +531,6 @@ REFUSALS = {
     "fused(W, ROPE, 'half', num_heads=2, order='qqkv')": (ra.SpecError, "order is 'qqkv'"),
     "fused(W, ROPE, 'half', num_heads=2, order=('q', 'k'))": (ra.SpecError, "order is ('q', 'k')"),
     "fused(W, ROPE, 'half', num_heads=2, order='v')": (ra.SpecError, "order is 'v'"),
-    "fused(W, ROPE, 'half', num_heads=2, order='')": (ra.SpecError, "order is ''"),
     "fused(W, ROPE, 'half', num_heads=4, num_kv_heads=2, groups=2)": (
         ra.ShapeError,
         "64 features | 4 of q x 8 | 2 of k x 8 | 2 of v x 8",
@@ -620,7 +545,6 @@ REFUSALS = {
     "shift_keys(np.ones((3, D), np.int64), 1, ROPE)": (ra.ArrayTypeError, "int64"),
     "shift_keys(KEYS, 1, WAITING)": (ra.SpecError, "length"),
     "rerotate(KEYS, 1, ROPE, WAITING)": (ra.SpecError, "length"),
-    "rerotate(KEYS, 1, WAITING, ROPE)": (ra.SpecError, "length"),
     # The missing length is found before the keys, which are no array.
     "rerotate('no keys', 1, ROPE, WAITING)": (ra.SpecError, "length"),
 }
