@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from compare import words
-from test_errors import Huge, Long
+from test_errors import Huge, Long, forbid_computing
 
 import rope_array as ra
 from rope_array import positions
@@ -638,11 +638,8 @@ def test_under_torch_compile(lib, like):
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(calls, backend=counter, fullgraph=True)
-    other = {
-        "offsets": torch.tensor([11, 3]),
-        "cu": torch.tensor([0, 7, 8]),
-        "parts": torch.tensor([0, 0, 4]),
-    }
+    numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 0, 4]}
+    other = {name: torch.tensor(values) for name, values in numbers.items()}
     for given in (arguments(lib), arguments(lib) | other):
         want = calls(given)
         for name, made in compiled(given).items():
@@ -712,11 +709,8 @@ def test_no_value_is_read():
 def test_dask_is_lazy(lib, like):
     import dask
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("computed")
-
     given = arguments(lib)
-    with dask.config.set(scheduler=refuse):
+    with dask.config.set(scheduler=forbid_computing):
         results = calls(given)
     for name, made in results.items():
         assert lib.owns(made), name
