@@ -79,35 +79,31 @@ def test_without_the_kernel_errors_name_the_reason():
         native = ra.backends()[0]
         assert (native.name, native.usable) == ("native", False)
         assert "ROPE_ARRAY_KERNEL_LEVEL" in native.description
-        explanation = ra.explain(x, 3)
-        assert explanation.backend == "numpy"
-        assert "switched off" in explanation.declined["native"]
+        assert "switched off" in ra.explain(x, 3).declined["native"]
+        assert ra.apply(x, 3).tobytes() == ra.apply(x, 3, backend="numpy").tobytes()
         try:
             ra.apply(x, 3, backend="native")
         except ra.BackendError as error:
-            assert "switched off" in str(error)
-        else:
-            raise AssertionError("served")
-        assert ra.RoPE(16).apply(x, 3).tobytes() == ra.RoPE(16).apply(x, 3, backend="numpy").tobytes()
+            print(error)
     """
-    child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none")
+    assert "switched off" in child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none")
 
 
 @KERNEL
 def test_an_unknown_kernel_level_is_refused():
     script = """
-        import sys
         import numpy as np
         import rope_array as ra
         for call in (ra.apply, ra.explain):
             try:
                 call(np.ones((3, 16)), 3)
             except ra.BackendError as error:
-                assert all(repr(name) in str(error) for name in ("avx9000", "none", *sys.argv[1:])), error
-            else:
-                raise AssertionError("served")
+                print(error)
     """
-    child.run(script, *_native.kernel.level_names(), ROPE_ARRAY_KERNEL_LEVEL="avx9000")
+    refusals = child.run(script, ROPE_ARRAY_KERNEL_LEVEL="avx9000").splitlines()
+    assert len(refusals) == 2
+    for name in ("avx9000", "none", *_native.kernel.level_names()):
+        assert all(repr(name) in text for text in refusals)
 
 
 @KERNEL
@@ -156,8 +152,9 @@ def test_explain_rotates_nothing(lib, monkeypatch):
     with lib.running():
         for name in served(lib):
             assert ra.explain(x, range(5), ROPE, backend=name).backend == name
-            with pytest.raises(AssertionError, match="computed"):
-                ROPE.apply(x, range(5), backend=name)
+            assert (
+                refusal(lambda name=name: ROPE.apply(x, range(5), backend=name), AssertionError) == "computed"
+            )
 
 
 def test_notes_name_dtypes_and_angles(lib):
@@ -171,20 +168,15 @@ def test_notes_name_dtypes_and_angles(lib):
         assert "Hugging Face" in ra.explain(x, 3, angles="float32").notes[-1]
 
 
-ONE, ALONG_2 = "of size 1", "along axis 2 of x (seq_axis=-2), of size 7"
+ALONG_2 = "along axis 2 of x (seq_axis=-2), of size 7"
 NOTES = {
-    "default": ([(2, 4, 7, 8)], range(7), -2, ALONG_2),
     "seq_axis": ([(2, 7, 4, 8)], range(7), 1, "along axis 1 of x (seq_axis=-3), of size 7"),
     "equal sizes": ([(2, 7, 7, 8)], range(7), -2, f"{ALONG_2}; not along axis 1, of the same size"),
     "number": ([(2, 4, 7, 8)], 0, -2, f"{ALONG_2}, all 7 at one position"),
-    "one for each sequence": (
-        [(2, 4, 7, 8)], [[3], [9]], -2, f"{ALONG_2}, all 7 at one position for each index of axis 0"
-    ),
     "one for each head": (
         [(2, 7, 4, 8)], [[[3], [4], [5], [6]], [[7], [8], [9], [10]]], -3,
         "along axis 1 of x (seq_axis=-3), of size 7, all 7 at one position for each index of axis 0 and 2",
     ),
-    "one of a list": ([(2, 4, 7, 8)], [[3]], -2, f"{ALONG_2}, all 7 at one position"),
     "vector": ([(8,)], 0, -2, "one, as x is a single vector"),
     "different lengths": (
         [(2, 4, 1, 8), (2, 4, 7, 8)], [[3], [4]], -2,
@@ -220,8 +212,7 @@ class Kept(np.ndarray):
 
 NUMPY_DECLINES = {
     "byte order": (np.ones((5, 16)).astype(np.dtype("f8").newbyteorder()), "other byte order"),
-    "subclass": (np.ones((5, 16)).view(Kept), "Kept is a subclass"),
-    "subclass in a tuple": ((np.ones((5, 16)), np.ones((5, 16)).view(Kept)), "Kept is a subclass"),
+    "subclass": ((np.ones((5, 16)), np.ones((5, 16)).view(Kept)), "Kept is a subclass"),
 }
 
 
@@ -234,16 +225,13 @@ def test_decline_reasons_of_numpy(name):
     assert list(explanation.declined) == ["native", "numpy"]
     assert reason in explanation.declined["numpy"]
     assert reason in explanation.declined["native"] or _native.kernel is None
-    first = x[-1] if isinstance(x, tuple) else x
+    like = x[-1] if isinstance(x, tuple) else x
     for call in (
         lambda: ra.apply(x, 3, backend="numpy"),
-        lambda: ra.RoPE(16).rotation(3, like=first, backend="numpy"),
-        lambda: ra.RoPE(16).rotation(3, like=first).apply(x, backend="numpy"),
+        lambda: ra.RoPE(16).rotation(3, like=like, backend="numpy"),
+        lambda: ra.RoPE(16).rotation(3, like=like).apply(x, backend="numpy"),
     ):
-        with pytest.raises(BackendError, match=reason):
-            call()
-    with pytest.raises(BackendError, match="native"):
-        ra.apply(x, 3, backend="native")
+        assert reason in refusal(call)
 
 
 @KERNEL
@@ -273,15 +261,10 @@ REFUSED = {
     "integers": (lambda x, lib: ra.explain(lib.asarray(np.ones((5, 16)), "int32"), 3), ArrayTypeError),
     "a width in a tuple": (lambda x, lib: ra.explain((x, normal(lib, 5, 8)), 3, ROPE), ShapeError),
     "positions too long": (lambda x, lib: ra.explain(x, range(4)), ShapeError),
-    "positions of strings": (lambda x, lib: ra.explain(x, "abcde"), ArrayTypeError),
     "an axis": (lambda x, lib: ra.explain(x, range(5), seq_axis=5), ShapeError),
-    "a field": (lambda x, lib: ra.explain(x, 3, base=-1.0), SpecError),
     "rope and fields": (lambda x, lib: ra.explain(x, 3, ROPE, base=5.0), SpecError),
-    "coordinates": (
-        lambda x, lib: ra.explain(x, range(5), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2))), ShapeError
-    ),
     "an unknown backend": (lambda x, lib: ra.explain(x, 3, backend="fast"), BackendError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -299,8 +282,6 @@ def test_explain_refuses_what_apply_refuses(lib, name, monkeypatch):
 
 @NUMPY
 def test_explain_does_not_look_at_values():
-    with pytest.raises(ra.PositionError):
-        ra.apply(np.ones((2, 16)), [0.0, float("nan")])
     assert ra.explain(np.ones((2, 16)), [0.0, float("nan")]).backend
 
 
@@ -309,19 +290,18 @@ def test_names_that_do_not_serve(lib):
     others = {name for names in BACKENDS.values() for name in names} - {*BACKENDS[lib.name], "array-api"}
     refusals = {name: f"'{name}' does not serve .*{BACKENDS[lib.name][0]}" for name in sorted(others)}
     # Each name is listed once, though two libraries have a backend "native".
-    unknown = ["", "NumPy", "array_api", 5, True, ("numpy",)]
-    refusals |= {name: "None or one of (?!.*'native'.*'native')" for name in unknown}
+    refusals |= dict.fromkeys(["", "NumPy", 5, ("numpy",)], "None or one of (?!.*'native'.*'native')")
     with lib.running():
         rotation = ROPE.rotation(range(5), like=x)
         for name, text in refusals.items():
             for call in (
-                lambda name=name: ROPE.apply(x, 3, backend=name),
-                lambda name=name: ROPE.rotation(3, like=x, backend=name),
-                lambda name=name: rotation.apply(x, backend=name),
-                lambda name=name: ra.explain(x, 3, backend=name),
+                lambda name: ROPE.apply(x, 3, backend=name),
+                lambda name: ROPE.rotation(3, like=x, backend=name),
+                lambda name: rotation.apply(x, backend=name),
+                lambda name: ra.explain(x, 3, backend=name),
             ):
                 with pytest.raises(BackendError, match=text):
-                    call()
+                    call(name)
 
 
 # ---- backends of other packages ----
@@ -405,19 +385,17 @@ def test_a_backend_of_another_package_comes_first(mine):
     mine = mine()
     assert same(HALF.apply(X, 3), WANT)
     assert mine.calls == {"rotate": 1, "make_tables": 0}
-    rotation = HALF.rotation(3, like=X)
-    assert same(rotation.apply((X, X))[1], WANT)
+    assert same(HALF.rotation(3, like=X).apply((X, X))[1], WANT)
     assert mine.calls == {"rotate": 2, "make_tables": 1}
-    assert same(HALF.apply(X, 3, backend="mine"), WANT)
-    assert same(ra.apply((X, X), 3, HALF)[0], WANT)
-    assert mine.calls["rotate"] == 4
     explanation = ra.explain(X, 3)
     assert (explanation.backend, explanation.declined) == ("mine", {})
     first = ra.backends()[0]
     assert (first.name, first.serves, first.usable, first.description) == ("mine", "numpy:ndarray", True, "")
     for name in ("numpy", "array-api"):
         np.testing.assert_allclose(HALF.apply(X, 3, backend=name), WANT, rtol=0, atol=1e-6)
-    assert mine.calls["rotate"] == 4
+    assert mine.calls["rotate"] == 2
+    assert same(HALF.apply(X, 3, backend="mine"), WANT)
+    assert mine.calls["rotate"] == 3
     assert ra.explain(X, 3, backend="numpy").declined["mine"] == "another was asked for"
     assert "'mine'" in refusal(lambda: HALF.apply(X, 3, backend="fast"))
 
@@ -462,11 +440,8 @@ DECLINES = {
 @pytest.mark.parametrize("reason", DECLINES)
 def test_a_backend_declines_by_a_reason_or_an_exception(mine, reason):
     mine = mine(f"def decline_reason(xs, source):\n    {DECLINES[reason]}\n")
-    y = HALF.apply((X, X), 3)[1]
-    np.testing.assert_allclose(y, WANT, rtol=0, atol=1e-6)
-    explanation = ra.explain((X, X), 3)
-    assert explanation.backend in ("native", "numpy")
-    assert reason in explanation.declined["mine"]
+    np.testing.assert_allclose(HALF.apply((X, X), 3)[1], WANT, rtol=0, atol=1e-6)
+    assert reason in ra.explain((X, X), 3).declined["mine"]
     assert not mine.calls["rotate"]
     assert reason in refusal(lambda: HALF.apply((X, X), 3, backend="mine"))
     assert reason in refusal(lambda: HALF.rotation(3, like=X).apply((X, X), backend="mine"))
@@ -476,10 +451,8 @@ def test_a_backend_declines_by_a_reason_or_an_exception(mine, reason):
 
 def test_too_few_results_are_an_error(mine):
     mine("def rotate(call):\n    return ()\n")
-    out = np.zeros_like(X)
-    for given in (None, out):
-        assert "0 arrays for 1" in refusal(lambda given=given: HALF.apply(X, 3, out=given))
-    assert not out.any()
+    for out in (None, np.zeros_like(X)):
+        assert "0 arrays for 1" in refusal(lambda out=out: HALF.apply(X, 3, out=out))
 
 
 def test_an_exception_while_computing_is_not_swallowed(mine):
@@ -487,10 +460,9 @@ def test_an_exception_while_computing_is_not_swallowed(mine):
         def rotate(call):
             raise MemoryError if hasattr(call.source, "cos") else ZeroDivisionError
     """)
-    for options in ({}, {"backend": "mine"}, {"out": np.zeros_like(X)}):
-        refusal(lambda options=options: HALF.apply(X, 3, **options), ZeroDivisionError)
+    for out in (None, np.zeros_like(X)):
+        refusal(lambda out=out: HALF.apply(X, 3, out=out), ZeroDivisionError)
     refusal(lambda: HALF.rotation(3, like=X).apply(X), MemoryError)
-    HALF.apply(X, 3, backend="numpy")
 
 
 def test_a_description_that_raises_is_reported(mine):
@@ -499,25 +471,16 @@ def test_a_description_that_raises_is_reported(mine):
     assert "OSError: no such chip" in first.description
     assert first.usable is False
     assert "OSError" in ra.explain(X, 3).notes[0]
-    HALF.apply(X, 3)
 
 
 RECORD = "RECORD = ('mine', ('numpy:ndarray',), 'mine')\n"
 BROKEN = {
     "missing module": (None, ["'mine:RECORD'", "ModuleNotFoundError"]),
-    "module that fails": ("import no_such_module\n", ["ModuleNotFoundError", "no_such_module"]),
-    "module that exits": ("raise SystemExit('no licence')\n", ["SystemExit", "no licence"]),
-    "control characters": ("raise OSError('\x1b]0;title\x07')\n", ["OSError: \\x1b]0;title\\x07"]),
-    "syntax": ("def (:\n", ["SyntaxError"]),
-    "missing record": ("name = 'mine'\n", ["AttributeError", "RECORD"]),
-    "no record": ("RECORD = 5\n", ["TypeError"]),
+    "module that exits": ("raise SystemExit('\x1b]0;title\x07')\n", ["SystemExit: \\x1b]0;title\\x07"]),
     "record of two items": ("RECORD = ('mine', ('numpy:ndarray',))\n", ["TypeError"]),
-    "record of four items": ("RECORD = ('mine', (), 'mine', 4)\n", ["TypeError"]),
     "types in one string": ("RECORD = ('mine', 'numpy:ndarray', 'mine')\n", ["tuple of str"]),
     "types that are classes": ("import numpy\nRECORD = ('mine', (numpy.ndarray,), 'mine')\n", ["TypeError"]),
     "no name": (RECORD.replace("'mine'", "''", 1), ["TypeError"]),
-    "a name that is taken": (RECORD.replace("mine", "numpy", 1), ["'numpy' is taken"]),
-    "the array-api backend's name": (RECORD.replace("mine", "array-api", 1), ["'array-api' is taken"]),
     "missing backend module": (
         RECORD.replace("'mine')", "'mine.more')"), ["'mine.more' cannot be used", "ModuleNotFoundError"]
     ),
@@ -537,25 +500,20 @@ def test_a_broken_backend_breaks_no_call(install, name):
     install("mine", module)
     np.testing.assert_allclose(HALF.apply(X, 3), WANT, rtol=0, atol=1e-6)
     HALF.rotation(3, like=X).apply(X)
-    explanation = ra.explain(X, 3)
-    assert explanation.backend in ("native", "numpy")
     (broken,) = (one for one in ra.backends() if one.name == "mine")
     assert broken.usable is False
-    assert [one.usable for one in ra.backends() if one.name == "numpy"] == [True]
     refused = refusal(lambda: HALF.apply(X, 3, backend="mine"))
     assert refused.startswith("backend 'mine' cannot be used")
-    for text in (explanation.declined["mine"], broken.description, refused):
+    for text in (ra.explain(X, 3).declined["mine"], broken.description, refused):
         assert all(part in text for part in parts), (parts, text)
 
 
-@pytest.mark.parametrize("name", ["native", "numpy", "torch", "array-api"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "array-api"])
 def test_an_entry_point_with_a_built_in_name(install, name):
     """The entry point is broken; the built-in backend of that name is unchanged."""
     install("mine", f"RECORD = ({name!r}, ('numpy:ndarray',), 'mine')\n", point=name)
-    assert ra.explain(X, 3).backend in ("native", "numpy")
     theirs = [one for one in ra.backends() if "is taken" in one.description]
     assert [(one.name, one.usable) for one in theirs] == [(name, False)]
-    assert [one.usable for one in ra.backends() if one.name == "numpy" and one.serves] == [True]
     for backend in ("numpy", "array-api"):
         assert ra.explain(X, 3, backend=backend).backend == backend
         HALF.apply(X, 3, backend=backend)
@@ -565,9 +523,7 @@ def test_a_backend_serves_despite_broken_packages(install, mine):
     install("aaa", "raise RuntimeError('at import')\n")
     install("more", "RECORD = ('mine', ('numpy:ndarray',), 'more')\n", point="mine")
     install("zzz", "RECORD = ('zzz', ('numpy:ndarray',), 'nowhere_at_all')\n")
-    mine = mine()
-    HALF.apply(X, 3)
-    assert mine.calls["rotate"] == 1
+    mine()
     explanation = ra.explain(X, 3)
     assert explanation.backend == "mine"
     assert "RuntimeError: at import" in explanation.declined["aaa"]
@@ -575,12 +531,10 @@ def test_a_backend_serves_despite_broken_packages(install, mine):
     listed = {(one.name, one.usable, "is taken" in one.description) for one in ra.backends()}
     assert {("aaa", False, False), ("zzz", False, False)} <= listed
     assert {("mine", True, False), ("mine", False, True)} <= listed  # two packages with one name
-    assert "at import" in refusal(lambda: HALF.apply(X, 3, backend="aaa"))
 
 
 def test_types_of_a_library_that_is_not_loaded(install):
     install("mine", "RECORD = ('mine', ('no_such_library_here:Array',), 'no_such_module_here')\n")
-    HALF.apply(X, 3)
     assert "mine" not in ra.explain(X, 3).declined
     first = ra.backends()[0]
     assert (first.name, first.usable) == ("mine", None)
@@ -638,35 +592,22 @@ def test_results_are_copied_for_a_backend_without_outs(mine):
     assert mine.calls["rotate"] == 3
 
 
-@pytest.mark.parametrize("writes", [True, False], ids=["into outs", "copied"])
-@pytest.mark.parametrize("form", ["into", "wrapped", "functools.partial(into)", "Called()"])
-def test_results_are_written_by_every_kind_of_callable(mine, form, writes):
-    mine = mine(f"""
-        import functools
+def test_results_are_written_by_a_backend_that_accepts_outs(mine):
+    mine = mine("""
+        accepts_outs = True
 
-        def into(call, outs=None):
-            calls["rotate"] += 1
-            ys = _rotate.rotate(call)
+
+        def rotate(call, outs=None):
+            (y,) = _rotate.rotate(call)
             if outs is None:
-                return ys
+                return (y,)
             calls["outs"] = calls.get("outs", 0) + 1
-            for y, out in zip(ys, outs):
-                out[...] = y
-
-        class Called:
-            def __call__(self, *args):
-                return into(*args)
-
-        @functools.wraps(into)
-        def wrapped(*args, **more):
-            return into(*args, **more)
-
-        rotate, accepts_outs = {form}, {writes}
+            outs[0][...] = y
     """)
     out = np.zeros_like(X)
     assert HALF.apply(X, 3, out=out) is out
     assert same(out, WANT)
-    assert (mine.calls["rotate"], mine.calls.get("outs", 0)) == (1, writes)
+    assert mine.calls["outs"] == 1
 
 
 # ---- a backend with its own array type ----
