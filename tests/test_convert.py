@@ -394,6 +394,17 @@ def test_rerotated_keys_equal_keys_of_the_new_rope():
     close(got, new.apply(raw, pos, seq_axis=1), ulps=16)
 
 
+@pytest.mark.parametrize("rule", RULES[-2:], ids=["DynamicNTK", "LongRoPE"])
+def test_a_cache_at_another_length(rule):
+    """Keys for one length and a query for another mix two rotations (transformers#25104, PR #33129)."""
+    rope = ra.RoPE(D, pairing="half", scaling=rule)
+    old, new = rope.at_length(20), rope.at_length(100)
+    raw = normal(2, 20, D)
+    cached, want = old.apply(raw, range(20)), new.apply(raw, range(20))
+    close(convert.rerotate(cached, range(20), old, new), want, ulps=16)
+    assert np.abs(cached - want).max() > 0.1
+
+
 HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 

@@ -362,7 +362,7 @@ LACKING = {("array_api_strict", "float16"), ("array_api_strict", "bfloat16"), ("
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("dtype", REFUSED)
-def test_positions_of_a_refused_dtype(lib, dtype):
+def test_position_arrays_of_a_refused_dtype(lib, dtype):
     """A NumPy scalar is a number, not an array of another library; asarray(pos) would be refused again."""
     x = ones(lib, 2, 2, 4)
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else None

@@ -190,6 +190,12 @@ def test_from_mask_of_no_size_and_of_many(lib, like):
     equals(lib, positions.from_mask(integers(lib, np.ones(300), "uint8")), [*range(300)])
 
 
+def test_left_padding_rotates_as_no_padding_does(lib, like):
+    x = np.random.default_rng(0).standard_normal((1, 5, 4)).astype(np.float32)
+    padded = ra.apply(lib.asarray(x), positions.from_mask(lib.asarray(np.array([[0, 0, 1, 1, 1]], bool))))
+    assert np.allclose(lib.to_numpy(padded)[:, 2:], ra.apply(x[:, 2:], range(3)), atol=1e-6)
+
+
 # ---- context_parallel ----
 
 
@@ -207,7 +213,7 @@ PARTS += [([4, 0, 0, 20, 0, 4], 4, 2), ([6, 4], 2, 1)]
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
-def test_context_parallel(lib, like, layout, lengths, padding, size):
+def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
     """Each sequence is cut on its own, and the tokens after the last one; arrays are cut along any axis."""
     cu = [0, *itertools.accumulate(lengths or [])]
     given = [None] if lengths is None else [cu, integers(lib, cu), integers(lib, cu, "int32")]
@@ -238,7 +244,7 @@ def test_context_parallel(lib, like, layout, lengths, padding, size):
         ([0, 8, 16], [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]),
     ],
 )
-def test_zigzag_of_megatron_and_of_transformer_engine(cu, want):
+def test_zigzag_is_that_of_megatron(cu, want):
     call = partial(positions.context_parallel, 16, size=len(want), layout="zigzag", cu_seqlens=cu)
     for kind in (int, np.int64, np.array, np.uint8):
         assert [call(rank=kind(rank)).tolist() for rank in range(len(want))] == want
