@@ -7,14 +7,15 @@ A test is deselected, not skipped, unless every library that it needs is chosen:
   library's floating dtypes, by name;
 * `@pytest.mark.library("jax", "torch")` needs both; with `lib` too, `lib` is each of these in turn;
 * `@pytest.mark.without("dask")` keeps a library from `lib`, which cubed is only where the mark names it;
-* a test without these needs NumPy, so that one of the sessions `tests` runs it.
+* a test without these needs NumPy.
 
 The libraries of the session `tests(more)` run the suite and the tests that name them: without the mark, `lib`
 is none of them.
 
-tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
+The session `tests(all)` runs all of them in one environment. In `nightly` the sessions `tests` run each library
+in an environment of its own, and `tests(all)` the tests with the mark `several`, which need two or more.
 
-Tests that need two or more libraries get the mark `several`; the session `tests(all)` runs them.
+tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
 
 The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
 
