@@ -12,8 +12,8 @@ A test is deselected, not skipped, unless every library that it needs is chosen:
 The libraries of the session `tests(more)` run the suite and the tests that name them: without the mark, `lib`
 is none of them.
 
-The session `tests(all)` runs all of them in one environment. In `nightly` the sessions `tests` run each library
-in an environment of its own, and `tests(all)` the tests with the mark `several`, which need two or more.
+The session `tests(all)` runs all of them in one environment. In `nightly` the sessions `tests` run each
+library in an environment of its own, and `tests(all)` the tests with the mark `several`, which need two or more.
 
 tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
 
