@@ -125,19 +125,11 @@ def family(request):
 
 def of_each(tinies, on_push=None):
     """Run a test on each family; with `on_push`, the families with other names in `nightly`."""
-    marked = [
-        tiny
-        if on_push is None or tiny.model_type in on_push
-        else pytest.param(tiny, marks=pytest.mark.nightly)
-        for tiny in tinies
-    ]
+    nightly = [tiny for tiny in tinies if on_push is not None and tiny.model_type not in on_push]
+    marked = [pytest.param(tiny, marks=pytest.mark.nightly) if tiny in nightly else tiny for tiny in tinies]
     return pytest.mark.parametrize(
         "family", marked, indirect=True, ids=lambda tiny: tiny.model_type, scope="module"
     )
-
-
-def of_some(*names):
-    return of_each([tiny for tiny in SERVED if tiny.model_type in names])
 
 
 # What a patch changes
@@ -151,11 +143,8 @@ def counted(model):
     def watch(frame, event, argument):
         code = frame.f_code
         names = {*code.co_varnames[: code.co_argcount]}
-        if (
-            event == "call"
-            and code.co_filename in files
-            and ({"cos", "sin"} <= names or "freqs_cis" in names)
-        ):
+        takes_tables = {"cos", "sin"} <= names or "freqs_cis" in names
+        if event == "call" and code.co_filename in files and takes_tables:
             calls.append(code.co_name)
 
     before = sys.getprofile()
@@ -244,26 +233,17 @@ def test_float32_angles_give_the_outputs_of_the_model(family):
     assert torch.equal(family.run(family.model), own)
 
 
-@of_some("llama", "gemma3", "qwen2_vl", "deepseek_v2", "glm")
+@of_each([tiny for tiny in SERVED if tiny.model_type in ("llama", "gemma3", "qwen2_vl", "deepseek_v2")])
 def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
-    plan_rotary = _rotary.plan_rotary
+    make_tables, error = _rotary.make_tables, family.error  # of the model's own code: before the patch
 
-    def planned_wrongly(*args):
-        plan = plan_rotary(*args)
-        wrong = {
-            key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.formats.items()
-        }
-        return replace(plan, formats=wrong)
+    def made_wrongly(table_format):
+        rope = table_format.rope
+        return make_tables(replace(table_format, rope=replace(rope, base=1.1 * rope.base)))
 
-    error = family.error  # of the model's own code: before the patch
-    monkeypatch.setattr(_rotary, "plan_rotary", planned_wrongly)
+    monkeypatch.setattr(_rotary, "make_tables", made_wrongly)
     with hf.patched(family.model):
         assert off(family.run(family.model), family.true) > 100 * error
-
-
-def usually_off(x, y):
-    """Return the median difference, which a few tokens that are sent to other experts leave as it is."""
-    return float((x.double() - y.double()).abs().median())
 
 
 @of_each([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16], TRAINED)
@@ -275,7 +255,9 @@ def test_a_bfloat16_model(family):
     with hf.patched(model):
         got = family.run(model)
     assert got.dtype is own.dtype
-    assert usually_off(got, family.true) <= 1.5 * usually_off(own, family.true)
+    # By the median, which a few tokens that are sent to other experts leave as it is.
+    error, own_error = ((y.double() - family.true).abs().median() for y in (got, own))
+    assert error <= 1.5 * own_error
 
 
 # Training and generation
@@ -363,7 +345,7 @@ CONVERTED = {
 }
 
 
-@of_some(*CONVERTED)
+@of_each([tiny for tiny in SERVED if tiny.model_type in CONVERTED])
 def test_converted_weights_give_the_same_outputs(family, monkeypatch):
     conversion, to, function = CONVERTED[family.name]
     error, model = family.error, copy.deepcopy(family.double)

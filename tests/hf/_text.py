@@ -49,11 +49,6 @@ def both(module, config, q, k, cos, sin):
     return module.apply_rotary_pos_emb(q, k, cos, sin)
 
 
-def reordered(module, config, q, k, cos, sin):
-    """GLM, ERNIE: the tables are for half pairs, and the function reorders them for interleaved pairs."""
-    return module.apply_rotary_pos_emb(q, k, cos, sin)
-
-
 def each(module, config, q, k, cos, sin):
     """Gemma 3n and later: one array at a time, (B, S, H, D)."""
     turn = module.apply_rotary_pos_emb
@@ -138,7 +133,8 @@ class Form:
 
 HALF = Form()
 INTERLEAVED = Form(repeats="interleaved")
-HALF_TO_INTERLEAVED = Form(reordered)
+# GLM, ERNIE: the tables are for half pairs, and the function reorders them; another kind than HALF.
+HALF_TO_INTERLEAVED = Form(lambda *call: both(*call))
 SLICED = Form(sliced)
 LATENT = Form(latent, width=latent_width)
 MROPE = Form(axes=3)

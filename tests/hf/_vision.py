@@ -70,10 +70,6 @@ def positions_first(apply, **options):
     return together(both)
 
 
-def same(inv_freq):
-    return inv_freq
-
-
 def pairwise(inv_freq):
     return np.repeat(inv_freq, 2)
 
@@ -82,35 +78,20 @@ def twice(inv_freq):
     return np.tile(inv_freq, 2)
 
 
-def thrice(inv_freq):
-    return np.tile(inv_freq, 3)
-
-
 # What the function of a config without rotation does
 UNROTATED = theirs(lambda arrays: arrays, np.zeros(0, np.float32))
 
 # Classes of which several models have a copy
 
 
-def tower(
-    model,
-    cls,
-    config,
-    pos,
-    *,
-    lanes_of=twice,
-    repeats="half",
-    apply="apply_rotary_pos_emb_vision",
-    call=packed,
-    **more,
-):
+def tower(model, cls, config, pos, lanes_of=twice, repeats="half", apply=None, call=packed, **more):
     """Two or three coordinates, like Qwen2-VL's ViT."""
     owner = modeling(model)
     module = getattr(owner, cls)(config)
     cos, sin = module(torch.zeros(1), torch.tensor(pos))
     omega = lanes_of(module.inv_freq.numpy())
     flat = [one_per_pair(x.reshape(pos.shape[0], -1).numpy(), repeats) for x in (cos, sin)]
-    own = partial(getattr(owner, apply), cos=cos, sin=sin, **more)
+    own = partial(getattr(owner, apply or "apply_rotary_pos_emb_vision"), cos=cos, sin=sin, **more)
     return theirs(call(own), omega, *flat, module.attention_scaling)
 
 
@@ -332,15 +313,12 @@ def sam(model, name, *attentions):
         whole = config.memory_attention_hidden_size // config.memory_attention_downsample_rate
         return int(whole // config.memory_attention_num_attention_heads)
 
-    changed = {
-        "memory_attention_hidden_size": 384,
-        "memory_attention_num_attention_heads": 2,
-        "memory_attention_downsample_rate": 3,
-        "rope_parameters": {"rope_type": "axial", "rope_theta": 700.0},
-    }
+    heads = {"hidden_size": 384, "num_attention_heads": 2, "downsample_rate": 3}
+    changed = {f"memory_attention_{key}": value for key, value in heads.items()}
+    changed["rope_parameters"] = {"rope_type": "axial", "rope_theta": 700.0}
     cls, apply = f"{name}VisionRotaryEmbedding", "apply_rotary_pos_emb_2d"
     apply += "_self_attn" if model == "edgetam_video" else ""
-    of = partial(tower, model, cls, repeats="interleaved", call=together, apply=apply)
+    of = partial(tower, model, cls, **{**AXIAL_SAM, "apply": apply})
     kind: Config = (name, None, {})
     options = {"width": width, "positions": (GRID, FINE)}
     status = f"an attention layer, which takes its tables from `{cls}`"
@@ -414,10 +392,16 @@ CASES: list[Case] = [
     ),
     vision("inkling2", "Inkling2Vision", "Inkling2", repeats="interleaved"),
     vision("kimi_k25", "Kimi_K25Vision", "Kimi_K25", lanes_of=pairwise),
-    vision("minimax_m3_vl", "MiniMaxM3VLVision", "MiniMaxM3VL", lanes_of=thrice, positions=(VOLUME,)),
+    vision(
+        "minimax_m3_vl",
+        "MiniMaxM3VLVision",
+        "MiniMaxM3VL",
+        lanes_of=lambda omega: np.tile(omega, 3),
+        positions=(VOLUME,),
+    ),
     vision(
         *("pixtral", "PixtralVision"),
-        lanes_of=same,
+        lanes_of=lambda omega: omega,
         apply="apply_rotary_pos_emb",
         call=together,
         unsqueeze_dim=0,
