@@ -246,7 +246,7 @@ def shared(session: nox.Session) -> None:
     """Install all libraries, transformers and the study's packages, for the sessions that share them."""
     session.install(TORCH)  # first and alone, as transformers would bring another build
     libraries = (spec for name in LIBRARIES for spec in needs(name))
-    groups = (spec for name in ("test", "chunks", "models", "roformer", "triton") for spec in GROUPS[name])
+    groups = (spec for name in ("test", "chunks", "models", "roformer") for spec in GROUPS[name])
     session.install(*REQUIRED, *BUILDING, *libraries, *groups)
 
 
@@ -442,9 +442,14 @@ def proof(session: nox.Session) -> None:
 def triton(session: nox.Session) -> None:
     """Test PyTorch's kernel for GPUs by Triton's interpreter."""
     install(session)
+    pip = ("-m", "pip")
+    python(session, *pip, "install", "-q", *GROUPS["triton"], silent=True)
     # Triton interprets all kernels of a process, or none.
     files = ("tests/test_triton.py", "tests/test_conformance.py")
-    pytest(session, ["torch"], "--gpu-code", *files, "-k", "triton")
+    try:
+        pytest(session, ["torch"], "--gpu-code", *files, "-k", "triton")
+    finally:  # the other sessions of the shared environment test PyTorch without Triton
+        python(session, *pip, "uninstall", "-qy", "triton", silent=True)
 
 
 @nox.session(name="gpu-code", requires=["build"])

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -365,17 +366,33 @@ RUNS = {
 }
 
 
+@pytest.fixture
+def run_plugin(pytester, monkeypatch):
+    """Run pytest with the plugin in this process, which keeps the modules that the run imports.
+
+    pytester would forget them: a library's module that is imported twice registers its hooks twice.
+    """
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda self: None)
+
+    def run(*options):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pytest.PytestAssertRewriteWarning)  # the plugin is imported
+            return pytester.runpytest_inprocess(*PLUGIN, *options)
+
+    return run
+
+
 @pytest.mark.parametrize(("options", "status", "texts"), RUNS.values(), ids=RUNS)
-def test_plugin(options, status, texts, pytester, in_folder):
-    target = shlex.split(f"--rope-claim pairing=half --rope-in-process --rope-backend mylib:{options}")
-    done = pytester.runpytest_inprocess(*PLUGIN, *target)
+def test_plugin(options, status, texts, run_plugin, in_folder):
+    target = f"--rope-claim pairing=half --rope-in-process --rope-backend mylib:{options}"
+    done = run_plugin(*shlex.split(target))
     assert done.ret == status
     for text in texts:
         assert text in f"{done.stdout}{done.stderr}"
 
 
-def test_options_of_the_plugin_need_a_target(pytester):
-    done = pytester.runpytest_inprocess(*PLUGIN, "--rope-only", "norm")
+def test_options_of_the_plugin_need_a_target(run_plugin):
+    done = run_plugin("--rope-only", "norm")
     assert done.ret == 4
     assert "--rope-only needs a --rope-backend" in str(done.stderr)
 

@@ -351,6 +351,7 @@ def test_the_output_of_a_target_is_kept_out_of_the_report(capfd):
 
 
 @POSIX
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if other tests have imported it
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_ends_both_processes(folder, name, status):
     parent = subprocess.Popen(
