@@ -1,4 +1,4 @@
-"""Patch a transformers model with one call: exact angles, and the rotation by rope_array. `unpatch` undoes it.
+"""Patch a transformers model with one call: exact angles, and our rotation. `unpatch` undoes it.
 
 `patch` changes one model, not its class and not the module of its code. The functions need PyTorch and
 transformers; importing `rope_array.hf` needs neither.
