@@ -36,7 +36,11 @@ SHARING = {
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
 SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
-SLOW = {"cubed"}  # each call takes tens of milliseconds: for the session `nightly`
+# For the session `nightly`: each call takes tens of milliseconds, or is the call of two other targets.
+LATER = {("cubed", None), *((name, "RoPE") for name in ("array_api_strict", "dask", "jax"))}
+LATER |= {("array_api_strict", "Rotation")}
+# Their thresholds are the kernel's: only `nightly` runs these without it.
+OF_THE_KERNEL = {"memory", "sizes", "state"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
@@ -127,6 +131,8 @@ def is_shared(target, check):
         return subject == "combinations"
     if target in SECONDARY and not is_cover(check):
         return True
+    if target == ("torch", "array-api"):
+        return subject in OF_THE_KERNEL
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
 
 
@@ -136,7 +142,8 @@ def cases():
         marks = [pytest.mark.library(session_of(name))]
         if not is_cover(check):
             marks.append(pytest.mark.primary)
-        if name in SLOW or is_shared((name, how), check) or (name, check.name.partition("[")[0]) in LONG:
+        target, long = (name, how), (name, check.name.partition("[")[0]) in LONG
+        if target in LATER or is_shared(target, check) or long:
             marks.append(pytest.mark.nightly)
         if name == INTERPRETED:
             marks.append(pytest.mark.gpu_code)
