@@ -127,6 +127,22 @@ def test_times_in_place():
                            in_place("32 + 8 heads of 128", "half", [256, 2048, 8192]))  # fmt: skip
 
 
+def test_times_of_jitted_programs():
+    text = (DOCS / "backends.md").read_text("utf-8")
+    found = numbers("jitted")
+    near = {name: each["forward"]["ratios"]["array form"] for name, each in found["neighbours"].items()}
+    told = spans(text[text.index("such a program took") :][:260])
+    assert told == [span([near[name] for name in near if kind in name]) for kind in ("prefill", "decode")]
+    parts = ("forward", "gradient")
+    copies = [
+        each[part]["ratios"]["copy"]
+        for name, each in found["rotation"].items()
+        if "prefill, bfloat16" in name
+        for part in parts
+    ]
+    assert f"takes up to {max(copies):.2f} times; the target of 1.3 is missed" in text
+
+
 def test_errors_of_engines():
     """The table has the models in the order of the result."""
     rows, measured = table(VLLM, "model"), numbers("vllm-engine")
@@ -155,7 +171,7 @@ def test_targets_are_told_with_their_verdicts():
 
 
 # Results that other tables and pages quote; `kill_matrix.py --against` reads the matrices.
-QUOTED = {"speed", "scoreboard", "roformer", "vllm-engine", "hf-models-compiled", "jitted-quick"}
+QUOTED = {"speed", "scoreboard", "roformer", "vllm-engine", "hf-models-compiled"}
 
 
 def test_a_result_that_no_page_quotes_is_gone():
