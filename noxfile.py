@@ -72,7 +72,7 @@ READ_BY = {
 }
 # For `changed`: the tests that a change reaches first, as patterns of tests/test_<name>.py, and their
 # libraries; the first folder or file that begins a path counts. A test file reaches itself.
-SUITE = "suite mutants causes claims where check definition modes"
+SUITE = "suite* mutants command_check definition"
 REACHED = {
     "backends/_native": ("native* jax_native conformance out", "numpy torch jax"),
     "backends/cubed": ("cubed", "dask cubed"),
@@ -80,7 +80,7 @@ REACHED = {
     "backends/jax": ("jax* conformance", "jax"),
     "backends/torch": ("torch* conformance triton", "torch"),
     "backends": ("backends conformance", "numpy"),
-    "rope_array/_command": ("command check demo", "numpy"),
+    "rope_array/_command": ("command* demo", "numpy"),
     "rope_array/_config": ("config*", "numpy"),
     "rope_array/_demo": ("demo", "numpy"),
     "rope_array/_diagnose": ("diagnose", "numpy"),
@@ -95,8 +95,9 @@ REACHED = {
     "rope_array/vllm": ("vllm", "torch"),
     "rope_array": ("conformance out rotation errors positions imports", "numpy strict"),
     "bench/roformer": ("roformer*", "numpy torch"),
-    "docs": ("docs readme examples", "numpy"),
-    "README.md": ("docs readme examples", "numpy"),
+    "bench": ("figures", "numpy"),
+    "docs": ("docs readme figures", "numpy"),
+    "README.md": ("docs readme figures", "numpy"),
     "tests/hf": ("hf*", "numpy torch"),
     "tests/jax_devices.py": ("jax", "jax"),
     "tests/mutants": ("mutants", "numpy"),
@@ -104,7 +105,7 @@ REACHED = {
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
-SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "modes", "mutants", "suite")]
+SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite", "suite_styles")]
 
 
 def needs(library: str) -> list[str]:
@@ -394,7 +395,7 @@ def tests_min(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
     install(session)
-    names = ("", "_modules", "_positions", "_patch", "_families", "_docs", "_roformer")
+    names = ("", "_modules", "_mrope", "_patch", "_families", "_docs", "_roformer")
     files = (f"tests/test_hf{name}.py" for name in names)
     pytest(session, ["numpy", "torch"], "--models", *files)
 

@@ -1,4 +1,4 @@
-"""out= against a map of bytes: random views of one buffer are rotated, or refused if they share memory."""
+"""Random views for out= against a map of bytes: rotated, or refused as they share memory; see test_out.py."""
 
 from typing import Any, NamedTuple
 

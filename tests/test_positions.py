@@ -1,4 +1,4 @@
-"""Builders of positions against plain loops, on every library, traced and lazy; and their errors."""
+"""`ra.positions`: its builders against plain loops, M-RoPE included; test_phase.py has positions of calls."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Correct code in other styles passes: plain code of each library, in its modes and by its compilers."""
+"""The suite passes correct code in other styles: plain code of each library, in its modes, compiled."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The likely causes that a report names: tried on code with faults as users have them."""
+"""The likely causes that a report of the suite names: tried on code with faults as users have them."""
 
 import numpy as np
 import pytest

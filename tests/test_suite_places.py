@@ -1,4 +1,4 @@
-"""Messages that name the place of wrong elements, and their values."""
+"""The suite's messages name the place of wrong elements, and their values."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A target in a child process: what it does to the process fails a check at most, and costs no report."""
+"""The suite's child process: what a target does to it fails a check at most; signals end `check`."""
 
 import json
 import os

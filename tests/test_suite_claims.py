@@ -1,4 +1,4 @@
-"""Claims of a target: parts of capabilities, requirements, limits that can be declared, and wrong words."""
+"""Claims of a target of the suite: parts of capabilities, requirements, limits, and wrong words."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Tests of random calls, of calls as text, and of the simplest call that fails."""
+"""The suite's random calls, calls as text, and the simplest call that fails."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`python -m rope_array check` and the pytest plugin: options, reports as text, JSON and JUnit XML."""
+"""`python -m rope_array check` and the pytest plugin: options, exit statuses, reports as text, JSON, XML."""
 
 import importlib
 import io
