@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,8 +19,6 @@ from rope_array.__main__ import main
 from rope_array.testing import Result, _command, plugin, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._names import names
-
-pytest_plugins = ("pytester",)
 
 # Users' embeddings.
 MYLIB = '''
@@ -366,35 +363,19 @@ RUNS = {
 }
 
 
-@pytest.fixture
-def run_plugin(pytester, monkeypatch):
-    """Run pytest with the plugin in this process, which keeps the modules that the run imports.
-
-    pytester would forget them: a library's module that is imported twice registers its hooks twice.
-    """
-    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda self: None)
-
-    def run(*options):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pytest.PytestAssertRewriteWarning)  # the plugin is imported
-            return pytester.runpytest_inprocess(*PLUGIN, *options)
-
-    return run
-
-
 @pytest.mark.parametrize(("options", "status", "texts"), RUNS.values(), ids=RUNS)
-def test_plugin(options, status, texts, run_plugin, in_folder):
+def test_plugin(options, status, texts, folder):
     target = f"--rope-claim pairing=half --rope-in-process --rope-backend mylib:{options}"
-    done = run_plugin(*shlex.split(target))
-    assert done.ret == status
+    done = python(folder, "-m", "pytest", *PLUGIN, *shlex.split(target))
+    assert done.returncode == status
     for text in texts:
-        assert text in f"{done.stdout}{done.stderr}"
+        assert text in done.stdout + done.stderr
 
 
-def test_options_of_the_plugin_need_a_target(run_plugin):
-    done = run_plugin("--rope-only", "norm")
-    assert done.ret == 4
-    assert "--rope-only needs a --rope-backend" in str(done.stderr)
+def test_options_of_the_plugin_need_a_target(folder):
+    done = python(folder, "-m", "pytest", *PLUGIN, "--rope-only", "norm")
+    assert done.returncode == 4
+    assert "--rope-only needs a --rope-backend" in done.stderr
 
 
 def test_plugin_judges_in_a_child_process_what_it_imports_from_the_current_folder(folder):

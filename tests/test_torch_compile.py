@@ -439,7 +439,6 @@ def export(name, size=5, **options):
 
 
 LONG = lambda length: ({2: length}, {0: length})  # noqa: E731
-ROTATION = type(HALF.rotation(POS, like=normal(5, 16)))
 EXPORTED = {
     "positions": (lambda x, pos: HALF.apply(x, pos), x_and(lambda pos: pos), LONG),
     "tuple": (lambda x, pos: HALF.apply((x, -x), pos), x_and(lambda pos: pos), LONG),
@@ -458,7 +457,7 @@ EXPORTED = {
     "rotation": (
         by_shared,
         for_shared,
-        lambda length: ({1: length}, {0: length}, ROTATION({0: length}, {0: length})),
+        lambda length: ({1: length}, {0: length}, type(for_shared(5)[2])({0: length}, {0: length})),
     ),
 }
 
