@@ -124,7 +124,10 @@ def test_imports_no_array_library(checkout):
     assert output(checkout, "-c", script) == "False False\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "backends --import", "explain", "check --list"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param("demo", marks=pytest.mark.nightly), "backends --import", "explain", "check --list"],
+)
 def test_a_command(checkout, command):
     assert "Traceback" not in output(checkout, "-m", "rope_array", *command.split())
 
