@@ -1,6 +1,7 @@
 """The command line, but for `check`, `demo` and `plot`; the example backend of docs/backends.md."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -129,9 +130,14 @@ def test_lists_without_importing(tmp_path):
     assert "--import" in rest
 
 
+@functools.cache
+def imported_backends():
+    return commands("backends --import")
+
+
 @pytest.mark.without("strict")  # array-api-strict has no backend of its own
 def test_each_backend_describes_itself(lib):
-    ((status, out, err), _) = commands("backends --import")
+    ((status, out, err), _) = imported_backends()
     assert (status, err) == (0, "")
     found, rest = rows(out)
     own = {name: row for (name, serves), row in found.items() if serves.startswith(lib.name)}

@@ -23,7 +23,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 COMMAND = [sys.executable, "-P", "-m", "rope_array", "demo"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # pytest leaves the module between two libraries
 def shipped():
     return subprocess.run(COMMAND, capture_output=True, text=True, encoding="utf-8", check=False)
 
