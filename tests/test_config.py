@@ -188,8 +188,17 @@ PUBLISHED = {
         llama({"type": "linear", "factor": 2.0}, rope_parameters={**LINEAR, "rope_theta": 5e5}),
         llama_rope(scaling=ra.Linear(2.0)),
     ),
+    "a share is cut, not rounded": (  # 34.6 features
+        model("gpt_neox", **heads(1024, 8), rotary_pct=0.2703),
+        half(128, rotary_dim=34),
+    ),
     "latents without the flag": ({**LATENT, "mla_use_nope": False}, ra.RoPE(64, out_pairing="half")),
 }
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(llama()), "utf-8-sig")
+    assert rope(tmp_path / "config.json") == llama_rope()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

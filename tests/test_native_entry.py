@@ -212,3 +212,11 @@ def test_tensors_that_are_declined(tensors):
             assert not done(**{name: value}), (name, words(value))
     assert not out.any()
     assert done()
+
+
+def test_seq_axis_of_numpy_with_out():
+    """The kernel takes Python's integers alone; users' axes may be numbers of NumPy."""
+    x = np.random.default_rng(0).standard_normal((3, 5, 8))
+    out = np.empty_like(x)
+    RoPE(8).apply(x, range(3), seq_axis=np.int64(-3), out=out)
+    assert np.array_equal(out, RoPE(8).apply(x, range(3), seq_axis=-3))

@@ -447,6 +447,13 @@ def test_many_specs_in_a_row():
         np.testing.assert_array_equal(ra.apply(x, [3, 4], base=7.0), first)
 
 
+def test_plans_of_other_angles_are_not_equal():
+    """Given frequencies are the same for both: JAX would take the program of the other."""
+    exact, float32 = (RoPE(4, inv_freq=(1.0, 0.25), angles=angles)._plan for angles in ("exact", "float32"))
+    assert exact != float32
+    assert exact == plan_of(4, inv_freq=(1.0, 0.25))
+
+
 def test_the_memo_of_plans_does_not_grow_without_end():
     def plans():
         gc.collect()
