@@ -136,8 +136,8 @@ class GpuCase(Case):
     @property
     def name(self):
         size = f"{self.tokens} tokens" if self.tokens > 1 else f"{self.batch} sequences"
-        parts = [self.group, size, f"heads {'+'.join(map(str, self.heads))}", f"width {self.head_dim}"]
-        return ", ".join((*parts, self.dtype, self.pairing, self.layout, self.direction))
+        fields = [self.group, size, f"heads {'+'.join(map(str, self.heads))}", f"width {self.head_dim}"]
+        return ", ".join((*fields, self.dtype, self.pairing, self.layout, self.direction))
 
     @property
     def bytes(self):

@@ -109,7 +109,7 @@ class CpuTrial(Arrays):
         super().__init__(case.shape, case.dtype, case.pairing, case.start, threads)
         self.case, self.rope, self.inverse = case, ra.RoPE(case.shape[-1], pairing=case.pairing), False
 
-    def copying(self):
+    def copy_rows(self):
         """Copy the same bytes as unsigned integers: NumPy copies some 16-bit floats element by element."""
         x = self.numpy()
         raw = x.view(f"u{x.dtype.itemsize}")

@@ -135,7 +135,7 @@ class GpuTrial:
 
     # ---- rows: prepared, judged, timed ----
 
-    def copying(self):
+    def copy_rows(self):
         return {COPY: lambda: Rotate(copy, self.case.layout)}
 
     def contender(self, name, make):
@@ -309,8 +309,8 @@ class Cuda:
             contender()
             self.synchronize()
         on_device = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
-        found = [e.name for e in on_device if not getattr(e, "is_user_annotation", False)]
-        return [name for name in found if not name.startswith(NOT_WORK)] or None
+        started = [e.name for e in on_device if not getattr(e, "is_user_annotation", False)]
+        return [name for name in started if not name.startswith(NOT_WORK)] or None
 
 
 # ---- contenders ----

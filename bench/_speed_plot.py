@@ -98,8 +98,8 @@ def bare(axis):
 def growth(cases):
     """Plot medians by the number of tokens, on logarithmic axes; (1, 1, S, 64) float32."""
     figure, axis = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    found = [(case["shape"][2], case["rows"]) for case in cases.values() if case["group"] == "growth"]
-    draw(axis, found, "seconds")
+    growing = [(case["shape"][2], case["rows"]) for case in cases.values() if case["group"] == "growth"]
+    draw(axis, growing, "seconds")
     axis.set(yscale="log", xlabel="tokens", title="One head of 64, float32, one thread")
     by_tokens(axis, base=4)
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: duration(value)))
@@ -131,8 +131,8 @@ def on_gpu(result):
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
     for axis, (direction, dtype) in zip(axes.flat, product((FORWARD, BACKWARD), DTYPES), strict=True):
         wanted = {"group": "prefill", "direction": direction, "dtype": dtype, "pairing": "half"}
-        found = [case for case in result["numbers"].values() if wanted.items() <= case.items()]
-        draw(axis, [(case["tokens"], case["rows"]) for case in found], "copies", quartiles=True)
+        prefills = [case for case in result["numbers"].values() if wanted.items() <= case.items()]
+        draw(axis, [(case["tokens"], case["rows"]) for case in prefills], "copies", quartiles=True)
         axis.set(yscale="log", title=f"{direction}, {dtype}", xlabel="tokens", ylabel="time in copies")
         axis.label_outer()
         by_tokens(axis, base=2)

@@ -32,7 +32,7 @@ class Pace(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds of one call, on a GPU also those of the host. `ahead`: the GPU never waited for the host."""
+    """Seconds of one call, and of the host on a GPU; `ahead`: the GPU never waited for the host."""
 
     seconds: float
     host: float | None = None
@@ -62,13 +62,13 @@ def timed(trial, patterns, quick):
 
 def makers(trial, rows):
     """Return a function for each row that prepares it; a module that fails is a failed row."""
-    found = trial.copying()
+    makes = trial.copy_rows()
     for name in trial.peers:
         try:
-            found |= getattr(importlib.import_module(f"peers.{name}"), trial.entry)(trial)
+            makes |= getattr(importlib.import_module(f"peers.{name}"), trial.entry)(trial)
         except Exception as error:  # a peer that is not installed costs its own rows only
             rows[name] = {"failed": one_line(error)}
-    return found
+    return makes
 
 
 def prepare(name, make, trial, contenders, rows):

@@ -77,8 +77,8 @@ speed/tables
 speed/gpu
 ```"""
 README = """\
-Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time of float32 divided by that of
-a copy into existing memory. rope_array computes exact angles in each call, the others have cos and sin."""
+Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies*: so many copies into existing memory take as
+long in float32. rope_array computes exact angles in each call, the others have cos and sin."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
     *("transformers Llama", "transformers Llama, torch.compile"),

@@ -101,7 +101,7 @@ def random_examples(numbers):
 
 
 def gpu(numbers):
-    """Judge our row of each case: times in those of a copy, of kernels and of tables, and launches."""
+    """Judge our row of each case: its launches, and its time over a copy's, kernels' and a Rotation's."""
     rows = {name: case["rows"].get("rope_array", {}) for name, case in numbers.items()}
     ours = {name: row for name, row in rows.items() if "seconds" in row}
     large = [name for name in ours if 2 * numbers[name]["bytes"] >= LARGE]

@@ -1,4 +1,4 @@
-"""The figures that pages quote are those of the newest result of their benchmark, in bench/results."""
+"""Each figure that a page quotes is in the newest result of its benchmark, in bench/results."""
 
 import json
 import re
