@@ -1,5 +1,6 @@
 """The suite's messages name the place of wrong elements, and their values."""
 
+import itertools
 import re
 
 import faults
@@ -46,10 +47,10 @@ PLACES = [
     (product(), {}, "all elements"),
     (product(feature=[14, 15]), {}, "features 14, 15 (the last 2) of every row"),
     (product(feature=range(8, 16)), {}, "features from 8 on of every row"),
-    (product(feature=range(4, 10)), {}, "features 4 to 9 of every row"),
     (product(feature=range(0, 16, 2)), {}, "every even feature of every row"),
     (product(feature=range(1, 16, 2)), {}, "every odd feature of every row"),
     (product(feature=range(1, 16, 3)), {}, "every 3rd feature from 1 of every row"),
+    (product(feature=range(1, 13, 2)), {}, "every 2nd feature from 1 to 11 of every row"),
     (product(feature=[1, 2, 3, 4, 9, 10]), {}, "features 1 to 4 and 9, 10 of every row"),
     (product(feature=[i for i in range(16) if i != 5]), {}, "every feature but 5 of every row"),
     (product(row=[2]), {}, "row 2 of every head"),
@@ -58,7 +59,6 @@ PLACES = [
     (product(batch=[1, 2]), {}, "batches after the first"),
     (product(batch=[0, 2]), {}, "batches 0, 2"),
     (product(feature=[0, 1], row=[5], head=[0]), {}, "features 0, 1 of row 5, head 0"),
-    (product((1, 70, 3, 16), head=range(64, 70)), {}, "heads from 64 on"),
     (product((1, 2, 700, 16), row=range(512, 600)), {}, "rows 512 to 599 of every head"),
     (product((1, 1, 1100, 16), row=range(1024, 1100)), {}, "rows from 1,024 on"),
     (product((2, 2, 3, 5, 16), **{"axis 1": [1]}), {}, "index 1 of axis 1"),
@@ -73,11 +73,6 @@ PLACES = [
     ),
     (at_rows(FAR == 0), {"pos": FAR}, "row 5 (position 0) of every head"),
     (at_rows(NEGATIVE < 0), {"pos": NEGATIVE}, "rows 0 to 2 (negative positions) of every head"),
-    (
-        at_rows(NEGATIVE > -3),
-        {"pos": NEGATIVE + 3},
-        "rows after the first (every position but 0) of every head",
-    ),
     (at_rows(FRACTIONS % 1), {"pos": FRACTIONS}, "rows 0, 3 (positions with a fraction) of every head"),
     (at_rows(MIXED % 2), {"pos": MIXED}, "rows 0, 1, 4, 6 (odd positions) of every head"),
     (
@@ -107,35 +102,13 @@ def test_a_part_of_a_product_is_called_a_part():
     assert (describe(mask), describe(~mask)) == ("scattered elements", "most elements")
 
 
-def indices_of(text, size):
-    """Return the indices that a phrase names."""
-    numbers = [int(n) for n in re.findall(r"\d+", text)]
-    if text == "rows after the first":
-        return [*range(1, size)]
-    if text.startswith("every row but "):
-        return [i for i in range(size) if i != numbers[0]]
-    if text in ("every even row", "every odd row"):
-        return [*range("odd" in text, size, 2)]
-    if text.startswith("every"):
-        step, first, last = (*numbers, size - 1)[:3]
-        return [*range(first, last + 1, step)]
-    if text.endswith(" on"):
-        return [*range(numbers[0], size)]
-    found = []
-    for part in re.split(r", | and ", text.partition(" ")[2]):
-        first, _, last = part.partition(" to ")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.lists(st.booleans(), min_size=2, max_size=40).filter(lambda each: any(each) and not all(each)))
-def test_a_phrase_names_the_indices(chosen):
-    part = indices_text("row", np.array(chosen))
-    if part.simple:
-        assert indices_of(part.text, len(chosen)) == [*np.flatnonzero(chosen)]
-    else:
-        assert part.text == f"{sum(chosen)} of {len(chosen)} rows"
+def test_different_indices_have_different_phrases():
+    sets = [np.array(chosen) for chosen in itertools.product([False, True], repeat=10)][1:-1]
+    parts = [indices_text("row", chosen) for chosen in sets]
+    exact = [part.text for part in parts if part.simple]
+    assert 200 < len(exact) == len(set(exact))
+    for chosen, part in zip(sets, parts, strict=True):
+        assert part.simple or part.text == f"{chosen.sum()} of 10 rows"
 
 
 @settings(deadline=None, max_examples=100)
@@ -198,6 +171,7 @@ def test_a_field_that_is_ignored_is_named():
     message = wrong_result(at_pos(POS, attention_factor=2.0), fields=fields)
     assert "; rotated as without base; " in message
     assert "base=500.0, attention_factor=2.0" in message
+    assert "; rotated forward, not by the inverse; " in wrong_result(at_pos(POS), fields={"inverse": True})
 
 
 def test_no_value_is_named_if_none_holds():
@@ -252,14 +226,6 @@ def test_features_outside_the_slice_are_named():
 
 # A check that a mutant fails, the place, and the values if the message names them.
 MUTANTS = {
-    "cache_keyed_without_offset": ("calls_at_other_positions", "all elements", ""),
-    "frequencies_from_head_dim": ("odd_width", "features 2, 3 of every row", "rotated as without rotary_dim"),
-    "halves_of_the_head": ("pairing", "features 0, 1, 8 of every row", ""),
-    "tail_zeroed": ("rotary_dim", "features from 2 on of every row", "zeros"),
-    "only_128_features": ("widths", "features 128, 129 (the last 2) of every row", "equal to x, unchanged"),
-    "amplitude_squared": ("attention_factor", "all elements", "2 times the right values"),
-    "inverse_ignored": ("inverse", "all elements", "rotated forward, not by the inverse"),
-    "scaling_ignored": ("scaling_linear", "all elements", "rotated as without scaling"),
     "first_coordinate_only": ("axes", "features from 8 on of rows 0 to 3", ""),
     "given_frequencies_turn_every_lane": ("axes_and_frequencies", "every odd pair of every row", ""),
     "bfloat16_positions": ("accuracy_2e16[float32]", "56 of 61 rows", ""),
@@ -273,19 +239,11 @@ MUTANTS = {
         "rows 19 to 22 (positions from 16,777,216 on) of every head",
         "rotated by pos modulo 2^24",
     ),
-    "positions_clamped": ("accuracy_2e16[float32]", "positions from 45,368 on, right up to 39,430", ""),
-    "positions_of_32_bits": ("accuracy_wide[float64]", "all elements", "rotated by pos converted to int32"),
     "positions_truncated": (
         "accuracy_float[float32]",
         "rows 1 to 5 (positions with a fraction) of every head",
         "rotated by pos without its fraction",
     ),
-    "positions_sorted": (
-        "positions_of_their_own",
-        "every row but 2 of every head",
-        "rotated by the position of the previous row",
-    ),
-    "batch_of_positions_ignored": ("positions_of_a_batch", "batch 1", "rotated by the positions of batch 0"),
     "square_positions_transposed": (
         "positions_of_a_batch",
         "all elements",
@@ -296,7 +254,6 @@ MUTANTS = {
         "heads after the first",
         "rotated by the positions of head 0",
     ),
-    "only_1024_rows": ("many_rows[float32]", "row 1,024", "equal to x, unchanged"),
     "bits_by_length": ("same_bits", "row 2", ""),
 }
 
