@@ -19,8 +19,10 @@ import nox
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "virtualenv"  # not uv, which does not read pip's configuration
 nox.options.reuse_existing_virtualenvs = True
-# This is pip's way to say --no-compile, which spares time: Python compiles what is imported.
+# This is pip's way to say --no-compile, which spares time: Python compiles what is imported, and keeps it.
+# With PYTHONDONTWRITEBYTECODE, each process that a test starts would compile PyTorch's modules again.
 os.environ.setdefault("PIP_NO_COMPILE", "0")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROOT = Path(__file__).parent
 DIST = ROOT / ".nox" / "dist"
