@@ -1,8 +1,6 @@
 """bench/speed.py --gpu run whole on a fake device: CPU tensors, and a clock that makes every number known."""
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +11,18 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import _speed_gpu
+import _speed_plot
+import _speed_table
 import _targets
 import speed
 from _speed_rounds import Timing
 from peers import own
 from peers._timed import Rotate
 
-import rope_array as ra
+# The environment of both libraries has matplotlib, for the plot.
+pytestmark = pytest.mark.library("numpy", "torch")
 
-pytestmark = pytest.mark.library("torch")
-
-ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).parents[1] / "docs" / "speed" / "gpu.md"
 COPY, OURS, ROTATION = "copy", "rope_array", "rope_array, Rotation"
 FLASH, LIGER = "flash-attn, Triton kernel", "Liger, Triton kernel"
 BANDWIDTH = 1e12  # bytes per second of the fake device
@@ -96,14 +95,14 @@ def small(**fields):
                    "heads": (4, 2), "head_dim": 16, **fields})  # fmt: skip
 
 
-EVERY = [
+CASES = [
     small(dtype=dtype, pairing=pairing, direction=direction)
     for dtype in ("bfloat16", "float32")
     for pairing in ("half", "interleaved")
     for direction in ("forward", "backward")
 ]
-EVERY += [small(layout="bhsd"), small(direction="forward and backward"), small(heads=(1,))]
-EVERY += [small(group="decode", batch=3, tokens=1), small(group="decode", batch=2**22, tokens=1)]
+CASES += [small(layout="bhsd"), small(direction="forward and backward"), small(heads=(1,))]
+CASES += [small(group="decode", batch=3, tokens=1), small(group="decode", batch=2**22, tokens=1)]
 
 
 @pytest.fixture
@@ -131,24 +130,14 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def written(root, *paths):
-    """Write page and plot by a copy of the command; return their folder."""
-    shutil.copytree(ROOT / "bench", root / "bench", ignore=shutil.ignore_patterns("results", "roformer"))
-    (root / "bench" / "results").mkdir()
-    for path in (ROOT / "bench" / "results").glob("*-gpu.json"):
-        shutil.copy(path, root / "bench" / "results")
-    folder = root / "docs" / "speed"
-    folder.mkdir(parents=True)
-    command = [sys.executable, "-P", root / "bench" / "speed.py", "--gpu", "--tables", *paths]
-    subprocess.run(command, check=True)
-    return folder
-
-
 def test_a_whole_run_its_page_and_its_plot(run, capsys, tmp_path):
-    factors = {OURS: 1.05, ROTATION: 1.05, FLASH: 1.5, LIGER: 1.25}
-    result = run(EVERY, (OWN, peer(FLASH), peer(LIGER)), factors)
-    assert {each["verdict"] for each in result["targets"]} == {"met"}
-    assert {"date", "what", "versions", "commit"} <= result.keys()
+    result = run(
+        CASES, (OWN, peer(FLASH), peer(LIGER)), {OURS: 1.05, ROTATION: 1.05, FLASH: 1.0, LIGER: 1.25}
+    )
+    verdicts = {each["target"]: each["verdict"] for each in result["targets"]}
+    assert {target for target in verdicts if verdicts[target] != "met"} == {
+        "in times of flash-attn's kernel, lower quartile"
+    }
     *cases, too_large = result["numbers"].values()
     assert "memory" in too_large["failed"]
     for case in cases:
@@ -156,52 +145,41 @@ def test_a_whole_run_its_page_and_its_plot(run, capsys, tmp_path):
         assert copied["seconds"][0] == pytest.approx(2 * case["bytes"] / BANDWIDTH, rel=1e-3)
         assert (ours["launches"], copied["launches"], ours["host"]) == (1, 2, [HOST] * 3)
         assert ours["copies"] == [1.05] * 3
-        assert ours["against"][FLASH] == pytest.approx([1.05 / 1.5] * 3, rel=1e-3)
+        assert ours["against"][LIGER] == pytest.approx([1.05 / 1.25] * 3, rel=1e-3)
         in_place = case["rows"].get("rope_array, out=x", {})
         assert ("seconds" in in_place) == (case["direction"] == "forward")
         assert ("graph" in ours) == (case["group"] == "decode")
-    printed = capsys.readouterr().out
-    assert printed.count("\nmet: ") >= 11
-    assert "* vLLM: failed: ModuleNotFoundError" in printed
+    assert "* vLLM: failed: ModuleNotFoundError" in capsys.readouterr().out
 
-    folder = written(tmp_path, tmp_path / "gpu.json")
-    page = (folder / "gpu.md").read_text("utf-8")
+    folder = tmp_path / "docs" / "speed"
+    folder.mkdir(parents=True)
+    _speed_table.write("gpu", result, tmp_path)
+    _speed_plot.write("gpu", result, tmp_path)
+    page, plot = ((folder / name).read_text("utf-8") for name in ("gpu.md", "gpu.svg"))
     assert "## Prefill: forward, bfloat16, half" in page
     assert f"| {OURS} | 1.05 |" in page
     assert "* vLLM: failed: ModuleNotFoundError: " in page
-    assert all(line.count("|") > 2 for line in page.splitlines() if line.startswith("|"))
-    plot = (folder / "gpu.svg").read_text("utf-8")
     assert all(text in plot for text in (OURS, FLASH, "backward, bfloat16", "fake device"))
-
-
-def test_a_row_slower_than_a_copy_misses_the_targets(run):
-    result = run(EVERY[:8], (OWN, peer(FLASH), peer(LIGER)), {OURS: 1.2, FLASH: 1.1, LIGER: 1.3})
-    kinds = {each["target"]: each["verdict"] for each in result["targets"]}
-    for word, kind in (("device copy", "missed"), ("flash", "missed"), ("exact", "missed"), ("Liger", "met")):
-        assert {verdict for target, verdict in kinds.items() if word in target} == {kind}, word
 
 
 def test_rows_without_a_time_say_why(run):
     """Our rows are judged by roundings, others by 5 %."""
-    by_tokens = lambda inputs, xs: ra.apply(xs, inputs.flat_pos, inputs.rope, seq_axis=-3)  # noqa: E731
     nearly = lambda inputs, xs: tuple(y * 1.01 for y in rotated(inputs, xs))  # noqa: E731
     peers = (
-        *(
-            peer("refuses", lambda inputs, xs: inputs.only("interleaved")),
-            peer("fails", lambda inputs, xs: 1 / 0),
-        ),
+        peer("refuses", lambda inputs, xs: inputs.only("interleaved")),
+        peer("fails", lambda inputs, xs: 1 / 0),
         *(peer("nearly", nearly), peer(OURS, nearly), peer("wrong", lambda inputs, xs: xs)),
         peer("nan", lambda inputs, xs: (xs[0] * torch.nan, rotated(inputs, xs)[1])),
-        *(peer("forward", gradient=False), peer("tokens", by_tokens, layout="tokens")),
+        peer("forward", gradient=False),
         SimpleNamespace(on_gpu=lambda inputs: 1 / 0),
     )
     (case,) = run([small(direction="backward")], peers, {})["numbers"].values()
     rows = case["rows"]
     assert rows["refuses"] == {"not served": "interleaved pairs alone"}
     assert rows["forward"] == {"not served": "has no backward"}
-    assert rows["fails"] == rows["8"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert rows["fails"] == rows["7"] == {"failed": "ZeroDivisionError: division by zero"}
     assert [kind for kind in ("wrong", "nan", OURS) if "wrong" not in rows[kind]] == []
-    assert [name for name in ("nearly", "tokens") if "seconds" not in rows[name]] == []
+    assert "seconds" in rows["nearly"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
@@ -212,5 +190,7 @@ def test_without_a_gpu_the_command_says_what_is_needed(monkeypatch):
 
 
 def test_the_page_is_made_from_the_newest_result(tmp_path):
-    pages = [folder / "gpu.md" for folder in (ROOT / "docs" / "speed", written(tmp_path))]
-    assert len({page.read_text("utf-8") for page in pages}) == 1, "run `python bench/speed.py --gpu --tables`"
+    (tmp_path / "docs" / "speed").mkdir(parents=True)
+    _speed_table.write("gpu", _targets.newest("gpu"), tmp_path)
+    written = (tmp_path / "docs" / "speed" / "gpu.md").read_text("utf-8")
+    assert written == PAGE.read_text("utf-8"), "run `python bench/speed.py --gpu --tables`"

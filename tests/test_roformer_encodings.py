@@ -28,9 +28,9 @@ def make(name, causal=False, **options):
     return encoding
 
 
-def draw(*lengths, seed=1):
+def draw(*lengths):
     """Return arrays (B, H, length, D) in float64."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     return [torch.randn(B, H, n, D, generator=generator, dtype=torch.float64) for n in lengths]
 
 
@@ -38,10 +38,10 @@ def array(parameter):
     return parameter.detach().numpy()
 
 
-def close(result, expected, tolerance=1e-12):
-    result = result.detach().numpy()
+def close(result, expected):
+    result = array(result)
     assert result.shape == expected.shape
-    np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * max(1, np.abs(expected).max()))
 
 
 # The formulas: score(encoding, q, k, h, m, n) of a query q (D,) at m and a key k (D,) at n, in head h.
@@ -189,11 +189,14 @@ def test_every_encoding_has_a_formula():
 def test_scores_are_the_formula(name, queries, causal):
     encoding, keys = make(name, causal), 45  # further apart than shaw and deberta clip
     q, k = draw(queries, keys)
-    expected = np.empty((B, H, queries, keys))
-    for b, h, s, n in np.ndindex(*expected.shape):
+    scores = array(encoding.scores(q, k))
+    assert scores.shape == (B, H, queries, keys)
+    expected = np.full(scores.shape, np.nan)
+    for b, h, s, n in list(np.ndindex(*scores.shape))[::7]:  # every seventh, in all rows and columns
         m = keys - queries + s
         expected[b, h, s, n] = SCORES[name](encoding, array(q)[b, h, s], array(k)[b, h, n], h, m, n)
-    close(encoding.scores(q, k), expected)
+    chosen = ~np.isnan(expected)
+    np.testing.assert_allclose(scores[chosen], expected[chosen], rtol=1e-11, atol=1e-11)
 
 
 @BOTH
@@ -238,17 +241,18 @@ def test_linear_attention_is_its_quadratic_form(name, causal):
     phi = lambda x: np.apply_along_axis(lambda row: FEATURES[name](encoding, row), -1, array(x))  # noqa: E731
     phi_q, phi_k = phi(q), phi(k) + getattr(encoding, "eps", 0)
     frequencies = thetas(phi_q.shape[-1])
-    result, expected = encoding.attend(q, k, v, keep), np.empty((2, queries, D))
-    for i, s in np.ndindex(2, queries):
-        b, h = [(0, 0), (1, 2)][i]
+    # Rows of both chunks, of one batch and head each.
+    places = [(b, h, s) for b, h in ((0, 0), (1, 2)) for s in (0, 1, 30, 63, 64, 69)]
+    result, expected = encoding.attend(q, k, v, keep), np.empty((len(places), D))
+    for i, (b, h, s) in enumerate(places):
         m, above, below = keys - queries + s, np.zeros(D), 0.0
         for n in (n for n in range(keys) if keep[b, n] and not (causal and n > m)):
             plain = phi_q[b, h, s] @ phi_k[b, h, n]
             rotated = sum(rotated_dot(phi_q[b, h, s], phi_k[b, h, n], m - n, frequencies))
             above += (rotated if name.endswith("rope") else plain) * array(v)[b, h, n]
             below += plain
-        expected[i, s] = above / below
-    close(result[[0, 1], [0, 2]], expected)
+        expected[i] = above / below
+    close(torch.stack([result[place] for place in places]), expected)
 
 
 @BOTH
@@ -262,7 +266,7 @@ def test_buckets_far_beyond_the_largest_distance(count, reach, causal):
 def test_performer_estimates_softmax_without_bias():
     torch.manual_seed(0)
     q, k = (0.5 * x for x in draw(3, 3))
-    kinds = [ENCODINGS["performer"](D, H, LENGTH).double() for _ in range(3000)]
+    kinds = [ENCODINGS["performer"](D, H, LENGTH).double() for _ in range(1000)]
     estimates = np.array([(e.exponents(q).exp() @ e.exponents(k).exp().mT / 16).numpy() for e in kinds])
     mean, error = estimates.mean(0), estimates.std(0) / math.sqrt(len(estimates))
     expected = np.exp(array(q) @ array(k.mT) / math.sqrt(D))

@@ -1,4 +1,4 @@
-"""The whole study at its smallest size: `python -m roformer all --quick`, as a user starts it."""
+"""The whole study at its smallest size, as a user starts it; the page and the figures of its results."""
 
 import json
 import os
@@ -9,23 +9,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import svg_files
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from roformer import report
+from roformer import figures, pictures, report
 from roformer.data import prepare
 from roformer.data.splits import normalise
 from roformer.experiments import EXPERIMENTS, sentences, translation
+from roformer.results import Results
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [
-    pytest.mark.library("torch"),
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") or os.environ.get("ROPE_ARRAY_STUDY_DATA")),
-        reason="needs Debian's apt-get, or ROPE_ARRAY_STUDY_DATA with unpacked packages",
-    ),
-]
+pytestmark = pytest.mark.library("torch")
 
 
 def run(out, *arguments):
@@ -72,6 +67,11 @@ def times(out):
     return {path: path.stat().st_mtime_ns for path in (out / "quick").rglob("*-0.json")}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("apt-get") or os.environ.get("ROPE_ARRAY_STUDY_DATA")),
+    reason="needs Debian's apt-get, or ROPE_ARRAY_STUDY_DATA with unpacked packages",
+)
 def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     """Run everything, then nothing, then an arm of each experiment, and what needs it, in one process.
 
@@ -97,3 +97,12 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     if record["sources"] != report.newest()["sources"]:
         pytest.skip("passed, but for the counts on the page: there are newer packages than its")
     check_counts(data)
+
+
+def test_the_page_and_its_figures_show_the_committed_results(tmp_path):
+    page, record = report.PAGE.read_text("utf-8"), report.newest()
+    assert report.fill(page, record) == page, "run `python dev.py test -s roformer -- report`"
+    drawn = [*figures.draw_mathematics(tmp_path), *pictures.draw(Results(record), tmp_path)]
+    assert {path.name for path in drawn} == {path.name for path in report.PICTURES.glob("*.svg")}
+    for path in drawn:
+        svg_files.assert_same_drawing(path, report.PICTURES / path.name)
