@@ -16,7 +16,7 @@ from rope_array.testing._index_words import indices_text
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
 from rope_array.testing._values import alike
-from rope_array.testing._where import axis_names, describe, element_text, place_of
+from rope_array.testing._where import axis_names, describe, difference, element_text, place_of
 from rope_array.testing._wrong import Wrong
 
 SHAPE = (3, 4, 6, 16)
@@ -35,6 +35,7 @@ def at_rows(rows):
 
 
 HALVES = {"pairs": (np.arange(8), np.arange(8) + 8)}
+ADJACENT = {"pairs": (np.arange(0, 16, 2), np.arange(1, 16, 2))}
 PAIRS_FROM_4 = [*range(4, 8), *range(12, 16)]
 FAR = np.array([5, 70_000, 3, 65_536, 65_535, 0, 100_000, 9])
 FRACTIONS, MIXED = np.array([0.5, 1, 2, 3.25, 7]), np.array([3, 5, 4, 8, 7, 2, 11])
@@ -53,6 +54,8 @@ PLACES = [
     (product(feature=range(1, 13, 2)), {}, "every 2nd feature from 1 to 11 of every row"),
     (product(feature=[1, 2, 3, 4, 9, 10]), {}, "features 1 to 4 and 9, 10 of every row"),
     (product(feature=[i for i in range(16) if i != 5]), {}, "every feature but 5 of every row"),
+    (product(feature=range(8, 16), row=range(4)), {}, "features from 8 on of rows 0 to 3"),
+    (product((9, 5), row=[0, 2, 3, 5, 8]), {}, "5 of 9 rows"),
     (product(row=[2]), {}, "row 2 of every head"),
     (product(row=[2], batch=[1]), {}, "row 2 of batch 1"),
     (product(head=[2, 3]), {}, "heads 2, 3"),
@@ -65,6 +68,7 @@ PLACES = [
     (product(feature=[2, 3, 10, 11]), HALVES, "features 2, 3, 10, 11 of every row"),
     (product(feature=PAIRS_FROM_4), HALVES, "pairs from 4 on (features 4 to 7 and 12 to 15) of every row"),
     (product(feature=range(8)), HALVES, "features 0 to 7 of every row"),
+    (product(feature=[2, 3, 6, 7, 10, 11, 14, 15]), ADJACENT, "every odd pair of every row"),
     (at_rows(FAR >= 65_536), {"pos": FAR}, "rows 1, 3, 6 (positions from 65,536 on) of every head"),
     (
         at_rows(FAR >= 70_000),
@@ -124,12 +128,12 @@ def test_a_phrase_without_a_share_is_never_of_scattered_elements(seed, share):
 POS = np.array([3, 8, 1, 9, 6])
 
 
-def wrong_result(change, dtype="float32", fields=None):
+def wrong_result(change, dtype="float32", fields=None, pos=POS):
     """Return the message on a result that `change` makes of the right one."""
-    x = np.random.default_rng(1).standard_normal((2, 3, 5, 16)).astype(dtype)
-    y = apply_definition(x, POS, **(fields or {}))
+    x = np.random.default_rng(1).standard_normal((2, 3, pos.shape[-1], 16)).astype(dtype)
+    y = apply_definition(x, pos, **(fields or {}))
     with pytest.raises(AssertionError) as caught:
-        assert_contract(change(x, y).astype(dtype), x, POS, **(fields or {}))
+        assert_contract(change(x, y).astype(dtype), x, pos, **(fields or {}))
     return str(caught.value)
 
 
@@ -164,6 +168,23 @@ def test_values_are_named(text):
     message = wrong_result(change, fields={"pairing": "interleaved"})
     assert place_of(message) == "heads after the first"
     assert message.split("; ")[1] == text
+
+
+# Positions, and the ones that code rotates by instead.
+OTHER_POSITIONS = {
+    "pos converted to float32": (POS + 2**24, lambda pos: pos.astype(np.float32).astype(np.int64)),
+    "pos modulo 2^24": (POS + 2**24, lambda pos: pos % 2**24),
+    "pos without its fraction": (POS + 0.5, np.trunc),
+    "positions that run along the batch axis": (np.array([[0, 7], [9, 1]]), np.transpose),
+    "the positions of head 0": (np.arange(30).reshape(2, 3, 5), lambda pos: pos[:, :1]),
+}
+
+
+@pytest.mark.parametrize("text", OTHER_POSITIONS)
+def test_other_positions_are_named(text):
+    pos, change = OTHER_POSITIONS[text]
+    message = wrong_result(lambda x, y: apply_definition(x, change(pos)), pos=pos)
+    assert message.split("; ")[1] == f"rotated by {text}"
 
 
 def test_a_field_that_is_ignored_is_named():
@@ -222,49 +243,17 @@ def test_features_outside_the_slice_are_named():
     assert place_of(message) == "features from 8 on of every row"
 
 
-# ---- mutants ----
-
-# A check that a mutant fails, the place, and the values if the message names them.
-MUTANTS = {
-    "first_coordinate_only": ("axes", "features from 8 on of rows 0 to 3", ""),
-    "given_frequencies_turn_every_lane": ("axes_and_frequencies", "every odd pair of every row", ""),
-    "bfloat16_positions": ("accuracy_2e16[float32]", "56 of 61 rows", ""),
-    "positions_counted_in_float32": (
-        "accuracy_2e24[float32]",
-        "rows 20, 22 (positions 16,777,217, 16,777,219) of every head",
-        "rotated by pos converted to float32",
-    ),
-    "positions_wrapped_at_2_24": (
-        "accuracy_2e24[float32]",
-        "rows 19 to 22 (positions from 16,777,216 on) of every head",
-        "rotated by pos modulo 2^24",
-    ),
-    "positions_truncated": (
-        "accuracy_float[float32]",
-        "rows 1 to 5 (positions with a fraction) of every head",
-        "rotated by pos without its fraction",
-    ),
-    "square_positions_transposed": (
-        "positions_of_a_batch",
-        "all elements",
-        "rotated by positions that run along the batch axis",
-    ),
-    "heads_of_positions_ignored": (
-        "positions_of_heads",
-        "heads after the first",
-        "rotated by the positions of head 0",
-    ),
-    "bits_by_length": ("same_bits", "row 2", ""),
-}
+def test_where_bits_differ_is_named():
+    assert difference(POS, POS, "differ") == ""
+    text = "wrong: row 2; 5 of 40 elements differ; first at row 2, feature 0: 3.0, not 4.0"
+    want = 3 + (np.arange(8)[:, None] == 2) * np.ones(5)
+    assert difference(np.full((8, 5), 3.0), want, "differ") == text
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_message_of_a_mutant_names_the_place(name):
-    check_name, place, values = MUTANTS[name]
-    (mutant,) = (each for each in faults.load_mutants() if each.name == name)
-    (check,) = (each for each in checks() if each.name == check_name)
-    judge = Judge(mutant.target())
-    outcome, _ = outcome_of(check, judge)
-    text = judge.faults[check_name].text
-    assert (outcome, place_of(text)) == (FAILED, place)
-    assert not values or f"; {values}; " in text
+def test_the_message_of_a_check_names_the_place():
+    judge = Judge(faults.target(faults.named("positions_wrapped_at_2_24"), "numpy"))
+    (check,) = (each for each in checks() if each.name == "accuracy_2e24[float32]")
+    assert outcome_of(check, judge)[0] == FAILED
+    text = judge.faults[check.name].text
+    assert place_of(text) == "rows 19 to 22 (positions from 16,777,216 on) of every head"
+    assert "; rotated by pos modulo 2^24; " in text
