@@ -76,7 +76,6 @@ def test_expected_failures_are_strict_both_ways():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"only": ["bases"]}, "only: no check is named 'bases'; similar: base"),
         ({"only": "norm"}, "only is 'norm'; give a collection of names"),
         ({"only": ["norm"], "cases": ["width=64"]}, "cases are judged alone; leave only out"),
         ({"expected_failures": {"base": " "}}, "give the reason"),
@@ -92,6 +91,8 @@ def test_keywords_that_are_unusable(options, message):
 def test_targets_are_checked_when_they_are_made(monkeypatch):
     with pytest.raises(ValueError, match="unknown target"):
         iter_checks("numppy")
+    with pytest.raises(ValueError, match="give a callable"):
+        Target(np.ones(2))
     with pytest.raises(ValueError, match="has its claims already"):
         check_backend(Target(rotate), angles="exact")
     monkeypatch.setattr(type(LIBRARIES["cupy"]), "module", "no_such_library")
@@ -145,14 +146,22 @@ def test_only_claimed_positions_are_tried(positions):
     assert max(np.max(np.abs(pos.astype(float)), initial=0) for pos in seen) <= 2**16
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, SystemExit, KeyError, "a message of no text"])
-def test_a_function_that_refuses_every_call_fails(error):
-    class Unreadable(Exception):
-        def __str__(self):
-            raise RuntimeError
+class Unusual(BaseException):
+    pass
 
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+ERRORS = [NotImplementedError(), SystemExit(0), Unusual(), Unreadable(), ValueError('give --case "x')]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_function_that_refuses_every_call_fails(error):
     def rotate(x, pos):
-        raise Unreadable if isinstance(error, str) else error(0)
+        raise error
 
     assert "definition" in names_of(run_checks(rotate, only=["definition", "norm", "base"]), "failed")
 
