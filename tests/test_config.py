@@ -64,6 +64,16 @@ EXAONE = model("exaone4_5_text", head_dim=128, num_hidden_layers=8, rope_theta=1
 EXAONE = model("exaone4_5", text_config=EXAONE)
 ULTRABERT = small("ultrabert", num_hidden_layers=2, attention_windows=[0, 64])
 MUSE = model("muse_glimmer_text", num_hidden_layers=4, layer_types=["full_attention"] * 4)
+ERNIE_VL = model("ernie4_5_moe_vl", **heads(2560, 20), rope_3d=True, rope_theta=5e5, vision_config={})
+HUNYUAN = model("hunyuan_v1_dense", head_dim=128, rope_scaling=ALPHA)
+MODERNBERT = model("modernbert", local_rope_theta=None)
+NEOMME = small("neomme", num_hidden_layers=8, rope_theta=None)
+OTHER_TOWER = model("hyperclovax_vision_v2", vision_config={"model_type": "qwen2_5_vl"})
+OLDER_TYPES = ["attention", "mamba", "deepseek_sparse_attention", "sliding_attention"]
+PHI3 = model("phi3", **heads(3072, 32), max_position_embeddings=131072, original_max_position_embeddings=4096)
+PHI3["rope_scaling"] = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+PHI3_RULE = ra.LongRoPE((1.0,) * 48, (2.0,) * 48, 4096, factor=32.0)
+LLAMA4_TEXT = model("llama4", text_config=model("llama4_text", rope_theta=5e5))
 DEEPSEEK_OCR = model("deepseek_v2", **heads(1280, 10))
 OLMO3 = {"full_attention": {**YARN, "truncate": False}, "sliding_attention": {"rope_type": "default"}}
 OLMO3 = small("olmo3", rope_parameters=OLMO3)
@@ -80,6 +90,7 @@ LATENT = small("kimi_k9", rope_theta=1e4, rope_interleave=True, mla_use_nope=Tru
 
 BAMBA = model("bamba", num_hidden_layers=4, attn_layer_indices=[1])
 MOE = model("cohere2_moe", rope_scaling={"rope_type": "linear", "factor": 4.0})
+BOTH_DICTS = llama({"type": "linear", "factor": 2.0}, rope_parameters={**LINEAR, "rope_theta": 5e5})
 DEFAULT_RULE = llama({**LINEAR, "rope_type": "default", "type": "linear"})
 
 
@@ -87,7 +98,12 @@ def layer(kind):
     return {"layer_type": kind}
 
 
-FULL, VISION = layer("full_attention"), {"part": "vision"}
+def indexed(kind, **keys):
+    return model(kind, index_head_dim=128, qk_rope_head_dim=64, rope_theta=1e4, **keys)
+
+
+FULL, SLIDING = layer("full_attention"), layer("sliding_attention")
+VISION, INDEXER = {"part": "vision"}, {"part": "indexer"}
 # A config, the rope by the model's code, and the layer or part.
 PUBLISHED = {
     # Published configs, with the keys of their config.json.
@@ -109,19 +125,23 @@ PUBLISHED = {
     "Llama 4": (LLAMA4, ra.RoPE(128, base=5e5), layer("chunked_attention")),
     "Llava": (model("llava", text_config=model("llama"), vision_config=model("clip")), half(128)),
     "Gemma 4, full": (model("gemma4_text"), half(512, **QUARTER), FULL),
-    "HunYuan": (
-        model("hunyuan_v1_dense", head_dim=128, rope_scaling=ALPHA),
-        half(128, scaling=ra.NTKAware(1000.0)),
-    ),
+    "HunYuan": (HUNYUAN, half(128, scaling=ra.NTKAware(1000.0))),
     "DBRX": ({**DBRX, "attn_config": {"clip_qkv": 8, "rope_theta": 500000}}, llama_rope()),
     "DBRX, by its class": (DBRX, half(128)),
     "DBRX, a null base": ({**DBRX, "attn_config": {"rope_theta": None}}, half(128)),
-    "ERNIE 4.5 VL": (
-        model("ernie4_5_moe_vl", **heads(2560, 20), rope_3d=True, rope_theta=5e5, vision_config={}),
-        ra.RoPE(128, base=5e5, axes=ra.Axes.alternating(20, 22, 22)),
+    "ERNIE 4.5 VL": (ERNIE_VL, ra.RoPE(128, base=5e5, axes=ra.Axes.alternating(20, 22, 22))),
+    "Phi-3": (PHI3, half(96, scaling=PHI3_RULE)),
+    "DeepSeek V3.2, indexer": (indexed("deepseek_v32"), half(128, rotary_dim=64), INDEXER),
+    "DeepSeek V3.2, attention": (indexed("deepseek_v32"), ra.RoPE(64, out_pairing="half")),
+    "A.X K2, indexer": (indexed("axk2"), half(128, rotary_dim=64), INDEXER),
+    "HY V4, indexer": (indexed("hy_v4"), half(128, rotary_dim=64, rotary_start=64), INDEXER),
+    "GLM-5, indexer": (
+        indexed("glm_moe_dsa", indexer_rope_interleave=True),
+        ra.RoPE(128, rotary_dim=64, out_pairing="half"),
+        INDEXER,
     ),
     "vLLM's ntk": (llama(NTK), llama_rope(scaling=ra.NTKAware(4.0, "fixed"))),
-    "vLLM's ntk, mixed": (
+    "vLLM's mixed ntk": (
         llama({**NTK, "mixed_b": 0.75}),
         llama_rope(scaling=ra.NTKAware(4.0, "mixed", 0.75)),
     ),
@@ -130,20 +150,10 @@ PUBLISHED = {
     # Keys of older configs, which transformers' classes convert.
     "EXAONE 4.5, full": (EXAONE, half(128, rotary_dim=0), layer(3)),
     "DeepSeek V4, ratio 0": (OLD_V4, V4_MAIN, layer(3)),
-    "attention": (
-        small(
-            "exaone4", layer_types=["attention", "mamba", "deepseek_sparse_attention", "sliding_attention"]
-        ),
-        half(64, rotary_dim=0),
-        layer(0),
-    ),
+    "attention": (small("exaone4", layer_types=OLDER_TYPES), half(64, rotary_dim=0), layer(0)),
     "a part of another model type": (QWEN_COHERE, half(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24))),
     "Kimi K2 in Kimi K2.5": (KIMI, ra.RoPE(64, base=5e4, out_pairing="half")),
-    "the vision tower of another model": (
-        model("hyperclovax_vision_v2", vision_config={"model_type": "qwen2_5_vl"}),
-        half(224, axes=ra.Axes.axial(112, 112)),
-        VISION,
-    ),
+    "the vision tower of another model": (OTHER_TOWER, half(224, axes=ra.Axes.axial(112, 112)), VISION),
     "language_config": (model("unlimited_ocr", language_config=heads(512, 16)), half(32)),
     "text on the top level": (model("fuyu", rope_theta=5e3), half(64, base=5e3, rotary_dim=32)),
     "values of the whole": (model("voxtral", text_config=model("llama")), half(128, base=1e8)),
@@ -157,41 +167,23 @@ PUBLISHED = {
     "a width by the class": (ERNIE, ra.RoPE(128, base=5e5)),
     # transformers saves an empty per_layer_config if all layers have one width.
     "no width of a layer": ({**GEMMA4, "per_layer_config": {}}, half(32, **QUARTER), FULL),
-    "a width of a layer": (
-        {**GEMMA4, "per_layer_config": {"1": {"head_dim": 64}}},
-        half(64, **QUARTER),
-        FULL,
-    ),
+    "a layer's width": ({**GEMMA4, "per_layer_config": {"1": {"head_dim": 64}}}, half(64, **QUARTER), FULL),
     # Null bases that the models' code replaces, or takes for no rotation.
     "OLMo-Hybrid's null": (OLMO_HYBRID, half(64, rotary_dim=0), layer(3)),
-    "ModernBERT's local null": (
-        model("modernbert", global_rope_theta=5e5, local_rope_theta=None),
-        half(64, base=5e5),
-        FULL,
-    ),
-    "Ultrabert's null": ({**ULTRABERT, "rope_theta": None}, half(64), layer("sliding_attention")),
-    "NeoMME's null": (
-        small("neomme", num_hidden_layers=8, rope_theta=None),
-        half(64, axes=ra.Axes.interleaved(16, 16)),
-        layer("sliding_attention"),
-    ),
+    "ModernBERT's local null": ({**MODERNBERT, "global_rope_theta": 5e5}, half(64, base=5e5), FULL),
+    "Ultrabert's null": ({**ULTRABERT, "rope_theta": None}, half(64), SLIDING),
+    "NeoMME's null": (NEOMME, half(64, axes=ra.Axes.interleaved(16, 16)), SLIDING),
     "OLMo 3's truncate": (OLMO3, half(64, base=5e5, scaling=ra.YaRN(4.0, 4096, truncate=False)), FULL),
     # Rules that the models' code does not read.
     "Cohere 2 MoE": (MOE, ra.RoPE(128), layer(0)),
     "a rule of the type default": (DEFAULT_RULE, llama_rope()),
-    "Bamba": ({**BAMBA, "attn_rotary_emb": 32}, half(128, rotary_dim=64), layer(1)),
+    "Bamba": ({**BAMBA, "attn_rotary_emb": 32}, half(128, rotary_dim=64)),
     # Contradictions that are none.
     "a flag as a number": ({**DEEPSEEK_V3, "rope_interleave": 0}, half(64, scaling=V3_YARN)),
     "mrope_interleaved of False": (qwen2_vl(mrope_interleaved=False), rope(qwen2_vl())),
     "interleaved of False": (llama(rope_parameters={"interleaved": False}), llama_rope()),
-    "both dicts of parameters": (
-        llama({"type": "linear", "factor": 2.0}, rope_parameters={**LINEAR, "rope_theta": 5e5}),
-        llama_rope(scaling=ra.Linear(2.0)),
-    ),
-    "a share is cut, not rounded": (  # 34.6 features
-        model("gpt_neox", **heads(1024, 8), rotary_pct=0.2703),
-        half(128, rotary_dim=34),
-    ),
+    "both dicts of parameters": (BOTH_DICTS, llama_rope(scaling=ra.Linear(2.0))),
+    "34.6 features": (model("gpt_neox", **heads(1024, 8), rotary_pct=0.2703), half(128, rotary_dim=34)),
     "latents without the flag": ({**LATENT, "mla_use_nope": False}, ra.RoPE(64, out_pairing="half")),
 }
 
@@ -205,16 +197,6 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
 def test_published(name):
     config, expected, *which = PUBLISHED[name]
     assert rope(config, **dict(*which)) == expected
-
-
-def test_phi_3_has_factors_and_an_amplitude_by_length():
-    config = model("phi3", **heads(3072, 32), max_position_embeddings=131072)
-    config["original_max_position_embeddings"] = 4096
-    config["rope_scaling"] = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-    made = rope(config)
-    assert made.at_length(4096).frequencies[0] == 1.0
-    assert made.at_length(4097).frequencies[0] == 0.5
-    assert made.at_length(1).amplitude == pytest.approx(1.19023807)
 
 
 @pytest.mark.parametrize("name", ["deepseek_yarn", "deepseek_llama_scaling", "telechat3-yarn"])
@@ -285,38 +267,39 @@ def test_models_that_rotate_nothing(kind):
 
 MLLAMA = {"num_hidden_layers": 6, "cross_attention_layers": [3, 4]}
 GRIFFIN = model("recurrent_gemma", num_hidden_layers=5)
-# A config, the width of its rotating layers, and these layers: by the code of transformers 5.23.
+# A config of 12 layers or as it states; the rope of some, by the code of transformers 5.23; their indices.
 SOME_LAYERS = {
-    "Bamba": ({**BAMBA, "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]}, 64, [9, 18, 27]),
-    "RecurrentGemma": (GRIFFIN | {"num_hidden_layers": 7}, 128, [2, 5]),
-    "Mllama": (model("mllama", text_config=MLLAMA), 128, [0, 1, 2, 5]),
-    "Mllama by default": (model("mllama_text_model", num_hidden_layers=5), 128, [0, 1, 2, 4]),
+    "Bamba": ({**BAMBA, "attn_layer_indices": [0, 2]}, half(128, rotary_dim=64), {0, 2}),
+    "RecurrentGemma": ({**GRIFFIN, "num_hidden_layers": 7}, half(256, rotary_dim=128), {2, 5}),
+    "Mllama": (model("mllama", text_config=MLLAMA), half(128, base=5e5), {0, 1, 2, 5}),
+    "Mllama by default": (model("mllama_text_model", num_hidden_layers=5), half(128, base=5e5), {0, 1, 2, 4}),
+    "Gemma 3": (model("gemma3_text", sliding_window_pattern=3), half(256, base=1e6), {2, 5, 8, 11}),
+    # Layer 0 is dense: it rotates though it has full attention.
+    "Cohere 2 MoE": (
+        model("cohere2_moe", sliding_window_pattern=3, first_k_dense_replace=1),
+        ra.RoPE(128, rotary_dim=0),
+        {3, 6, 9},
+    ),
+    "Gemma 4": (
+        model("gemma4_text", num_hidden_layers=3, layer_types=["sliding_attention"] * 3),
+        half(512, **QUARTER),
+        {2},
+    ),
+    "Muse": (model("muse_glimmer_text", num_hidden_layers=6), half(128, rotary_dim=0), {1, 5}),
+    "Bailing": (
+        model("bailing_hybrid", layer_group_size=4),
+        ra.RoPE(64, base=6e6, out_pairing="half"),
+        {3, 7, 11},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SOME_LAYERS)
-def test_the_layers_that_rotate(name):
-    config, width, rotating = SOME_LAYERS[name]
-    widths = {i: layer_rope.rotary_dim for i, layer_rope in layers_of(config).items()}
-    assert widths == {i: width if i in rotating else 0 for i in range(len(widths))}
-    assert rope(config).rotary_dim == width
-
-
-# A config of 12 layers that sets a pattern of layers, and its layers of full attention.
-PATTERNS = [
-    (model("gemma3_text", sliding_window_pattern=3), {2, 5, 8, 11}),
-    # Layer 0 is dense: it rotates though it has full attention.
-    (model("cohere2_moe", sliding_window_pattern=3, first_k_dense_replace=1), {3, 6, 9}),
-    (model("gemma4_text", num_hidden_layers=3, layer_types=["sliding_attention"] * 3), {2}),
-    (model("muse_glimmer_text", num_hidden_layers=6), {1, 5}),
-    (model("bailing_hybrid", layer_group_size=4), {3, 7, 11}),
-]
-
-
-@pytest.mark.parametrize(("config", "full"), PATTERNS, ids=lambda x: str(x)[:60])
-def test_the_pattern_sets_the_layer_types(config, full):
+def test_some_layers_have_the_rope_and_all_others_another(name):
+    config, expected, indices = SOME_LAYERS[name]
     ropes = layers_of({"num_hidden_layers": 12, **config})
-    assert {i for i, layer_rope in ropes.items() if layer_rope == ropes[min(full)]} == full
+    assert {i for i, layer_rope in ropes.items() if layer_rope == expected} == indices
+    assert len(set(ropes.values())) == 2
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "smollm3", "mistral_large4_text"])
@@ -362,28 +345,13 @@ def test_a_null_base_of_a_layer_type_is_no_default(name):
 # ---- parts ----
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("deepseek_v32", half(128, rotary_dim=64)),
-        ("axk2", half(128, rotary_dim=64)),
-        ("hy_v4", half(128, rotary_dim=64, rotary_start=64)),
-        ("glm_moe_dsa", ra.RoPE(128, rotary_dim=64, out_pairing="half")),
-    ],
-)
-def test_the_indexer_has_a_rope_of_its_own(kind, expected):
-    config = model(kind, index_head_dim=128, qk_rope_head_dim=64, rope_theta=1e4)
-    reading = read({**config, "indexer_rope_interleave": kind == "glm_moe_dsa"}, part="indexer")
-    assert (reading.rope, reading.part) == (expected, "indexer")
-    assert rope(config).head_dim == 64
-
-
 @pytest.mark.parametrize(("kind", "main"), [("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")])
 def test_parts_within_the_main_part_are_found(kind, main):
     config = model(kind)
     assert read(config, part="text").part == f"{main}.text"
     assert read(config, part="vision").part == f"{main}.vision"
     assert read(config, part=main).rope == read(config, part=f"{main}.text").rope
+    assert read(indexed("axk2"), part="indexer").part == "indexer"
 
 
 # ---- stated and inferred values ----
@@ -426,6 +394,7 @@ def test_the_context_is_stated_or_the_default_of_the_class():
 
 # ---- notes ----
 
+PLAIN_RULE = {"rope_type": "default", "rope_theta": 1e4}
 # A config; the beginning or a word of one of its notes.
 NOTES = [
     (llama(rope_parameters={**LINEAR, "beta_fast": 3}), "does not use 'beta_"),
@@ -436,11 +405,7 @@ NOTES = [
     ({**DBRX, "attn_config": {"rope_theta": 5e5}}, "transformers 5.23 does not read it"),
     ({**GEMMA3, "rope_local_base_freq": 5.0}, "rope_local_base_freq outside", layer(0)),
     (MOE, "rope_scaling is not used", layer(0)),
-    (
-        {**MOE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        "rope_scaling is not used",
-        layer(0),
-    ),
+    ({**MOE, "rope_parameters": PLAIN_RULE}, "rope_scaling is not used", layer(0)),
 ]
 
 
@@ -455,7 +420,7 @@ def test_not_noted():
         ({**BAMBA, "attn_rotary_emb": 64}, "attn_rotary_emb is", layer(1)),
         (DBRX, ""),
         (llama(properties=1, europe=2), ""),
-        (model("llama4", text_config=model("llama4_text", rope_theta=5e5), rope_theta=5e5), "outside"),
+        ({**LLAMA4_TEXT, "rope_theta": 5e5}, "outside"),
     ):
         assert not any(text in note for note in read(config, **dict(*which)).notes)
 
@@ -507,8 +472,7 @@ def test_a_constant_of_the_code_is_followed(config):
         reading = read({**config, key: value})
         assert reading.rope == rope(config)
         assert any(f"{key} is not used" in note for note in reading.notes)
-    usual = {**config, "rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    assert read(usual).notes == read(config).notes
+    assert read({**config, "rope_theta": 1e4, "rope_parameters": PLAIN_RULE}).notes == read(config).notes
 
 
 def test_two_bases_of_dbrx():
@@ -516,47 +480,38 @@ def test_two_bases_of_dbrx():
     config = {**DBRX, "attn_config": {"rope_theta": 5e5}}
     for base in (1e4, 5e5):
         assert rope({**config, "rope_theta": base}) == llama_rope()
-        assert (
-            rope({**config, "rope_parameters": {"rope_type": "default", "rope_theta": base}}) == llama_rope()
-        )
+        assert rope({**config, "rope_parameters": {**PLAIN_RULE, "rope_theta": base}}) == llama_rope()
     refuse("attn_config.rope_theta is 500000.0, and rope_theta 1000000.0", {**config, "rope_theta": 1e6})
 
 
 # ---- refusals ----
 
 LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
-ZORK = {"rope_theta": 1e4}
-
-
 SMOLLM = model("smollm3", num_hidden_layers=8)
+MPT = model("mpt", d_model=1024, n_heads=8, attn_config={"rope": True, "rope_theta": None})
+WRONG_FULL = {"full_attention": {"xx": 1}, "sliding_attention": {}}
 REFUSED = [
-    (llama({"type": "zork"}), "is 'zork', and the known rules are .*yarn"),
     (llama({"type": 3}), "type is 3; it must be a name"),
     (llama(rope_parameters={"zork": 1}), "'zork'; the known ones are alpha"),
     (llama({**YARN, "type": "linear"}), "differ"),
     (llama(LINEAR, rope_parameters={"rope_theta": 5e5}), "both stated, and differ"),
     (llama({**LINEAR, "rope_theta": 5e5}, rope_parameters=LINEAR), "in 'rope_theta'"),
     (
-        {**ZORK, "head_dim": 64, "partial_rotary_factor": 0.5, "rotary_dim": 16},
-        "partial_rotary_factor 0.5 of a head of 64 is 32, and .* stated as 16",
+        small("zork", partial_rotary_factor=0.5, rotary_dim=16),
+        "0.5 of a head of 64 is 32, and .* stated as 16",
     ),
     (llama({**YARN, "partial_rotary_factor": 1.5}), "from 0 to 1"),
-    (qwen2_vl(mrope_section=[16, 24, 25]), "sums to 65 pairs; give sections that sum to the 64"),
     (qwen2_vl(mrope_section=[32, 32]), "three"),
     (
-        model("qwen3_vl_text", rope_scaling={"mrope_section": [24, 20, 20], "mrope_interleaved": False}),
+        model("qwen3_vl_text", rope_scaling={**MROPE, "mrope_interleaved": False}),
         "mrope_interleaved is False",
     ),
     (llama({**LISTS, "long_factor": [1.0]}), "long_factor has 1 numbers"),
     (llama({**LISTS, "long_factor": None}), "long_factor is a NoneType|None"),
     (llama({"type": "linear"}), "factor is missing"),
     (llama({"type": "linear", "factor": "8"}), "factor is '8'"),
-    (
-        model("zork", d_model=64, n_heads=4, attn_config={"rope_theta": 10000}),
-        "zork, part 'attn': the width of a head is missing",
-    ),
+    (model("zork", n_heads=4, attn_config={"rope_theta": 1e4}), "zork, part 'attn': the width of a head is"),
     ({**llama(), "head_dim": 10**9}, "head_dim is 1000000000"),
-    ({**llama(), "head_dim": 127}, "the rotated width is 127 of a head of 127"),
     (GEMMA3, "layers differ"),
     (GEMMA3, "layer_type is 'zork'", layer("zork")),
     (GEMMA3, "from 0 to 33", layer(34)),
@@ -571,7 +526,6 @@ REFUSED = [
     (model("gpt2", rope_theta=1e4), "gpt2 has no rotary embedding in transformers"),
     ({"model_type": ["llama"]}, "model_type is a list"),
     (llama(rope_parameters=[1]), "rope_parameters is a list of length 1"),
-    ({**DEEPSEEK_V3, "rope_interleave": 2}, "rope_interleave is 2; it must be true or false"),
     (llama({"type": "xdrope", "xdrope_section": [1]}), "no rotation"),
     (model("hunyuan_vl_text", rope_scaling={"xdrope_section": [2] * 4}), r"xdrope_section is \[2"),
     (model("hunyuan_vl_text", rope_scaling={"mrope_section": [16] * 4}), "no rotation"),
@@ -591,21 +545,11 @@ REFUSED = [
     ({**llama(), "rope_theta": None, **BASE_OF_NULL}, "rope_theta is null, which"),
     ({**llama(), "rope_theta": None}, "rope_theta is null, which is no base; state the base"),
     (model("internlm", **heads(1024, 8), rotary={"type": "origin", "base": None}), "rotary.base is null"),
-    (
-        model("mpt", d_model=1024, n_heads=8, attn_config={"rope": True, "rope_theta": None}),
-        "attn_config.rope_theta is null, which is no base",
-    ),
-    (model("modernbert", local_rope_theta=None), "transformers 4 took global_rope_theta for it"),
-    (
-        model("llama4", text_config=model("llama4_text", rope_theta=5e5), rope_theta=1e6),
-        "rope_theta is 500000.0 in the part 'text', and 1000000.0 outside",
-    ),
+    (MPT, "attn_config.rope_theta is null, which is no base"),
+    (MODERNBERT, "transformers 4 took global_rope_theta for it"),
+    ({**LLAMA4_TEXT, "rope_theta": 1e6}, "rope_theta is 500000.0 in the part 'text', and 1000000.0 outside"),
     # The parameters of a layer type that is not read
-    (
-        small("gemma3_text", rope_parameters={"full_attention": {"xx": 1}, "sliding_attention": {}}),
-        "unknown rotary parameters: 'xx'",
-        layer("sliding_attention"),
-    ),
+    (small("gemma3_text", rope_parameters=WRONG_FULL), "unknown rotary parameters: 'xx'", SLIDING),
 ]
 REFUSED += [
     (model("esmfold2", atom_encoder={key: None}), f"{key} is null", {"part": "atom_encoder"})

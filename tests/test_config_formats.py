@@ -9,7 +9,10 @@ import contextlib
 import json
 import math
 import re
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from config_cases import half, model, refuse, rope
 
@@ -55,7 +58,7 @@ def llama3(factor, high):
 
 
 BASE_6, BASE_5, GPT = ra.RoPE(32, base=1e6), ra.RoPE(32, base=5e5), {"base": 150000.0}
-DEEPSEEK_ROPE = ra.RoPE(32, **yarn(40, 4096))
+DEEPSEEK_ROPE, LLAMA3_ROPE = ra.RoPE(32, **yarn(40, 4096)), ra.RoPE(32, base=5e5, **llama3(8, 4))
 STATED_BY_DEEPSEEK = {"original_seq_len": 2048, "rope_factor": 8, "beta_fast": 16, "beta_slow": 2}
 STATED_BY_DEEPSEEK["mscale"] = 0.7
 STATED_BY_LLAMA4 = {**SCALED, "rope_scaling_factor": 8, "rope_high_freq_factor": 4}
@@ -68,10 +71,7 @@ CASES = {
         {**MISTRAL, "yarn": {**YARN, "apply_scale": False, "beta": 8, "alpha": 4}},
         ra.RoPE(32, base=1e6, **yarn(16, 1024, 8, 4)),
     ),
-    "Mistral's latent attention": (
-        {**MISTRAL, **LATENT, "yarn": YARN},
-        ra.RoPE(16, base=1e6, **yarn(16, 1024)),
-    ),
+    "Mistral's latents": ({**MISTRAL, **LATENT, "yarn": YARN}, ra.RoPE(16, base=1e6, **yarn(16, 1024))),
     "Mistral without a base": (NO_BASE, BASE_6),
     "Mistral 7B v0.1": (OLD_MISTRAL, ra.RoPE(32)),
     "Mistral, a newer model_type": ({**MISTRAL, "model_type": "mistral3"}, BASE_6),
@@ -82,10 +82,10 @@ CASES = {
     "DeepSeek, a model_type": ({**DEEPSEEK, "model_type": "deepseek_v3"}, DEEPSEEK_ROPE),
     "Llama 2": (LLAMA2, ra.RoPE(32)),
     "Llama, Code": (CODE_LLAMA, ra.RoPE(128, base=1e6)),
-    "Llama 3.1": ({**LLAMA3, **SCALED}, ra.RoPE(32, base=5e5, **llama3(8, 4))),
+    "Llama 3.1": ({**LLAMA3, **SCALED}, LLAMA3_ROPE),
     "Llama 4 without a base": ({**LLAMA2, **OF_LLAMA4}, BASE_5),
     "Llama 4 Scout": ({**LLAMA4, **SCALED}, ra.RoPE(32, base=5e5, **llama3(16, 1))),
-    "Llama 4, stated": ({**LLAMA4, **STATED_BY_LLAMA4}, ra.RoPE(32, base=5e5, **llama3(8, 4))),
+    "Llama 4, stated": ({**LLAMA4, **STATED_BY_LLAMA4}, LLAMA3_ROPE),
     "mlx-examples, Mistral": ({**MISTRAL, "model_type": "mistral"}, BASE_6),
     "mlx-examples, Mistral without a base": ({**NO_BASE, "model_type": "mistral"}, ra.RoPE(32)),
     "mlx-examples, Mixtral": ({**NO_BASE, "model_type": "mixtral", "moe": {"num_experts": 8}}, BASE_6),
@@ -95,19 +95,13 @@ CASES = {
         ra.RoPE(16, base=5e5),
     ),
     "mlx-examples, Llama from Hugging Face": ({**MLX_LLAMA, "rope_traditional": False}, half(32)),
-    "mlx-examples, Llama 3": (
-        {**LLAMA3, **SCALED, "model_type": "llama"},
-        ra.RoPE(32, base=5e5, **llama3(8, 4)),
-    ),
+    "mlx-examples, Llama 3": ({**LLAMA3, **SCALED, "model_type": "llama"}, LLAMA3_ROPE),
     "ExecuTorch, a stated head": ({**EXECUTORCH, "head_dim": 48}, half(48, base=1e6)),
     "ExecuTorch, stock and scaled": (
         {**STOCK, **SCALED, "rope_scale_factor": 32},
         ra.RoPE(32, base=1e6, **llama3(32, 4)),
     ),
-    "ExecuTorch, an older base": (
-        {**STOCK, "rope_theta": None, "rope_freq_base": 20000.0},
-        ra.RoPE(32, base=2e4),
-    ),
+    "ExecuTorch, older": ({**STOCK, "rope_theta": None, "rope_freq_base": 20000.0}, ra.RoPE(32, base=2e4)),
     "ExecuTorch, no base": ({**EXECUTORCH, "rope_theta": None}, half(32)),
     "gpt-oss": (GPT_OSS, half(32, **GPT, **yarn(32, 4096, amplitude=None, truncate=False))),
     "gpt-oss, no factor": ({**GPT_OSS, "rope_scaling_factor": 1.0}, half(32, **GPT)),
@@ -201,46 +195,32 @@ def diffusers(name, **keys):
 
 
 OTHER_NAMES = "the sizes have the names of another format"
+HF_LLAMA3 = {**LLAMA3, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+FLUX, KANDINSKY = "FluxTransformer2DModel", "Kandinsky5Transformer3DModel"
 REFUSED = [
     (MISTRAL, "params.json has no part 'vision'; give one of: 'text'", {"part": "vision"}),
     (
         model("mistral", dim=64, n_layers=4, n_heads=2),
-        f"model_type is 'mistral', but {OTHER_NAMES} .* give the config.json",
+        f"is 'mistral', but {OTHER_NAMES} .* give the config.json",
     ),
-    (
-        {**LLAMA3, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-        f"model_type is 'llama', but {OTHER_NAMES}",
-    ),
+    (HF_LLAMA3, f"model_type is 'llama', but {OTHER_NAMES}"),
     ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, "unknown keys gamma"),
     ({**MISTRAL, "yarn": 16}, "yarn is no object"),
     ({**MISTRAL, "yarn": {"beta": 32}}, "yarn.factor is missing"),
     ({**EXECUTORCH, "use_hf_rope": "yes"}, "use_hf_rope is 'yes'"),
     ({**LLAMA3, "rope_theta": None}, "which is no base; state .* was trained with.$"),
     ({**MISTRAL, "model_type": "mamba", "n_groups": 8}, "Mamba model, which has no rotation"),
-    (
-        {"dim": 64, "n_layers": 4, "rope_head_dim": 64, "compress_ratios": [0, 4]},
-        "DeepSeek-V4, which is not read: give the config.json",
-    ),
+    ({"dim": 64, "n_layers": 4, "rope_head_dim": 64, "compress_ratios": [0, 4]}, "DeepSeek-V4, which is not"),
     (diffusers("FluxPipeline", transformer=["diffusers", "FluxTransformer2DModel"]), "folder 'transformer'"),
     (
         diffusers("AnyFlow", vae=["diffusers", "AutoencoderKL"], scheduler=[None, None]),
         "folder 'transformer'",
     ),
-    (
-        diffusers("AutoencoderKLFlux2", patch_size=[2, 2], down_block_types=["A", "B"]),
-        "is no transformer of diffusers",
-    ),
+    (diffusers("AutoencoderKLFlux2", down_block_types=["A", "B"]), "is no transformer of diffusers"),
     (diffusers("MochiTransformer3DModel"), "learned weights .* RoPE cannot state it"),
-    (
-        diffusers("FluxTransformer2DModel", attention_head_dim=64),
-        "axes_dims_rope sums to 128, and a head has 64",
-    ),
-    (diffusers("FluxTransformer2DModel", axes_dims_rope=128), "axes_dims_rope is 128; give a list"),
-    (
-        diffusers("Kandinsky5Transformer3DModel"),
-        "Kandinsky5Transformer3DModel has no part 'audio'; give one of: 'text'",
-        {"part": "audio"},
-    ),
+    (diffusers(FLUX, attention_head_dim=64), "axes_dims_rope sums to 128, and a head has 64"),
+    (diffusers(FLUX, axes_dims_rope=128), "axes_dims_rope is 128; give a list"),
+    (diffusers(KANDINSKY), f"{KANDINSKY} has no part 'audio'; give one of: 'text'", {"part": "audio"}),
 ]
 
 
@@ -313,6 +293,8 @@ def explained(config, folder, name="params.json"):
 
 
 def test_the_command_explain_puts_facts_and_doubts_apart(tmp_path):
+    text = explained(diffusers("LTXVideoTransformer3DModel", num_attention_heads=2), tmp_path)
+    assert "The frequencies are listed one by one" in text
     text = explained({**DEEPSEEK, "index_head_dim": 128}, tmp_path)
     assert re.search("Notes .*mscale is not used.*the sparse attention's indexer.* Doubtful: nothing$", text)
     text = explained({**NO_BASE, "llama_4_scaling": {"beta": 0.1}}, tmp_path)
@@ -339,9 +321,18 @@ def test_no_class_of_diffusers_leaves_a_doubt(name, tmp_path):
     assert re.search(" Notes .* Doubtful: nothing$", text)
 
 
-def test_listed_frequencies_are_described(tmp_path):
-    text = explained(diffusers("LTXVideoTransformer3DModel", num_attention_heads=2), tmp_path, "config.json")
-    assert "The frequencies are listed one by one" in text
+def test_the_divisors_of_a_gguf_file_are_of_layers_without_a_window(tmp_path, monkeypatch):
+    """A reader in place of the package gguf; tests/edge/test_gguf_configs.py reads files with the package."""
+    values = {"general.architecture": "gemma3", "gemma3.block_count": 6, "gemma3.rope.freq_base": 1e6}
+    values |= {"gemma3.attention.sliding_window": 512, "gemma3.attention.key_length": 4}
+    reader = SimpleNamespace(
+        fields={key: SimpleNamespace(contents=lambda v=v: v) for key, v in values.items()}
+    )
+    reader.tensors = [SimpleNamespace(name="rope_freqs.weight", data=np.array([1.0, 4.0]))]
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=lambda path: reader))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert rope(tmp_path / "m.gguf", layer_type=0) == half(4)
+    assert rope(tmp_path / "m.gguf", layer_type=5).frequencies == (1.0, 1e-3 / 4)
 
 
 DIFFUSERS = {

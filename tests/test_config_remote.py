@@ -58,7 +58,9 @@ def dynamic(factor, trained):
     return {"scaling": ra.DynamicNTK(factor, trained)}
 
 
+CHATGLM_1 = hub("chatglm", position_encoding_2d=True, max_sequence_length=2048)
 TWICE = {"type": "dynamic", "factor": 2.0}
+SU_LISTS = ra.LongRoPE(SU["short_factor"], SU["long_factor"], 8192, 16.0, None, 1.0, SU["long_mscale"])
 # The config as published, and the rope of the model's code.
 ROWS = {
     "ChatGLM2-6B": ({**GLM, "num_layers": 28}, ra.RoPE(128, rotary_dim=64)),
@@ -70,6 +72,7 @@ ROWS = {
     "GLM-4-9B-Chat": ({**GLM, "rope_ratio": 500}, ra.RoPE(128, rotary_dim=64, base=5e6)),
     "GLM-4V-9B": ({**GLM, "rope_ratio": 1, "vision_config": {"hidden_size": 9}}, ra.RoPE(128, rotary_dim=64)),
     "CogAgent-9B": ({**GLM, "original_rope": False}, half(128, rotary_dim=64)),
+    "ChatGLM-6B": (CHATGLM_1, half(128, axes=ra.Axes.axial(64, 64, blocks=True))),
     "ChatGLM-6B, one coordinate": (hub("chatglm", position_encoding_2d=False), half(128)),
     "InternLM-7B, older": (hub("internlm", bias=True, max_position_embeddings=2048), half(128)),
     "InternLM-7B": (
@@ -89,6 +92,7 @@ ROWS = {
     "OpenELM-270M": ({**OPENELM, "rope_freq_constant": 10000}, half(64)),
     "OpenELM, another base": (model("openelm", head_dim=64, rope_freq_constant=5e5), half(64, base=5e5)),
     "Phi-3-small-8k": ({**PHI3, "rope_embedding_base": 1000000}, half(128, base=1e6)),
+    "Phi-3-small-128k": ({**PHI3, "rope_scaling": SU}, half(128, base=1e6, scaling=SU_LISTS)),
     "Grok-1": (model("grok-1", **heads(6144, 48)), half(128)),
     "MPT with rope": (mpt(rope=True, rope_theta=500000, alibi=False), half(128, base=5e5)),
     "MPT, linear": (mpt_by_rule(type="linear", factor=4.0), half(128, scaling=ra.Linear(4.0))),
@@ -135,46 +139,13 @@ def test_the_rope_is_of_the_model_s_code(name):
     assert not [note for note in reading.notes if "is not used" in note]
 
 
-def test_phi_3_small_has_factors_and_amplitudes_by_length():
-    made = rope({**PHI3, "rope_scaling": SU})
-    frequencies = 1e6 ** (-np.arange(0, 128, 2) / 128)
-    for length, lists in ((100_000, "long"), (8192, "short")):
-        stretched = frequencies / SU[f"{lists}_factor"]
-        np.testing.assert_allclose(made.at_length(length).frequencies, stretched, rtol=1e-12)
-        assert made.at_length(length).amplitude == SU[f"{lists}_mscale"]
-
-
-def rotated(first, second, position):
-    """Rotate pairs of features by RoPE of base 10000, as the models' code does."""
-    angles = position * 1e4 ** (-np.arange(len(first)) / len(first))
-    cos, sin = np.cos(angles), np.sin(angles)
-    return first * cos - second * sin, second * cos + first * sin
-
-
-def test_chatglm_1_rotates_each_half_by_a_position_of_its_own():
-    reading = read(hub("chatglm", position_encoding_2d=True, max_sequence_length=2048))
-    x = np.random.default_rng(0).normal(size=(1, 128))
-    expected = [*rotated(*x[0, :64].reshape(2, 32), 17), *rotated(*x[0, 64:].reshape(2, 32), 5)]
-    np.testing.assert_allclose(reading.rope.apply(x, [[17, 5]])[0], np.concatenate(expected), atol=1e-12)
-    assert any("position in the answer" in note for note in reading.notes)
-
-
-@pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_chatglm_2_rotates_pairs_of_the_first_half(pairing):
-    made = rope({**GLM, "original_rope": pairing == "interleaved"})
-    x = np.random.default_rng(0).normal(size=(1, 128))
-    even, odd = (slice(0, 64, 2), slice(1, 64, 2)) if pairing == "interleaved" else (slice(32), slice(32, 64))
-    expected = x[0].copy()
-    expected[even], expected[odd] = rotated(x[0, even], x[0, odd], 9)
-    np.testing.assert_allclose(made.apply(x, [9])[0], expected, atol=1e-12)
-
-
 def test_rope_ratio_is_noted_where_two_models_differ():
     unnamed = {**GLM, "num_layers": 28, "rope_ratio": 50}
     (note,) = read(unnamed).notes
     assert re.search("divides the positions.*_name_or_path", note)
     assert rope({**GLM_32K, "rope_ratio": 50}).scaling == ra.Linear(50.0)
     assert read({**GLM, "rope_ratio": 50}).notes == ()  # GLM-4 has 40 layers
+    assert any("position in the answer" in note for note in read(CHATGLM_1).notes)
 
 
 @pytest.mark.parametrize("config", [QWEN, TELECHAT], ids=["Qwen", "TeleChat"])
