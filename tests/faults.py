@@ -107,6 +107,24 @@ def mutant(kills, library="numpy", whole=False):
     return register
 
 
+def refusing(refuses, error=ValueError, base_only=False):
+    """Return correct code that refuses some calls: of every field, or of base alone."""
+
+    def check(x, pos, spec):
+        if any(refuses(one, pos, spec) for one in (x if isinstance(x, tuple) else (x,))):
+            raise error("another call")
+
+    def of_base(x, pos, base=10000.0):
+        check(x, pos, {})
+        return ra.apply(x, pos, base=base)
+
+    def of_all(x, pos, **spec):
+        check(x, pos, spec)
+        return ra.apply(x, pos, **as_records(spec))
+
+    return of_base if base_only else of_all
+
+
 def named(name):
     """Return the function of a mutant."""
     (rotate,) = (mutant.rotate for mutant in load_mutants() if mutant.name == name)
