@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import oracle
 import pytest
 from compare import array_and_values, words
 
@@ -53,32 +52,29 @@ def int_positions(lib, pos):
     return lib.asarray(np.asarray(pos, dtype=np.int32 if lib.name == "jax" else np.int64))
 
 
+def assert_within_the_proved_bound(y, values, pos, dtype, spec):
+    """The contract allows other code 2.5 eps, more than this library needs without an amplitude."""
+    exact, plan = apply_definition(values, pos, **spec), pairs_of(16, spec)
+    amplitude = float(plan.amplitude)
+    length = amplitude * np.hypot(values[..., plan.source[0]], values[..., plan.source[1]])
+    error = ROTATED[dtype][amplitude != 1.0] * eps(compute_dtype(dtype)) * length
+    for out in plan.target:
+        near = np.abs(exact[..., out]) + error
+        bound = error + 0.5 * ulp(near, dtype) + ulp(near, "float64")
+        assert (np.abs(y.astype(np.float64)[..., out] - exact[..., out]) <= bound).all()
+
+
 @pytest.mark.neutral
 @pytest.mark.parametrize("spec", SPECS, ids=words)
 def test_apply_holds_the_contract_at_integers(lib, float_dtype, spec):
+    """And the proved bound, where no number is subnormal."""
     pos = positions(100)
     for scale, inverse in ((1, False), (1, True), (1e-4, False), (1e4, False)):
-        x, exact = array_and_values(lib, float_dtype, 2, len(pos), 16, scale=scale)
+        x, values = array_and_values(lib, float_dtype, 2, len(pos), 16, scale=scale)
         y = lib.to_numpy(ra.apply(x, int_positions(lib, pos), inverse=inverse, **spec))
-        assert_contract(y, exact, pos, dtype=float_dtype, inverse=inverse, flushes=True, **spec)
-
-
-@pytest.mark.neutral
-@pytest.mark.parametrize("spec", SPECS, ids=words)
-def test_rotation_is_within_the_proved_bound(lib, float_dtype, spec):
-    """`assert_contract` allows other code 2.5 eps, more than this library needs without an amplitude."""
-    pos = positions(200, seed=5)
-    x, values = array_and_values(lib, float_dtype, len(pos), 16, seed=6)
-    y = lib.to_numpy(ra.apply(x, int_positions(lib, pos), **spec))
-    exact = apply_definition(values, pos, **spec)
-    plan = pairs_of(16, spec)
-    amplitude = float(plan.amplitude)
-    length = amplitude * np.hypot(values[..., plan.source[0]], values[..., plan.source[1]])
-    error = ROTATED[float_dtype][amplitude != 1.0] * eps(compute_dtype(float_dtype)) * length
-    for out in plan.target:
-        near = np.abs(exact[..., out]) + error
-        bound = error + 0.5 * ulp(near, float_dtype) + ulp(near, "float64")
-        assert (np.abs(y.astype(np.float64)[..., out] - exact[..., out]) <= bound).all()
+        assert_contract(y, values, pos, dtype=float_dtype, inverse=inverse, flushes=True, **spec)
+        if scale == 1 and not inverse:
+            assert_within_the_proved_bound(y, values, pos, float_dtype, spec)
 
 
 @pytest.mark.library("numpy")
@@ -112,63 +108,53 @@ def test_products_that_underflow_are_within_their_bound(lib, tiny, flushes):
     assert (np.abs(y - exact) <= bound).all()
 
 
+def errors_of_tables(lib, dtype, given, pos, **fields):
+    """Return the errors of cos and sin; `given` are the positions as the call gets them."""
+    width = fields["rotary_dim"]
+    tables = ra.RoPE(width, **fields).rotation(given, like=lib.asarray(np.ones((1, width)), dtype))
+    made = np.stack([lib.to_numpy(table).astype(np.float64) for table in tables])
+    return np.abs(made - cos_sin(pos, **fields))
+
+
 @pytest.mark.neutral
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1e6, 1.7, 1.0])
+@pytest.mark.parametrize("base", [10_000.0, 1e6, 1.7])
 def test_cos_and_sin_are_within_their_bound(lib, float_dtype, base):
-    bound = AT_INTEGERS[compute_dtype(float_dtype)] + ROUNDED_TRUTH
     pos = positions(100, seed=1)
-    like, _ = array_and_values(lib, float_dtype, 1, 128)
-    rotation = ra.RoPE(128, base=base).rotation(int_positions(lib, pos), like=like)
-    cos, sin = cos_sin(pos, rotary_dim=128, base=base)
-    assert np.abs(lib.to_numpy(rotation.cos) - cos).max() <= bound
-    assert np.abs(lib.to_numpy(rotation.sin) - sin).max() <= bound
+    errors = errors_of_tables(lib, float_dtype, int_positions(lib, pos), pos, rotary_dim=128, base=base)
+    assert errors.max() <= AT_INTEGERS[compute_dtype(float_dtype)] + ROUNDED_TRUTH
 
 
 def test_float_positions_are_within_their_bound(lib, float_dtype):
-    rng = np.random.default_rng(2)
-    pos = np.concatenate(
-        [rng.uniform(-100, 100, 60), rng.uniform(-(2**31), 2**31, 60), [0.5, -0.5, 1.5, 2.5]]
-    )
-    pos = pos.astype(np.float32) if lib.name == "jax" else pos
-    like, _ = array_and_values(lib, float_dtype, 1, 8)
-    inv_freq = (200.0, 6.0, 1.0, 1e-3)
-    rotation = ra.RoPE(8, inv_freq=inv_freq).rotation(lib.asarray(pos), like=like)
-    cos, sin = cos_sin(pos, rotary_dim=8, inv_freq=inv_freq)
+    rng, inv_freq = np.random.default_rng(2), (200.0, 6.0, 1.0, 1e-3)
+    pos = [*rng.uniform(-100, 100, 60), *rng.uniform(-(2**31), 2**31, 60), 0.5, -0.5, 1.5, 2.5]
+    pos = np.array(pos, np.float32 if lib.name == "jax" else np.float64)
+    errors = errors_of_tables(lib, float_dtype, lib.asarray(pos), pos, rotary_dim=8, inv_freq=inv_freq)
     bound = AT_FLOATS[compute_dtype(float_dtype)] * np.maximum(1.0, inv_freq) + ROUNDED_TRUTH
-    assert (np.abs(lib.to_numpy(rotation.cos) - cos) <= bound).all()
-    assert (np.abs(lib.to_numpy(rotation.sin) - sin) <= bound).all()
+    assert (errors <= bound).all()
 
 
 # LTX-Video's frequencies: π/2 to 5,000π for coordinates of about 1.
 FAST = tuple((np.pi / 2 * 10_000.0 ** np.linspace(0, 1, 8)).tolist())
 
 
-def fast_error(tables, pos):
-    return max(
-        abs(a - b).max() for a, b in zip(tables, cos_sin(pos, rotary_dim=16, inv_freq=FAST), strict=True)
-    )
-
-
 @pytest.mark.parametrize("form", ["array", "list"])
 def test_digits_of_float64_positions_count(lib, float_dtype, form):
     """A frequency of thousands multiplies the error of its position: rounded to float32 it is near 1e-3."""
     pos = np.random.default_rng(5).uniform(-3, 3, 200)
-    like, _ = array_and_values(lib, float_dtype, 1, 16)
 
-    def tables():
+    def largest_error():
         given = pos.tolist() if form == "list" else lib.asarray(pos)
-        rotation = ra.RoPE(16, inv_freq=FAST).rotation(given, like=like)
-        return [lib.to_numpy(table).astype(np.float64) for table in rotation]
+        return errors_of_tables(lib, float_dtype, given, pos, rotary_dim=16, inv_freq=FAST).max()
 
     bound = AT_FLOATS[compute_dtype(float_dtype)] + AT_FLOATS["float64"] * max(FAST) + ROUNDED_TRUTH
     if lib.name != "jax":
-        assert fast_error(tables(), pos) <= bound
+        assert largest_error() <= bound
         return
-    assert 1e-5 < fast_error(tables(), pos) < AT_FLOATS["float32"] * max(FAST)  # no float64 without x64
+    assert 1e-5 < largest_error() < AT_FLOATS["float32"] * max(FAST)  # no float64 without x64
     import jax
 
     with jax.enable_x64(True):  # the remedy of the docs
-        assert fast_error(tables(), pos) <= bound
+        assert largest_error() <= bound
 
 
 def test_floats_of_the_host_have_the_same_bits_beside_a_float64_x(lib):
@@ -179,36 +165,6 @@ def test_floats_of_the_host_have_the_same_bits_beside_a_float64_x(lib):
     pos, rope = [0.1, 2.7, 1e6 + 0.3], ra.RoPE(16, inv_freq=FAST)
     alone, beside = rope.apply(x, pos), rope.apply((y, x), pos)[1]
     np.testing.assert_array_equal(lib.to_numpy(alone), lib.to_numpy(beside))
-
-
-@pytest.mark.neutral
-@pytest.mark.parametrize("name", ["pairings", "slices", "bases", "frequencies", "amplitudes"])
-def test_golden_vectors(lib, float_dtype, name):
-    for case in oracle.golden(name):
-        x = np.array(case["x"])
-        fields = {k: v for k, v in case["fields"].items() if k != "head_dim"}
-        if "inv_freq" in fields:
-            fields["inv_freq"] = tuple(fields["inv_freq"])
-        array = lib.asarray(x.astype(np.float32), float_dtype) if float_dtype != "float64" else lib.asarray(x)
-        for row in case["rows"]:
-            exact = np.array(row["y"])
-            y = lib.to_numpy(ra.apply(array, row["pos"], **fields))
-            assert_contract(y, x, row["pos"], dtype=float_dtype, exact=exact, **fields)
-
-
-def test_golden_angles(lib, float_dtype):
-    compute = compute_dtype(float_dtype)
-    like, _ = array_and_values(lib, float_dtype, 1, 2)
-    for case in oracle.golden("angles"):
-        rope = ra.RoPE(case["fields"]["rotary_dim"], **case["fields"])
-        for row in case["rows"]:
-            if isinstance(row["pos"], float):
-                bound = AT_FLOATS[compute] * max(1.0, *rope.frequencies) + ROUNDED_TRUTH
-            else:
-                bound = AT_INTEGERS[compute] + ROUNDED_TRUTH
-            rotation = rope.rotation(row["pos"], like=like)
-            assert np.abs(lib.to_numpy(rotation.cos) - row["cos"]).max() <= bound
-            assert np.abs(lib.to_numpy(rotation.sin) - row["sin"]).max() <= bound
 
 
 def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):

@@ -1,5 +1,6 @@
 """Backends: the list, the choice and its reasons, by name, and backends of other packages."""
 
+import importlib.metadata
 import sys
 import textwrap
 
@@ -7,15 +8,13 @@ import child
 import numpy as np
 import pytest
 from compare import KERNEL, normal, same
-from conftest import sample
+from conftest import NIGHTLY
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, ShapeError, SpecError, _registry
 from rope_array._array_api import library as _library
 from rope_array._backends import _native
 from rope_array._dynamo import traced_memo_of_one
-from rope_array.testing import run_checks
-from rope_array.testing._checks import subjects
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 BUILTIN = "native numpy native triton torch jax cuda dask cubed mlx ndonnx tensorflow array-api"
@@ -51,7 +50,7 @@ def test_backends_are_listed_in_the_order_of_dispatch(lib):
         listed[0].usable = True
 
 
-def test_listing_backends_imports_no_library():
+def test_without_the_kernel_errors_name_the_reason_and_the_list_imports_no_library():
     script = """
         import sys
         import rope_array as ra
@@ -61,24 +60,12 @@ def test_listing_backends_imports_no_library():
         assert not libraries & set(sys.modules), libraries & set(sys.modules)
         print(*(f"{one.name}={one.usable}" for one in listed))
         assert all("not imported" in one.description for one in listed if one.usable is None)
-        import numpy
-        print(*(f"{one.name}={one.usable}" for one in ra.backends()))
-        assert not (libraries - {"numpy"}) & set(sys.modules)
-    """
-    before, after = child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none").splitlines()
-    assert before.split() == [f"{name}={None if name != 'array-api' else True}" for name in BUILTIN.split()]
-    assert after.split()[:2] == ["native=False", "numpy=True"]
-    assert after.split()[2:] == before.split()[2:]
-
-
-def test_without_the_kernel_errors_name_the_reason():
-    script = """
         import numpy as np
-        import rope_array as ra
+        listed = ra.backends()
+        print(*(f"{one.name}={one.usable}" for one in listed))
+        assert not (libraries - {"numpy"}) & set(sys.modules)
         x = np.ones((3, 16), dtype="float32")
-        native = ra.backends()[0]
-        assert (native.name, native.usable) == ("native", False)
-        assert "ROPE_ARRAY_KERNEL_LEVEL" in native.description
+        assert "ROPE_ARRAY_KERNEL_LEVEL" in listed[0].description
         assert "switched off" in ra.explain(x, 3).declined["native"]
         assert ra.apply(x, 3).tobytes() == ra.apply(x, 3, backend="numpy").tobytes()
         try:
@@ -86,7 +73,11 @@ def test_without_the_kernel_errors_name_the_reason():
         except ra.BackendError as error:
             print(error)
     """
-    assert "switched off" in child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none")
+    before, after, error = child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none").splitlines()
+    assert before.split() == [f"{name}={None if name != 'array-api' else True}" for name in BUILTIN.split()]
+    assert after.split()[:2] == ["native=False", "numpy=True"]
+    assert after.split()[2:] == before.split()[2:]
+    assert "switched off" in error
 
 
 @KERNEL
@@ -542,35 +533,21 @@ def test_types_of_a_library_that_is_not_loaded(install):
     assert "does not serve" in refusal(lambda: HALF.apply(X, 3, backend="mine"))
 
 
-def test_entry_points_are_read_once_with_the_first_array(install):
-    folder = install("mine", loopback())
-    child.run(
-        f"""
-        import sys
-        sys.path.insert(0, {str(folder)!r})
-        import rope_array as ra
-        ra.RoPE(16).frequencies, ra.Linear(2.0), ra.explain
-        assert not {{"importlib.metadata", "mine"}} & set(sys.modules)
-
-        import numpy as np
-        import importlib.metadata
-        read, real = [], importlib.metadata.entry_points
-
-        def counting(**given):
-            read.append(given)
-            return real(**given)
-
-        importlib.metadata.entry_points = counting
-        rope = ra.RoPE(16)
-        assert not read
-        for _ in range(3):
-            rope.apply(np.ones((3, 16)), 3)
-            rope.rotation(3, like=np.ones((3, 16), dtype="float32"))
-            ra.backends(), ra.explain(np.ones((3, 16)), 3)
-        assert read == [{{"group": "rope_array.backends"}}]
-        assert "mine" in sys.modules
-        """
+def test_entry_points_are_read_once_with_the_first_array(install, monkeypatch):
+    """Of an interpreter; a name or an attribute of a spec reads none."""
+    install("mine", loopback())
+    read, real = [], importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda **given: read.append(given) or real(**given)
     )
+    rope = ra.RoPE(16)
+    assert rope.frequencies
+    assert not read
+    for _ in range(3):
+        rope.apply(X, 3)
+        rope.rotation(3, like=X.astype("float64"))
+        assert ra.backends()[0].name == ra.explain(X, 3).backend == "mine"
+    assert read == [{"group": "rope_array.backends"}]
 
 
 # ---- out= of another package's backend ----
@@ -622,11 +599,7 @@ BOXES = """
 
     class Box:
         def __init__(self, inside):
-            self.inside = inside
-
-        dtype = property(lambda self: self.inside.dtype)
-        shape = property(lambda self: self.inside.shape)
-        ndim = property(lambda self: self.inside.ndim)
+            self.inside, self.dtype, self.shape, self.ndim = inside, inside.dtype, inside.shape, inside.ndim
 
 
     class Boxes(Library):
@@ -694,7 +667,7 @@ def test_a_type_that_no_library_knows(install):
         assert part in refusal(call, ra.RoPEError)
 
 
-# ---- the shipped suite over a backend of another package ----
+# ---- threads ----
 
 TYPES = {
     "numpy": "numpy:ndarray",
@@ -703,27 +676,13 @@ TYPES = {
     "dask": "dask.array:Array",
     "array_api_strict": "array_api_strict._array_object:Array",
 }
-
-
-@pytest.mark.without("dask", "jax")
-def test_the_suite_over_a_backend_of_another_package(lib, mine):
-    mine = mine(types=(TYPES[lib.name],))
-    chosen = [check for subject in ("kinds", "fields") for check in subjects()[subject]]
-    report = run_checks(lib.name, only=sample(*(check.name for check in chosen)))
-    assert report.ok
-    assert len(report.results) > 20
-    assert sum(mine.calls.values()) > 200
-
-
-# ---- threads ----
-
 FIRST_CALLS = """
     import sys
     import numpy as np
-    from conftest import LIBS
+    from rope_array.testing._libraries import LIBRARIES
     from threads import in_threads
 
-    lib, (folder, repeats, own) = LIBS[sys.argv[1]], sys.argv[2:]
+    lib, (folder, repeats, own) = LIBRARIES[sys.argv[1]], sys.argv[2:]
     sys.path.insert(0, folder)
     x = lib.asarray(np.random.default_rng(0).standard_normal((2, 3, 8)), "float32")
     pos = lib.asarray(np.arange(3, dtype=np.int32))
@@ -759,5 +718,5 @@ def test_first_calls_of_eight_threads_agree(lib, install):
     """With a backend of another package, another that is broken, and the library's own backend."""
     install("mine", loopback(types=(TYPES[lib.name],)))
     folder = install("aaa", "raise RuntimeError('at import')\n")
-    repeats = {"jax": "2", "dask": "3", "torch": "3"}.get(lib.name, "8")
-    child.run(FIRST_CALLS, lib.label, str(folder), repeats, served(lib)[0])
+    repeats = "8" if NIGHTLY else {"numpy": "4", "torch": "2"}.get(lib.name, "1")
+    child.run(FIRST_CALLS, lib.name, str(folder), repeats, served(lib)[0])

@@ -42,11 +42,11 @@ def test_frequencies_have_the_bits_of_transformers(case):
 @each_case
 @pytest.mark.library("torch")
 def test_tables_of_torch_have_the_bits_of_transformers(case):
-    """Follow LlamaRotaryEmbedding.forward at the first 100,000 positions."""
+    """Follow LlamaRotaryEmbedding.forward at every 13th position."""
     torch = pytest.importorskip("torch")
-    rope, count = narrow(case), case["length"]
-    angles = torch.arange(count)[:, None].float() * torch.from_numpy(golden_frequencies(case))
-    made = rope.rotation(range(count), like=torch.zeros(1))
+    pos = torch.arange(0, case["length"], 13)
+    angles = pos[:, None].float() * torch.from_numpy(golden_frequencies(case))
+    made = narrow(case).rotation(pos, like=torch.zeros(1))
     assert torch.equal(made.cos, angles.cos() * float.fromhex(case["amplitude"]))
     assert torch.equal(made.sin, angles.sin() * float.fromhex(case["amplitude"]))
 
@@ -72,13 +72,6 @@ def test_powers_are_within_a_unit_in_the_last_place(base):
         np.testing.assert_array_max_ulp(got, wanted, maxulp=1)
         rest = width // 2 % 32
         np.testing.assert_array_equal(got[-rest:] if rest else [], wanted[-rest:] if rest else [])
-
-
-def test_sleef_rounds_some_powers_wrongly():
-    """Pair 37 of base 1e6 and width 128 (Qwen2.5) differs from the nearest float32."""
-    power = float32_steps.powers(1e6, 128, 64)[37]
-    nearest = float(np.float32(1e6 ** (74 / 128)))
-    assert abs(power - nearest) == np.spacing(np.float32(nearest))
 
 
 def frequencies(rule, width=128):

@@ -6,7 +6,6 @@ import doctest
 import importlib
 import inspect
 import re
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -27,73 +26,77 @@ LIBRARIES = "numpy torch jax jaxlib dask cupy array_api_strict ml_dtypes mlx ndo
 
 # ---- import rope_array ----
 
-IMPORTED = """
-import importlib, sys
-importlib.import_module(sys.argv[1])
-print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
-"""
 
+def test_importing_brings_in_no_array_library_and_late_modules_come_on_first_use():
+    script = """
+        import importlib, sys
 
-def imported_by(module, **environment):
-    """Return the array libraries in sys.modules after `import module`."""
-    return set(child.run(IMPORTED, module, *LIBRARIES.split(), **environment).split())
+        def new(*names, use=""):
+            before = set(sys.modules)
+            for name in names:
+                importlib.import_module(name)
+            exec(use, {"ra": sys.modules["rope_array"]})
+            return set(sys.modules) - before
 
-
-def test_importing_brings_in_no_array_library(lib):
-    """Each session installs one library, the only library that could be imported."""
-    importlib.import_module(lib.module)
-    assert imported_by("rope_array") == set()
-    assert imported_by("rope_array.testing") == {"numpy"}
-    assert imported_by("rope_array.__main__") <= {"numpy"}
-
-
-def test_a_package_that_imports_numpy_is_found(tmp_path):
-    ignore = shutil.ignore_patterns("__pycache__", "_backends")
-    copied = shutil.copytree(PACKAGE, tmp_path / "rope_array", ignore=ignore)
-    shutil.copytree(BACKENDS, copied / "_backends", ignore=shutil.ignore_patterns("__pycache__"))
-    first = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-    assert imported_by("rope_array", **first) == set()
-    with (copied / "_spec/frequencies.py").open("a", encoding="utf-8") as file:
-        file.write("\nimport numpy\n")
-    assert imported_by("rope_array", **first) == {"numpy"}
-
-
-def test_late_modules_are_imported_on_first_use():
+        for name in ("rope_array", "rope_array.testing", "rope_array.__main__"):
+            new(name)
+            print(*{name.partition(".")[0] for name in sys.modules} & set(sys.argv[1].split()))
+        for use in sys.argv[2:]:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
+                del sys.modules[name]
+            print(*new("rope_array"), "|", *new(use=use))
+    """
     names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions", "torch")
     late = {f"rope_array.{name}" for name in names}
-    script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
-    for use, wanted in [
-        ("ra.RoPE(4).frequencies", set()),
-        ("ra.Linear(2.0)", {"rope_array._spec.scaling"}),
-        ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._spec.scaling"}),
-        ("ra.config", {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"}),
-        ("ra.hf.patch", {"rope_array.hf"}),
-    ]:
-        before, after = child.run(script.format(use)).split("|")
-        assert set(before.split()) & late == set()
-        assert set(after.split()) & late == wanted
+    uses = {
+        "ra.RoPE(4).frequencies": set(),
+        "ra.Linear(2.0)": {"rope_array._spec.scaling"},
+        "ra.RoPE.from_config({'model_type': 'llama'})": {"rope_array._config", "rope_array._spec.scaling"},
+        "ra.config": {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"},
+        "ra.hf.patch": {"rope_array.hf"},
+    }
+    none, testing, command, *lines = child.run(script, LIBRARIES, *uses).splitlines()
+    assert (none, testing, command) == ("", "numpy", "numpy")
+    for line, wanted in zip(lines, uses.values(), strict=True):
+        first, after = (set(names.split()) for names in line.split("|"))
+        assert not first & late
+        assert after & late == wanted
 
 
-def test_using_one_library_brings_in_no_other(lib):
+# A module of each library, and its function that makes an array of one of NumPy.
+ARRAYS = {
+    "numpy": ("numpy", "asarray"),
+    "strict": ("array_api_strict", "asarray"),
+    "dask": ("dask.array", "from_array"),
+    "jax": ("jax.numpy", "asarray"),
+    "torch": ("torch", "from_numpy"),
+}
+
+
+@pytest.mark.library(*ARRAYS)
+def test_using_one_library_brings_in_no_other():
+    """Of the libraries that come after it here."""
     script = """
-        import sys
-        from conftest import LIBS
+        import importlib, sys
         import numpy as np
-        lib = LIBS[sys.argv[1]]
-        x = lib.asarray(np.ones((2, 4)), "float32")
-        before = set(sys.modules)  # jax imports ml_dtypes
-        import rope_array as ra
-        rope = ra.RoPE(4)
-        for y in (ra.apply(x, [0, 1]), rope.rotation(3, like=x).apply(x), rope.matrix(1, like=x)):
-            lib.to_numpy(y)
-        new = {name.partition(".")[0] for name in sys.modules} - {name.partition(".")[0] for name in before}
-        print(*sorted(new & set(sys.argv[2:])))
-        print(*sorted(name for name in sys.modules if name.startswith("rope_array._backends.")))
+
+        for module, make in eval(sys.argv[1]):
+            x = getattr(importlib.import_module(module), make)(np.ones((2, 4), np.float32))
+            before = set(sys.modules)  # jax imports ml_dtypes
+            import rope_array as ra
+            rope = ra.RoPE(4)
+            for y in (ra.apply(x, [0, 1]), rope.rotation(3, like=x).apply(x), rope.matrix(1, like=x)):
+                np.asarray(y)
+            new = set(sys.modules) - before
+            libraries = {name for name in sys.argv[2].split() if name not in before}
+            print(*libraries & new)
+            print(*{name.split(".")[2] for name in new if name.startswith("rope_array._backends.")})
     """
-    libraries, backends = child.run(script, lib.label, *LIBRARIES.split()).splitlines()
-    assert not libraries.split()
-    chunks = {"numpy"} if lib.name == "dask" else set()  # its chunks are NumPy arrays
-    assert {name.split(".")[2] for name in backends.split()} <= {lib.name, "_native", *chunks}
+    printed = child.run(script, repr([*ARRAYS.values()]), LIBRARIES).splitlines()
+    libraries, backends = printed[::2], printed[1::2]
+    assert libraries == [""] * len(ARRAYS)
+    assert set(backends[0].split()) <= {"numpy", "_native"}
+    assert backends[1:] == ["", "dask", "jax", "torch"]
 
 
 # ---- who may import whom ----
@@ -273,31 +276,16 @@ PLANTED = [
     ("_spec.plan", "from numpy import asarray"),
     ("_apply", "def f():\n    import torch"),
     ("_apply", "from . import _registry"),
-    ("_array_api.pairs", "import rope_array._array_api.rotate"),
     ("_array_api.angles", "from .library import library"),
-    ("_array_api.library", "import numpy"),
     ("_array_api.library", "import array_api_compat.torch"),
     ("_registry", "import_module('rope_array._backends.torch')"),
     ("_apply", "async def f():\n    from . import _config"),
     ("_rope", "from . import _config"),
     ("_rope", "lambda: __import__('rope_array.torch')"),
-    ("_config", "def f():\n    from rope_array._rope import RoPE"),
-    ("_backends.torch", "from rope_array import apply"),
     ("_backends.torch", "from ... import _registry"),
-    ("_backends.torch", "from ..jax import LIBRARY"),
-    ("_backends.dask", "import torch"),
-    ("_backends.jax", "import array_api_compat.torch"),
-    ("_backends", "from . import torch"),
-    ("_demo._text", "import torch"),
-    ("_explain", "from . import _command"),
-    ("hf._patch", "import transformers"),
-    ("testing", "from .. import apply"),
     ("testing._own", "import rope_array"),
-    ("testing._own", "def f():\n    from rope_array._array_api.rotate import apply"),
-    ("testing._definition", "from ._libraries import rounded"),
-    ("testing._libraries._torch", "import torch"),
     ("_spec.plan", "def f():\n    from .spec import Spec"),  # a cycle
-    ("testing._judge", "from . import _checks"),  # a cycle
+    ("a_new_module", "from . import apply"),
 ]
 
 
@@ -309,7 +297,7 @@ def test_planted_violations_are_found():
     texts = sources()
     modules = {f"rope_array.{name}" for name in texts}
     assert {"", "_apply", "testing._definition", "_backends.torch"} <= texts.keys()
-    for name, line in [*PLANTED, ("a_new_module", "from . import apply")]:
+    for name, line in PLANTED:
         text, package = texts.get(name, ("", ("rope_array",)))
         imports = imports_of(f"{text}\n{line}\n", package, modules)
         assert violations({**GRAPH, name: imports}), (name, line)
@@ -317,39 +305,36 @@ def test_planted_violations_are_found():
 
 # ---- broken and mocked frameworks ----
 
-BROKEN = """
-import sys, types
-from unittest.mock import MagicMock
-import numpy as np
 
-# None: a test blocks the import. An empty module: half imported. A mock: a documentation build.
-for make in (lambda name: None, types.ModuleType, MagicMock):
-    for names in sys.argv[1:]:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
-            del sys.modules[name]
-        sys.modules.update({name: make(name) for name in names.split()})
-        import rope_array as ra
+def test_broken_frameworks_do_not_disturb_numpy():
+    """None: a test blocks the import. An empty module: half imported. A mock: a documentation build."""
+    child.run(
+        """
+        import sys, types
+        from unittest.mock import MagicMock
+        import numpy as np
 
-        rope = ra.RoPE(4, pairing="half")
-        x = np.ones((2, 4), np.float32)
-        y = ra.apply(x, [0, 1], rope)
-        z = rope.rotation(np.arange(2), like=x).apply((x, x))
-        rope.matrix(3)
-        assert type(y) is type(z[0]) is np.ndarray and y.tobytes() == z[0].tobytes(), names
-        for call in (lambda: ra.apply([1.0], 0), lambda: ra.apply(np.ones((2, 4)), None)):
-            try:
-                call()
-            except ra.ArrayTypeError:
-                continue
-            raise AssertionError("not refused")
-        for name in names.split():
-            del sys.modules[name]
-"""
+        frameworks = "torch jax jax.core jax.numpy dask dask.array cupy ndonnx sparse".split()
+        for make in (lambda name: None, types.ModuleType, MagicMock):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
+                del sys.modules[name]
+            sys.modules.update({name: make(name) for name in frameworks})
+            import rope_array as ra
 
-
-def test_a_broken_framework_does_not_disturb_numpy():
-    frameworks = ["torch", "jax jax.core jax.numpy", "dask dask.array", "cupy", "ndonnx sparse"]
-    child.run(BROKEN, " ".join(frameworks), *frameworks)
+            rope = ra.RoPE(4, pairing="half")
+            x = np.ones((2, 4), np.float32)
+            y = ra.apply(x, [0, 1], rope)
+            z = rope.rotation(np.arange(2), like=x).apply((x, x))
+            rope.matrix(3)
+            assert type(y) is type(z[0]) is np.ndarray and y.tobytes() == z[0].tobytes(), make
+            for call in (lambda: ra.apply([1.0], 0), lambda: ra.apply(np.ones((2, 4)), None)):
+                try:
+                    call()
+                except ra.ArrayTypeError:
+                    continue
+                raise AssertionError("not refused")
+        """
+    )
 
 
 # ---- public names ----
@@ -394,17 +379,17 @@ def test_names_that_users_have():
         _ = rope_array.nonesuch
 
 
-def test_dir_lists_the_public_names():
-    """Before and after a name is used: in a new interpreter."""
+def test_dir_and_star_imports_have_the_public_names_alone():
+    """`torch` would hide PyTorch's own name; a loop over `dir` would import PyTorch."""
     child.run(
         """
         import rope_array
         names = {name for name in dir(rope_array) if not name.startswith("_")}
         assert names == set(rope_array.__all__), names ^ set(rope_array.__all__)
-        for name in names:
-            getattr(rope_array, name)
-        assert {name for name in dir(rope_array) if not name.startswith("_")} == names
         assert "__version__" in dir(rope_array)
+        from rope_array import *
+        assert {name for name in dir(rope_array) if not name.startswith("_")} == names
+        assert names <= set(dir()) and "torch" not in dir()
         """
     )
 
@@ -473,11 +458,6 @@ def test_names_and_examples_of_the_torch_folder():
     failed, tried = doctest.testmod(rope_array.torch)
     assert failed == 0
     assert tried >= 20
-
-
-def test_the_torch_folder_is_no_name_for_star_imports():
-    """It would hide PyTorch's own name; nor does `dir` list it, as a loop over `dir` would import PyTorch."""
-    child.run("from rope_array import *; import rope_array as ra; assert 'torch' not in dir() + dir(ra)")
 
 
 def test_without_pytorch_the_error_names_the_command():
@@ -550,25 +530,18 @@ def test_calls_while_the_memos_are_locked():
 
 def test_one_liners_of_many_specs_in_eight_threads():
     """Use more specs than the memo holds: one thread evicts the plan that another is about to use."""
-    child.run(
-        """
-        import sys
-        import numpy as np
-        import rope_array as ra
-        from threads import in_threads
+    x = np.random.default_rng(0).standard_normal((2, 2))
+    bases = [float(base) for base in range(1, 400)]
+    want = {b: rope_array.RoPE(2, base=b, attention_factor=b).apply(x, [1, 2]).tobytes() for b in bases}
 
-        x = np.random.default_rng(0).standard_normal((2, 2))
-        bases = [float(base) for base in range(1, 400)]
-        want = {b: ra.RoPE(2, base=b, attention_factor=b).apply(x, [1, 2]).tobytes() for b in bases}
-        sys.setswitchinterval(1e-6)
+    def work(i):
+        for base in bases[50 * i :] + bases[: 50 * i]:
+            y = rope_array.apply(x, [1, 2], base=base, attention_factor=base)
+            assert y.tobytes() == want[base], base
 
-
-        def work(i):
-            for base in bases[50 * i :] + bases[: 50 * i]:
-                y = ra.apply(x, [1, 2], base=base, attention_factor=base)
-                assert y.tobytes() == want[base], base
-
-
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
         in_threads(work)
-        """
-    )
+    finally:
+        sys.setswitchinterval(interval)
