@@ -58,7 +58,6 @@ MUTANTS = {
         Mutant("i && call.several", "false", "float32_coordinates"),
         Mutant("difference(product(a, cos[k])", "sum(product(a, cos[k])", "float32_specs"),
         Mutant("sin[i] = product(sin[i], amplitude);", "", "float32_specs"),
-        Mutant("if (call.transposed)", "if (false)", "transposed"),
         Mutant("static_cast<const int*>", "static_cast<const Word32*>", "shapes_of_positions"),
         Mutant("seq * call.seq_step", "seq * static_cast<Word32>(call.seq_step)", "float32_python_positions"),
         Mutant("(((position & 0xFFFFFFFFu) * turns_q96_low) >> 32)", "0", "float64_specs", 64, HEADER),

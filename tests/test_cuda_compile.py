@@ -11,7 +11,11 @@ from cupy.cuda import nvrtc
 
 from rope_array._backends.cupy import _launch
 
-ARCHS = ["sm_80", "sm_90", "sm_100"]
+ARCHS = [
+    pytest.param("sm_80", marks=pytest.mark.nightly),
+    "sm_90",
+    pytest.param("sm_100", marks=pytest.mark.nightly),
+]
 # Instructions for a pair that an H100 has time for while it copies at 3.0 TB/s, by the size of an element.
 # Its 132 multiprocessors issue 4 · 32 a cycle at 1.7 GHz; of a pair of 16 bits, 8 bytes are read or written.
 BUDGET = {2: 76, 4: 153, 8: 306}
@@ -32,7 +36,7 @@ def disassemble(option, path):
 
 @functools.cache
 def compiled(arch, folder):
-    """Compile the kernels as CuPy does, which adds -ftz=true; return their mangled names and the file."""
+    """Compile the kernels as CuPy does, which adds -ftz=true; return their instructions and their usage."""
     program = nvrtc.createProgram(_launch.code(), "rotate.cu", [], [])
     for name in KERNELS:
         nvrtc.addNameExpression(program, name)
@@ -46,20 +50,12 @@ def compiled(arch, folder):
     sass, usage = (disassemble(option, path) for option in ("-sass", "-res-usage"))
     code = {part.split()[0]: part for part in sass.split("Function : ")[1:]}
     used = {part.split(":")[0]: part for part in usage.split("Function ")[1:]}
-    return {name: (code[mangled], used[mangled]) for name, mangled in names.items()}
+    return {name: (instructions(code[mangled]), used[mangled]) for name, mangled in names.items()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cubin")
-
-
-@pytest.fixture(params=[(arch, name) for arch in ARCHS for name in KERNELS], ids="-".join)
-def kernel(request, folder):
-    """A kernel's dtype and flags, its instructions, and its registers and memory."""
-    arch, name = request.param
-    code, used = compiled(arch, folder)[name]
-    return *KERNELS[name], instructions(code), used
 
 
 def instructions(code):
@@ -89,36 +85,28 @@ def kinds(code):
 
 def pairs_of_thread(dtype, flags):
     wide, reads_half, writes_half, _ = flags
-    if not wide:
-        return 1
-    return 16 // ITEMSIZE[dtype] // (1 if reads_half or writes_half else 2)
+    return 16 // ITEMSIZE[dtype] // (1 if reads_half or writes_half else 2) if wide else 1
 
 
-def main_loop(dtype, code):
-    """Return the loop over heads that rotates most pairs."""
-    product = "DMUL" if dtype == "float64" else "FMUL"
-    return max(loops(code), key=lambda loop: kinds(loop)[product])
-
-
-def heads_at_once(flags):
-    return 4 if flags[0] and not (flags[1] or flags[2]) else 2
-
-
-def test_machine_code(kernel):
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_machine_code(arch, name, folder):
     """Registers do not spill, accesses are wide, nothing is fused, and instructions fit in the budget."""
-    dtype, flags, code, used = kernel
+    (dtype, flags), (code, used) = KERNELS[name], compiled(arch, folder)[name]
     assert not re.search(r"LDL|STL|DFMA", " ".join(code.values()))
     assert "STACK:0 " in used
     assert "LOCAL:0 " in used
     assert int(re.search(r"REG:(\d+)", used).group(1)) <= 65536 // (5 * 128)
-    loop = main_loop(dtype, code)
+    # The loop over heads that rotates most pairs.
+    product = "DMUL" if dtype == "float64" else "FMUL"
+    loop = max(loops(code), key=lambda loop: kinds(loop)[product])
     assert not kinds(loop)["FFMA"]
     # CuPy's -ftz=true does not reach the rotation.
     assert not [kind for kind in kinds(loop) if kind.startswith("F") and "FTZ" in kind]
     if flags[0]:
         assert_wide(code)
-        pairs = pairs_of_thread(dtype, flags)
-        in_head = len(loop) / (pairs * heads_at_once(flags))
+        pairs, heads_at_once = pairs_of_thread(dtype, flags), 2 if flags[1] or flags[2] else 4
+        in_head = len(loop) / (pairs * heads_at_once)
         assert in_head <= IN_A_HEAD[ITEMSIZE[dtype]]
         # All other instructions, as if each ran once: other kinds of sources and copies too.
         once = (len(code) - len(loop)) / pairs

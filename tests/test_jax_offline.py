@@ -5,7 +5,7 @@ makes the tables in a first small kernel. A rotation of a part of the features m
 one, so these cases check the loop and the memory only.
 """
 
-import itertools
+import functools
 import json
 import math
 import tempfile
@@ -16,27 +16,15 @@ import xla_programs as programs
 
 pytestmark = pytest.mark.library("jax")
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
-CASES = list(itertools.product(programs.DTYPES, programs.ROPES, programs.SOURCES, programs.DIRECTIONS))
-each_case = pytest.mark.parametrize(
-    ("dtype", "rope", "source", "direction"), CASES, ids=[", ".join(case) for case in CASES]
-)
+each_case = pytest.mark.parametrize(("dtype", "rope", "source", "direction"), programs.CASES)
 
 
-def compile_in_child(platform):
-    """Return the facts of the programs for a platform, by case."""
+@functools.cache
+def facts_of(platform):
+    """Return the facts of a platform's programs by case, which a child process compiles."""
     with tempfile.TemporaryDirectory() as dump:
         script = f"import xla_programs; xla_programs.main({platform!r}, {dump!r})"
         return json.loads(child.run(script, **programs.environment(platform, dump)))
-
-
-@pytest.fixture(scope="module")
-def cuda():
-    return compile_in_child("cuda")
-
-
-@pytest.fixture(scope="module")
-def tpu():
-    return compile_in_child("tpu")
 
 
 def only_loop_over_x(platform, facts):
@@ -48,18 +36,18 @@ def only_loop_over_x(platform, facts):
 
 
 @each_case
-def test_the_tpu_reads_and_writes_x_once(tpu, dtype, rope, source, direction):
+def test_the_tpu_reads_and_writes_x_once(dtype, rope, source, direction):
     """XLA's own count of the bytes: x, the result, and an eighth more for tables of full width."""
-    facts = tpu[" ".join((dtype, rope, source, direction))]
+    facts = facts_of("tpu")[" ".join((dtype, rope, source, direction))]
     only_loop_over_x("tpu", facts)
     assert facts["temporary"] == 0
     assert facts["traffic"] <= 1.13 * 2 * math.prod(programs.SHAPES["tpu"]) * ITEMSIZE[dtype]
 
 
 @each_case
-def test_the_gpu_has_one_loop_of_vector_loads_and_stores(cuda, dtype, rope, source, direction):
+def test_the_gpu_has_one_loop_of_vector_loads_and_stores(dtype, rope, source, direction):
     """Four elements of x at a time; tables two at a time if each number serves two elements of x."""
-    facts = cuda[" ".join((dtype, rope, source, direction))]
+    facts = facts_of("cuda")[" ".join((dtype, rope, source, direction))]
     name = only_loop_over_x("cuda", facts)
     tables = 2 * 4 * programs.SHAPES["cuda"][-2] * programs.ROPES[rope].get("rotary_dim", 128) // 2
     assert len(facts["instructions"]) == (2 if source == "positions" else 1)

@@ -4,7 +4,7 @@ tests/test_conformance.py runs the suite over the backend too.
 """
 
 import contextlib
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import child
 import pytest
@@ -141,41 +141,35 @@ def test_a_repeated_call_is_recognised():
 def test_a_repeated_call_in_place_is_recognised():
     """If each array has memory of its own; else the checks find out whether they overlap."""
     kernel, source = _gpu_kernel.load_gpu_kernel(), Positions(POS.clone(), ROPE._plan)
-    packed = normal(2, 2, 5, 16)
     for xs in ((normal(2, 5, 16),), (normal(2, 5, 16), normal(1, 5, 16))):
-        want = ROPE.apply(xs, source.values, backend="triton")
-        ROPE.apply(tuple(map(torch.clone, xs)), source.values, out=xs, backend="triton")
-        again = tuple(map(torch.clone, xs))
-        ROPE.apply(again, source.values, out=again, backend="triton")
-        twice = tuple(map(torch.clone, want))
+        for _ in range(2):
+            again = tuple(map(torch.clone, xs))
+            ROPE.apply(again, source.values, out=again, backend="triton")
+        twice = tuple(map(torch.clone, xs))
         assert _eager.try_fast(twice, source, -2, twice, kernel) is twice
+        assert_same(twice, ROPE.apply(xs, source.values, backend="triton"))
+    packed = normal(2, 2, 5, 16)
     views = packed[0], packed[1]
     ROPE.apply(views, source.values, out=views, backend="triton")
     assert _eager.try_fast(views, source, -2, views, kernel) is NotImplemented
 
 
-def test_a_result_in_place_is_another_launch():
-    """Features outside of the slice are copied to another memory only."""
+def test_other_calls_are_other_launches():
+    """Calls that differ from an earlier call in the result's memory, in x's memory, or in coordinates."""
     rope, x = ra.RoPE(16, rotary_dim=8), normal(2, 5, 16)
     rope.apply(x, POS, out=x[:], backend="triton")
-    out = torch.full_like(x, 7.0)
+    out = torch.full_like(x, 7.0)  # features outside of the slice are copied to another memory only
     rope.apply(x, POS, out=out, backend="triton")
     assert_same(out, rope.apply(x, POS, backend="array-api"))
-
-
-def test_coordinates_are_another_launch():
     for rope in (ra.RoPE(16), ra.RoPE(16, axes=ra.Axes((0, 1) * 4))):
         assert_same_bits(normal(3, 2, 16), torch.tensor([[3, 5]]), rope)
-
-
-def test_another_memory_is_another_launch():
-    q = normal(2, 5, 4, 16)
+    heads_last = normal(2, 5, 4, 16).transpose(1, 2)
     others = normal(2, 4, 5, 32)[..., ::2], normal(5, 16).expand(2, 4, 5, 16)
-    for x in (q.transpose(1, 2), q.transpose(1, 2).contiguous(), *others):
+    for x in (heads_last, heads_last.contiguous(), *others):
         assert_same_bits(x)
 
 
-@pytest.mark.parametrize("start", [0, 5, -(2**40), 2**62])
+@pytest.mark.parametrize("start", [5, -(2**40)])
 def test_another_start_or_base_uses_the_same_launch(start, launched):
     x = normal(2, 5, 16)
     for base in (10.0, 1e6):
@@ -223,7 +217,7 @@ def assert_same_gradients(rotate):
 
 
 def test_gradients_of_positions():
-    for pos in (POS, POS.int(), 3, range(-7, 8, 3)):
+    for pos in (POS, 3, range(-7, 8, 3)):
         assert_same_gradients(lambda x, backend, pos=pos: MIXED.apply(x, pos, backend=backend))
 
 
@@ -261,25 +255,12 @@ def test_freed_memory_is_declined():
     assert _eager.try_fast(x, source, -2, None, kernel) is NotImplemented
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.func.jvp imports it
 def test_interceptions_are_declined():
-    """The kernel shares the gate of the CPU's kernel, which tests/test_torch.py judges."""
-    x, source = normal(2, 5, 16), Positions(POS, ROPE._plan)
-    assert triton.decline_reason((x,), source) is None
-    reasons = []
-
-    def ask(x):
-        reasons.append(triton.decline_reason((x,), source))
-        return x * 1.0
-
-    torch.func.vmap(ask)(x)
-    torch.func.jvp(ask, (x,), (x,))
+    """By the gate of the CPU's kernel, which tests/test_torch.py judges."""
+    x = normal(2, 5, 16)
     with torch.utils._python_dispatch.TorchDispatchMode():
-        reasons.append(triton.decline_reason((x,), source))
-    ask(type("Own", (torch.Tensor,), {})(2, 3))
-    ask(torch._neg_view(x))
-    assert len(reasons) == 5
-    assert None not in reasons, reasons
+        assert triton.decline_reason((x,), Positions(POS, ROPE._plan)) is not None
+    assert triton.decline_reason((x,), Positions(POS, ROPE._plan)) is None
     assert_same(torch.func.vmap(lambda x: ROPE.apply(x, POS))(x), ROPE.apply(x, POS))
 
 
@@ -289,15 +270,14 @@ def test_interceptions_are_declined():
 def test_calls_are_served_where_triton_fails(monkeypatch):
     """A machine may have no compiler for Triton's launcher: PyTorch's operations serve then."""
 
-    class Driver:
-        def get_current_device(self):
-            raise RuntimeError("Failed to find C compiler")
+    def fail():
+        raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_gpu_kernel, "is_interpreted", lambda: False)
     monkeypatch.setattr(_gpu_kernel, "_loaded", None)
     runtime = __import__("triton").runtime
-    monkeypatch.setattr(runtime.driver, "_active", Driver())
+    monkeypatch.setattr(runtime.driver, "_active", SimpleNamespace(get_current_device=fail))
     _gpu_kernel._why_triton_fails.cache_clear()
     assert "RuntimeError: Failed to find C compiler" in triton.unavailable_reason()
     assert _gpu_kernel.gpu_kernel() is None
@@ -306,12 +286,6 @@ def test_calls_are_served_where_triton_fails(monkeypatch):
 
 class Device:
     type, index = "cuda", 1
-
-
-class OnDevice(NamedTuple):
-    """An array on a device."""
-
-    device: type = Device
 
 
 def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
@@ -323,24 +297,20 @@ def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
     for current, expected in ((1, ["run"]), (0, [Device, "run"])):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         entered.clear()
-        _launch._run([], (OnDevice(),), (), None)
+        _launch._run([], (SimpleNamespace(device=Device),), (), None)
         assert entered == expected
 
 
 def test_another_stream_keeps_the_constants(monkeypatch):
     """Memory that another stream made must not be reused while this stream reads it."""
-    recorded = []
-
-    class Words:
-        record_stream = recorded.append
-
-    plan = ra.RoPE(16, base=5.0)._plan
-    plan.on_devices[Device] = (Words, 5)
+    recorded, plan = [], ra.RoPE(16, base=5.0)._plan
+    words = SimpleNamespace(record_stream=recorded.append)
+    plan.on_devices[Device] = (words, 5)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
         monkeypatch.setattr(_launch, "_stream", lambda device, stream=stream: stream)
-        assert _launch._words(plan, Device) is Words
+        assert _launch._words(plan, Device) is words
         assert recorded == expected
 
 
@@ -354,8 +324,8 @@ def test_a_capture_needs_the_constants(monkeypatch):
     plan.on_devices[Device] = (words, 5)
     monkeypatch.setattr(_launch, "_stream", lambda device: 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
-    assert _launch._words(plan, Device) is words
-    assert _launch._words(plan, Device) is words
+    for _ in range(2):
+        assert _launch._words(plan, Device) is words
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 
@@ -384,4 +354,3 @@ def test_a_fault_is_found(mutant, monkeypatch, tmp_path):
     found = (AssertionError, RuntimeWarning, InterpreterError)
     with installed(mutant, monkeypatch, tmp_path), pytest.raises(found):
         test()
-    test()

@@ -12,6 +12,7 @@ pairing, for sm_90 by Triton 3.9.
 So a program has all heads of a token, up to 32 of an array, and a thread 128 bytes of q.
 """
 
+import itertools
 import re
 
 import gpu_compile
@@ -45,10 +46,9 @@ def q_and_k(dtype, heads=(32, 8), head_dim=128, tokens_first=True):
 
 def source_of(fields, kind="positions", dtype="bfloat16", head_dim=128):
     plan = ra.RoPE(head_dim, **fields)._plan
-    if kind == "positions":
-        return Positions(torch.empty(TOKENS, dtype=torch.int64), plan)
-    if kind == "range":
-        return Positions(range(5, 5 + TOKENS), plan)
+    if kind != "tables":
+        spaced = range(5, 5 + TOKENS)
+        return Positions(spaced if kind == "range" else torch.empty(TOKENS, dtype=torch.int64), plan)
     real = torch.float64 if dtype == "float64" else torch.float32
     table = torch.empty((TOKENS, plan.layout.num_pairs), dtype=real)
     return Tables(table, table, plan.layout)
@@ -79,21 +79,21 @@ def assert_efficient(code, launch, arch, dtype, share, least=128):
     assert not re.search(r"LDL|STL|FFMA|DFMA|FMUL\.FTZ|FADD\.FTZ", " ".join(code.instructions))
 
 
-CASES = {
-    f"{arch} {dtype} {pairing} {kind}": (arch, dtype, pairing, kind)
-    for pairing in PAIRINGS
-    for arch, dtype, kind in [
-        *(("sm_90", dtype, "positions") for dtype in DTYPES),
-        *(("sm_90", dtype, "tables") for dtype in DTYPES if dtype != "float16"),  # which are as bfloat16's
-        *((arch, dtype, "positions") for arch in ("sm_80", "sm_100") for dtype in ("bfloat16", "float32")),
-    ]
-}
+CASES = [
+    *(("sm_90", dtype, "positions") for dtype in DTYPES),
+    *(("sm_90", dtype, "tables") for dtype in DTYPES if dtype != "float16"),  # which are as bfloat16's
+    *(
+        pytest.param(arch, dtype, "positions", marks=pytest.mark.nightly)
+        for arch in ("sm_80", "sm_100")
+        for dtype in ("bfloat16", "float32")
+    ),
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_wide_accesses_and_few_instructions(name, tmp_path):
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize(("arch", "dtype", "kind"), CASES)
+def test_wide_accesses_and_few_instructions(arch, dtype, pairing, kind, tmp_path):
     """Instructions take at most a third of the time of the bytes on an H100; 0.75 on a B200."""
-    arch, dtype, pairing, kind = CASES[name]
     launch, code = compiled(arch, dtype, pairing, tmp_path, kind)
     assert_efficient(code, launch, arch, dtype, 0.75 if arch == "sm_100" else 0.34)
 
@@ -112,7 +112,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("pairing", ["half", pytest.param("interleaved", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", MORE)
 def test_other_calls(name, pairing, tmp_path):
     launch, code = compiled("sm_90", "bfloat16", pairing, tmp_path, **MORE[name])
@@ -165,11 +165,11 @@ def test_amd(dtype):
     assert not re.search(r"scratch_store|v_fmac?_f|v_mac_f|v_pk_fma", code)
 
 
-@pytest.mark.parametrize("heads", [(1, 0), (1, 1), (8, 1), (32, 8), (64, 8), (128, 128)])
 @pytest.mark.parametrize("tokens_first", [True, False], ids=["tokens first", "heads first"])
-def test_one_launch_and_enough_programs(heads, tokens_first):
+def test_one_launch_and_enough_programs(tokens_first):
     """A program has 64 KiB of x at most, and few rows in vain; the options on a GPU are the tests'."""
-    for dtype in DTYPES:
+    all_heads = [(1, 0), (1, 1), (8, 1), (32, 8), (64, 8), (128, 128)]
+    for dtype, heads in itertools.product(DTYPES, all_heads):
         xs = q_and_k(dtype, heads, tokens_first=tokens_first)
         (launch,) = gpu_compile.launches(xs, source_of({}, dtype=dtype), -3 if tokens_first else -2)
         constants = constants_of(launch)

@@ -39,6 +39,10 @@ ROPES = {
 }
 SOURCES = ("positions", "tables")
 DIRECTIONS = ("forward", "gradient")
+FACTORS = DTYPES, tuple(ROPES), SOURCES, DIRECTIONS
+CASES = list(itertools.product(*FACTORS))
+if not os.environ.get("ROPE_ARRAY_NIGHTLY"):  # half of the cases, in which each three values meet
+    CASES = [case for case in CASES if sum(map(tuple.index, FACTORS, case)) % 2 == 0]
 # Instructions that compute nothing and move nothing.
 FREE = {"parameter", "tuple", "get-tuple-element", "constant", "bitcast"}
 INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([\w-]+)\(", re.MULTILINE)
@@ -61,8 +65,7 @@ def environment(platform, dump):
 def main(platform, dump):
     """Print the facts of every case's program, as JSON."""
     device = describe(platform)
-    cases = itertools.product(DTYPES, ROPES, SOURCES, DIRECTIONS)
-    print(json.dumps({" ".join(case): facts(platform, device, Path(dump), *case) for case in cases}))
+    print(json.dumps({" ".join(case): facts(platform, device, Path(dump), *case) for case in CASES}))
 
 
 def describe(platform):
