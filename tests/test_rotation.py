@@ -15,7 +15,6 @@ import pytest
 from compare import array_and_values, normal, on_host, values
 
 from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
-from rope_array._rotation import rotation_type
 from rope_array.testing import cos_sin
 from rope_array.testing._contract import AMPLIFIED, AT_INTEGERS, assert_contract, compute_dtype, eps
 from rope_array.testing._definition import pairs_of
@@ -48,7 +47,8 @@ def same(got, want):
 def test_tables(lib, float_dtype, layout):
     """Cos and sin have the right shape, dtype and library, and values within the contract."""
     width, fields = LAYOUTS[layout]
-    rope, like = RoPE(width, **fields), normal(lib, 2, dtype=float_dtype)
+    # Neither the values nor the shape of `like` matter.
+    rope, like = RoPE(width, **fields), lib.asarray(np.full((0, 2), np.nan), float_dtype)
     compute = compute_dtype(float_dtype)
     # The definition's cos and sin, and their product with the amplitude, are rounded to float64.
     bound = (AT_INTEGERS if rope.amplitude == 1.0 else AMPLIFIED)[compute] + 2.0**-53
@@ -70,6 +70,7 @@ def test_tables_are_where_like_is_in_strict():
     rotation = RoPE(4).rotation([1, 2], like=like)
     for r in (rotation, rotation.inverse(), rotation.adjoint()):
         assert r.cos.device == r.sin.device == r.apply(like).device == like.device
+    assert RoPE(4).matrix([1, 2], like=like).device == like.device
 
 
 @pytest.mark.library("torch")
@@ -78,24 +79,9 @@ def test_tables_are_where_like_is_in_torch():
     like = torch.ones(2, 4, device="meta")
     rotation = RoPE(4).rotation([1, 2], like=like)
     assert rotation.cos.device == rotation.sin.device == rotation.apply(like).device == like.device
+    assert RoPE(4).matrix([1, 2], like=like).device == like.device
     grad = RoPE(4).rotation([1, 2], like=torch.ones(2, 4, requires_grad=True))
     assert not grad.cos.requires_grad
-
-
-def test_values_and_shape_of_like_do_not_matter(lib):
-    want = RoPE(4).rotation([1, 2], like=lib.asarray(np.ones(4), "float32"))
-    for like in (np.full((3, 5, 2), np.nan), np.ones((0, 3))):
-        got = RoPE(4).rotation([1, 2], like=lib.asarray(like, "float32"))
-        same(got.cos, want.cos)
-        same(got.sin, want.sin)
-
-
-def test_later_writes_to_positions_change_no_rotation():
-    pos, x = np.array([1, 2]), np.ones((2, 4))
-    rotation = RoPE(4).rotation(pos, like=x)
-    before = rotation.apply(x)
-    pos[:] = 9
-    np.testing.assert_array_equal(rotation.apply(x), before)
 
 
 # ---- apply, inverse, adjoint ----
@@ -124,15 +110,8 @@ def test_inverse_and_adjoint(lib, float_dtype, layout):
         back = rotation.adjoint().apply(x)
         assert_contract(lib.to_numpy(back), exact, POSITIONS, dtype=float_dtype, inverse=True, **reciprocal)
     same(rotation.apply(x), before)
-
-
-@each_layout
-def test_the_adjoint_of_the_adjoint_and_the_inverse_of_the_inverse(layout):
-    width, fields = LAYOUTS[layout]
-    x = normal("numpy", S, width)
-    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     again = rotation.adjoint().adjoint()
-    np.testing.assert_array_equal(again.apply(x), rotation.apply(x))
+    same(again.apply(x), before)
     assert again.layout == rotation.layout
     back = rotation.inverse().inverse()
     assert back.layout._replace(amplitude=1.0) == rotation.layout._replace(amplitude=1.0)
@@ -349,14 +328,6 @@ def test_tables_and_dtypes_that_are_refused(lib):
 # ---- a value: repr, pickle, copy ----
 
 
-def test_a_rotation_is_two_tables(lib):
-    rotation = RoPE(4).rotation(range(3), like=normal(lib, 3, 4))
-    cos, sin = rotation
-    assert len(rotation) == 2
-    assert cos is rotation.cos
-    assert sin is rotation[1]
-
-
 @each_layout
 def test_repr_is_short(lib, layout):
     width, fields = LAYOUTS[layout]
@@ -386,21 +357,12 @@ def test_copies(lib, how):
         same(again.apply(x), one.apply(x))
 
 
-LOAD_TYPE = """
-    import pickle, sys
-    import numpy as np
-    from rope_array import RoPE
-    cls = pickle.loads(bytes.fromhex(sys.argv[1]))
-    assert cls is type(RoPE(8, pairing="half", attention_factor=2.0).rotation(0, like=np.ones(8)))
-    """
-
-
 def test_types_are_pickled():
+    """test_spec.py loads a type in another process, where it was not made before."""
     rotation = RoPE(8, **FIELDS).rotation(0, like=np.ones(8))
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         for one in (Rotation, type(rotation), type(rotation.inverse())):
             assert pickle.loads(pickle.dumps(one, protocol)) is one
-    child.run(LOAD_TYPE, pickle.dumps(type(rotation)).hex())  # where the type was not made before
 
 
 def test_a_rotation_made_by_its_class_has_no_layout():
@@ -413,20 +375,12 @@ def test_a_rotation_made_by_its_class_has_no_layout():
 
 def test_rotations_of_many_layouts():
     """More layouts than the memo of their types holds."""
-    count, x = 300, np.ones((1, 600), np.float32)
-    first, *others = (RoPE(600, rotary_dim=2 * i).rotation([3], like=x) for i in range(1, count))
+    count, x = 300, np.ones((1, 302), np.float32)
+    first, *others = (RoPE(302, rotary_dim=2, rotary_start=i).rotation([3], like=x) for i in range(count))
     assert len({type(rotation) for rotation in others}) == len(others)
     again = pickle.loads(pickle.dumps(first))
     assert again.layout == first.layout
     np.testing.assert_array_equal(again.apply(x), first.apply(x))
-
-
-def test_each_layout_has_one_type():
-    x = np.ones((3, 4))
-    layout = RoPE(4).rotation(range(3), like=x).layout
-    assert rotation_type(*layout) is rotation_type(*layout) is type(RoPE(4).rotation(3, like=x))
-    # Equal numbers of another type are no layout of a rope; nor may they be taken for one.
-    assert rotation_type(*layout._replace(start=0.0)) is not rotation_type(*layout)
 
 
 # ---- a tree ----
@@ -485,29 +439,24 @@ def test_a_compiled_function_takes_and_gives_rotations():
 # ---- made before the framework was imported ----
 
 BEFORE_TORCH = """
-import sys
-import numpy as np
-import rope_array as ra
+    import sys
+    import numpy as np
+    import rope_array as ra
 
-x = np.random.default_rng(0).standard_normal((3, 8)).astype("float32")
-rotation = ra.RoPE(8, pairing="half", attention_factor=2.0).rotation([1, 2, 3], like=x)
-want = rotation.apply(x)
-bound = 2 * 2.5 * 2.0**-23 * 2.0 * np.hypot(x, x).max() * 2
-assert "torch" not in sys.modules
-import torch
-from torch.utils import _pytree as pytree
+    x = np.linspace(-1, 1, 24, dtype="float32").reshape(3, 8)
+    rotation = ra.RoPE(8, pairing="half", attention_factor=2.0).rotation([1, 2, 3], like=x)
+    want = rotation.apply(x)
+    assert "torch" not in sys.modules
+    import torch
+    from torch.utils import _pytree as pytree
 
-leaves, structure = pytree.tree_flatten(rotation)
-assert [leaf is table for leaf, table in zip(leaves, (rotation.cos, rotation.sin))] == [True, True]
-assert pytree.tree_unflatten(leaves, structure).layout == rotation.layout
-moved = pytree.tree_map(torch.from_numpy, rotation)
-assert isinstance(moved, ra.Rotation)
-t = torch.from_numpy(x)
-compiled = torch.compile(lambda r, x: r.apply(x), backend="eager", fullgraph=True)
-for got in (moved.apply(t), torch.func.vmap(lambda r, x: r.apply(x))(moved, t), compiled(moved, t)):
-    assert (got - torch.from_numpy(want)).abs().max() <= bound
-assert rotation.apply(x).tobytes() == want.tobytes()
-"""
+    moved = pytree.tree_map(torch.from_numpy, rotation)
+    assert moved.layout == rotation.layout
+    t = torch.from_numpy(x)
+    compiled = torch.compile(lambda r, x: r.apply(x), backend="eager", fullgraph=True)
+    for got in (moved.apply(t), torch.func.vmap(lambda r, x: r.apply(x))(moved, t), compiled(moved, t)):
+        torch.testing.assert_close(got, torch.from_numpy(want))
+    """
 
 
 @pytest.mark.library("torch")

@@ -4,14 +4,13 @@ import dataclasses
 import math
 import pickle
 
-import mpmath
 import numpy as np
 import pytest
 from test_errors import faults_of
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
-from rope_array.testing import frequencies, rotation_matrix
+from rope_array.testing import rotation_matrix
 from rope_array.testing._own import as_records
 
 LONG = {
@@ -115,22 +114,6 @@ def test_golden_amplitudes(rule, wanted):
     assert RoPE(16, scaling=rule).amplitude == pytest.approx(wanted, rel=1e-8)
 
 
-def test_hunyuan_base():
-    """HunYuan's alpha of 1000 over a head of 128 (transformers, configuration_hunyuan_v1_dense)."""
-    assert ra.NTKAware(1000.0)._new_base(10000.0, 128) == pytest.approx(11158839.92507748, rel=1e-12)
-
-
-def test_golden_yarn_bounds():
-    """Low and high before rounding, of three released models."""
-    for base, width, trained, low, high in (
-        (150_000.0, 64, 4096, 8.0928, 17.3980),
-        (1e4, 128, 4096, 20.9445, 45.0269),
-        (1e6, 128, 32768, 23.5959, 39.6509),
-    ):
-        found = ra.YaRN(4.0, trained, truncate=False)._ramp(base, width)
-        assert found == pytest.approx((low, high), abs=1e-4)
-
-
 def test_golden_periods():
     """DINOv3's periods for a head of 16: 1, 3.162278, 10, 31.62278 (facebookresearch/dinov3)."""
     rope = RoPE(16, base=100.0, axes=ra.Axes.axial(8, 8), scaling=ra.Periods())
@@ -169,18 +152,6 @@ def test_frequencies_against_decimals(rule, base, width):
     np.testing.assert_allclose(turned, found, rtol=2e-13, atol=1e-14)
 
 
-def test_linear_is_exact():
-    """ω is base^(-2i/d)/f to all bits of the angle, not rounded to float64."""
-    rope = RoPE(8, base=12345.678, scaling=ra.Linear(3.3))
-    mpmath.mp.prec = 400
-    for number, upper, lower in zip(
-        frequencies(8, 12345.678), *(w.values for w in rope._plan.turns_q96), strict=True
-    ):
-        omega = mpmath.mpf(str(number)) / mpmath.mpf(3.3)
-        wanted = int(mpmath.nint(omega / (2 * mpmath.pi) * mpmath.mpf(2) ** 96)) % 2**96
-        assert (upper % 2**64) << 32 | lower == wanted
-
-
 def test_other_rules_round_frequencies_to_float64():
     """A rope with the same frequencies as inv_freq has the same bits."""
     for rule in (ra.YaRN(4.0, 4096), ra.Llama3(), ra.NTKAware(3.0), ra.LongRoPE(**LONG, length=1)):
@@ -203,15 +174,6 @@ def test_llama3_with_equal_bounds_is_a_step():
     turns = [512 * omega / (2 * math.pi) for omega in RoPE(32).frequencies]
     wanted = [omega if n >= 2 else omega / 8 for omega, n in zip(RoPE(32).frequencies, turns, strict=True)]
     np.testing.assert_allclose(rope.frequencies, wanted)
-
-
-def test_yarn_with_equal_bounds():
-    """The upper bound moves by 0.001, so the ramp is a step (AXLearn moves the lower: a reversed ramp)."""
-    found = RoPE(16, scaling=ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)).frequencies
-    plain = RoPE(16).frequencies
-    low = ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)._ramp(10000.0, 16)[0]
-    wanted = [omega if i <= low else omega / 4 for i, omega in enumerate(plain)]
-    np.testing.assert_allclose(found, wanted)
 
 
 def test_the_attention_factor_of_the_rope_replaces_the_rule_s():
@@ -238,50 +200,6 @@ def test_a_long_chain_of_reversals_is_short():
     for _ in range(10_001):
         rule = ra.Reversed(rule)
     assert rule == ra.Reversed(ra.Linear(2.0))
-
-
-# ---- ggml, by inv_freq ----
-
-
-def ggml(width, base, scale, trained, ext, factors):
-    """Return the angle per position of each pair, and the factor on cos and sin, for attn_factor 1.
-
-    Source: ggml-org/llama.cpp, rope_yarn and ggml_rope_cache_init of ggml/src/ggml-cpu/ops.cpp, and
-    ggml_rope_yarn_corr_dims of ggml/src/ggml.c, in float64.
-    """
-
-    def correction(turns):
-        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low, high = max(0, math.floor(correction(32))), min(width - 1, math.ceil(correction(1)))
-    thetas = []
-    for pair in range(width // 2):
-        theta = base ** (-2 * pair / width) / factors[pair]
-        mix = ext * (1 - min(1, max(0, (pair - low) / max(0.001, high - low))))
-        thetas.append(scale * theta * (1 - mix) + theta * mix if ext else scale * theta)
-    return thetas, 1 + 0.1 * math.log(1 / scale) if ext else 1.0
-
-
-@pytest.mark.parametrize("ext", [0.0, 0.25, 1.0, 2.0])
-@pytest.mark.parametrize(("width", "base", "trained"), [(128, 1e4, 4096), (64, 150_000.0, 8192)])
-def test_the_recipe_for_ggml(width, base, trained, ext):
-    """docs/scaling.md: ext_factor weighs the frequencies of Linear and YaRN; freq_factors divide them."""
-    factors = np.linspace(1, 9, width // 2)
-    linear, yarn = (RoPE(width, base=base, scaling=rule) for rule in (ra.Linear(8.0), ra.YaRN(8.0, trained)))
-    mixed = (1 - ext) * np.array(linear.frequencies) + ext * np.array(yarn.frequencies)
-    wanted, amplitude = ggml(width, base, 1 / 8, trained, ext, factors)
-    np.testing.assert_allclose(mixed / factors, wanted, rtol=1e-12)
-    assert amplitude == pytest.approx(yarn.amplitude if ext else 1.0)
-
-
-def test_the_factors_of_a_gguf_file_are_a_rule():
-    """llama.cpp's converter writes freq_factors that divide plain frequencies into those of a rule."""
-    plain = RoPE(16, base=5e5).frequencies
-    for rule in (ra.Llama3(), ra.LongRoPE(**LONG, length=1)):
-        wanted = RoPE(16, base=5e5, scaling=rule)
-        factors = np.divide(plain, wanted.frequencies)
-        made = RoPE(16, inv_freq=np.divide(plain, factors).tolist(), attention_factor=wanted.amplitude)
-        np.testing.assert_allclose(made.frequencies, wanted.frequencies, rtol=1e-15)
 
 
 # ---- rules that depend on the length ----
@@ -337,16 +255,9 @@ def test_dynamic_does_not_depend_on_the_calls_before():
     rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64))
     x = np.random.default_rng(0).standard_normal((3, 16))
     first = rope.at_length(10).apply(x, range(3))
-    rope.at_length(1000).apply(x, [997, 998, 999])
+    assert not np.array_equal(rope.at_length(1000).apply(x, range(3)), first)
     np.testing.assert_array_equal(rope.at_length(10).apply(x, range(3)), first)
     np.testing.assert_array_equal(RoPE(16).apply(x, range(3)), first)
-
-
-def test_the_length_is_never_read_off_positions():
-    """A call with a small position still uses the rope's length."""
-    rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64)).at_length(1000)
-    x = np.ones((1, 16))
-    assert not np.array_equal(rope.apply(x, [3]), RoPE(16).apply(x, [3]))
 
 
 def test_at_length_of_other_ropes_is_the_rope():
