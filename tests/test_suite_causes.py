@@ -192,14 +192,11 @@ def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
 
 
 def test_causes_are_in_the_order_in_which_they_are_mended():
-    """The next finding is of code with the causes before mended."""
+    """The next finding is of code with the causes before mended; one check may have two causes."""
     first, second = run_checks(float32_halves, only=["direction", "definition"], **FLOAT32).causes
     assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
     assert "; within the error of float32 angles; " in second.found
     assert "half pairing" not in second.found
-
-
-def test_two_conventions_are_found_by_one_check():
     report = run_checks(float32_halves, only=["definition"], **FLOAT32)
     assert report.cause.claims == {"fixed": HALF, **ANGLES}
 
@@ -325,7 +322,6 @@ OF_TORCH = {
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_gradients_and_modes_are_named_and_not_claimed_away(name):
-    pytest.importorskip("torch")
     only, text = OF_TORCH[name]
     cause = run_checks(named(name), only=sample("definition", *only.split()), library="torch").cause
     assert cause.text.startswith(text)

@@ -87,17 +87,6 @@ def test_reasons_are_of_the_signature_and_of_trial_calls():
 # ---- code and its claims: which checks pass, and which fail ----
 
 
-def with_fault(code, when, y_of=None, pos_of=None):
-    """Return code that is wrong for some x and positions: its result, or the positions that it rotates at."""
-
-    def wrong(x, pos, base=10000.0):
-        if not when(x, pos):
-            return code(x, pos, base=base)
-        return y_of(code(x, pos, base=base)) if y_of else code(x, pos_of(np.asarray(pos)), base=base)
-
-    return wrong
-
-
 def exactly_two(x, pos, base=10000.0):
     if isinstance(x, tuple) and len(x) != 2:
         raise ValueError("give q and k")
@@ -196,12 +185,13 @@ _IN_PLACE = "combinations inputs_unchanged no_aliasing tuples results_are_kept n
 # that are claimed, and that are declined.
 CODE = {
     "one dtype of positions": (
-        with_fault(not_uint16, lambda x, p: np.asarray(p).dtype == np.int32, y_of=lambda y: y * 1.01), {},
+        lambda x, pos, base=1e4: not_uint16(x, pos, base=base) * (
+            1.01 if np.asarray(pos).dtype == np.int32 else 1), {},
         "definition", "positions_of_narrow_dtypes", "narrow_positions[int32]", "narrow_positions[uint16]"),
     "one shape": (
-        with_fault(of_rows, lambda x, p: np.ndim(x) == 4 and np.ndim(p) == 2 and len(p) == 1 < len(x),
-                   y_of=np.negative), {}, "ranks positions_of_python",
-        "positions_broadcast", "broadcast_positions python_positions ranks",
+        lambda x, pos, base=1e4: of_rows(x, pos, base=base) * (
+            -1 if np.ndim(x) == 4 and np.ndim(pos) == 2 and len(pos) == 1 < len(x) else 1),
+        {}, "ranks positions_of_python", "positions_broadcast", "broadcast_positions python_positions ranks",
         "broadcast_positions[scalar] python_positions[int] ranks[1]"),
     "q and k": (exactly_two, {}, "tuples", "", "tuple[2]", "tuple[1] tuple[3]"),
     "in place": (lambda x, pos, base=1e4: np.copyto(x, ra.apply(x, pos, base=base)), {"in_place": True},
@@ -227,9 +217,9 @@ CODE = {
     "int32": (of_int32, {}, "definition many_heads", "", "narrow_positions[int32]",
               "narrow_positions[int64]"),
     "heads of one batch": (
-        with_fault(of_one_batch_of_heads, lambda x, p: np.ndim(p) == 3,
-                   pos_of=lambda p: np.broadcast_to(p[:, :1], p.shape)), {}, "definition",
-        "positions_broadcast", "broadcast_positions[1HS]", "head_positions broadcast_positions[BH1]"),
+        lambda x, pos: of_one_batch_of_heads(x, pos[:, :1] + 0 * pos if np.ndim(pos) == 3 else pos),
+        {}, "definition", "positions_broadcast", "broadcast_positions[1HS]",
+        "head_positions broadcast_positions[BH1]"),
     "negative strides": (of_rising_memory, {}, "strides_of_positions", "", "base", ""),
     "from -2^20": (from_minus_2e20, {}, "accuracy_negative positions_of_narrow_dtypes accuracy_float", "",
                    "negative_positions", ""),
@@ -539,7 +529,6 @@ def test_a_refused_gradient_is_no_failure(what):
 
 @pytest.mark.library("torch")
 def test_code_without_a_gradient_is_told_to_claim_it():
-    pytest.importorskip("torch")
     failed = dict.fromkeys(("gradient[float32]", "gradient_of_a_sum"), Fault("ValueError: no gradient"))
     assert lacks_wholly("gradient", failed, [*failed])
     failed["gradient_of_a_sum"] = Fault("wrong: all elements")
