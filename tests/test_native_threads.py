@@ -38,24 +38,18 @@ LARGE = {
     "one head": case((1, 1, 4099, 72)),
     "one head of coordinates": case((4099, 72), pos=uneven((4099, 3)), axes=Axes.chunked(12, 12, 12)),
     "one head of a cache line": case((10_073, 64), B, pairing="half"),
-    "one head in uneven steps": case((5037, 136), F16, uneven(5037), rotary_dim=128),
     "one head of gaps": case((2, 2201, 130), B, change=lambda x: x[:, :, 1:-1], head_dim=128),
     "odd head": case((9001, 67), B, rotary_dim=64, rotary_start=1, out_pairing="half"),
     "heads": case((2, 3, 301, 160), pairing="half"),
     "heads inside": case((2, 211, 11, 130), B, seq_axis=-3, pairing="half", out_pairing="interleaved"),
-    "heads inside by batch": case((2, 211, 11, 130), B, np.arange(422).reshape(2, 211), seq_axis=-3),
-    "heads of two": case((131, 2100, 2), seq_axis=0),
     "one position": case((1, 4099, 1, 144), F16, 7),
     "one position and one row": case((1, 700_000), F16, 7, head_dim=700_000, rotary_dim=64),
-    "one token of each": case((701, 2, 1, 208), pos=np.arange(701)[:, None] * 1000),
     "one token, one head": case((2801, 1, 1, 104), pos=np.arange(2801)[:, None] * 1000),
-    "wide heads": case((1, 35, 5_000), F64, pairing="half"),
-    "slices": case((2, 2101, 2, 67), seq_axis=1, rotary_dim=50, rotary_start=3, pairing="half"),
     "reversed features": case((3, 301, 320), change=lambda x: x[..., ::-1], out_pairing="half"),
     "transposed": case((602, 3, 320), F16, range(602), lambda x: x.transpose(1, 0, 2)),
+    "heads of two": case((131, 2100, 2), seq_axis=0),
     "broadcast": case((64, 33, 160), change=lambda x: np.broadcast_to(x[:1], x.shape)),
     "three heads of a few": case((3, 2, 200_000), rotary_dim=128),
-    "by each head": case((2, 3, 301, 160), pos=np.arange(1806).reshape(2, 3, 301)),
     "many rows of positions": case((331, 2, 9, 52), pos=np.arange(331 * 9).reshape(331, 9)),
     "no pairs": case((4001, 77), rotary_dim=0),
 }
@@ -114,14 +108,12 @@ def test_calls_from_eight_threads(monkeypatch):
     monkeypatch.setenv(THREADS, "3")
     rope = RoPE(64, pairing="half")
     xs = [normal(shape, d) for shape in ((2, 3, 64), (4, 300, 64), (8, 1100, 64)) for d in (F32, F16)]
-    xs.append((xs[0], normal((2, 3, 64), F64)))
-    cases = [(x, rope.apply(x, range((x[0] if type(x) is tuple else x).shape[-2]))) for x in xs]
-    until = time.monotonic() + 0.5
+    cases = [(x, range(x.shape[-2]), rope.apply(x, range(x.shape[-2]))) for x in xs]
+    until = time.monotonic() + 0.3
 
     def hammer(first):
         for i in itertools.count(first):
-            x, want = cases[i % len(cases)]
-            pos = range((x[0] if type(x) is tuple else x).shape[-2])
+            x, pos, want = cases[i % len(cases)]
             assert_same(RoPE(64, pairing="half").apply(x, pos), want)
             if time.monotonic() > until:
                 return
@@ -139,12 +131,16 @@ def test_other_python_threads_run_during_a_large_call(monkeypatch):
         assert not while_a_thread_waits(nothing, tries=50)
 
 
+# A nested pid namespace, or wraparound, can give a child its parent's pid.
+CONSTANT_GETPID = "#include <unistd.h>\npid_t getpid(void) { return 4242; }\n"
+COMPILER = shutil.which("cc")
+
 FORKED = """
-    import multiprocessing, os, sys, threading
+    import multiprocessing, os, signal, sys, threading
     import numpy as np, rope_array as ra
     from rope_array._backends import _native
 
-    rope = ra.RoPE(64)
+    rope, has_own_pid = ra.RoPE(64), os.getpid() != 4242
     x = np.resize(np.random.default_rng(0).standard_normal(10_007, np.float32), (9001, 64))
     _native.kernel.share_out_from(2**20)
     want = rope.apply(x, range(9001))  # starts threads
@@ -167,7 +163,6 @@ FORKED = """
     for _ in range(8):  # while another thread uses the kernel's threads
         child = os.fork()
         if not child:
-            import signal
             signal.alarm(30)
             grandchild = os.fork()
             good = same()
@@ -179,18 +174,28 @@ FORKED = """
     stop.set()
     thread.join()
     assert codes == [0] * 8, codes
-    for method in ("fork", "spawn"):
+    for method in ("fork", "spawn") if has_own_pid else ():
         with multiprocessing.get_context(method).Pool(2) as pool:
             ys = pool.starmap(rope.apply, [(x, range(9001))] * 4)
         assert all((y == want).all() for y in ys), method
     assert same()
-    print("good")
+    print("good" if has_own_pid else "good, by another pid")
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_children_rotate_after_threads_were_started():
     assert child.run(FORKED, **{THREADS: "4"}).strip() == "good"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="LD_PRELOAD replaces getpid on Linux")
+@pytest.mark.skipif(not COMPILER, reason="no C compiler to build a getpid")
+def test_children_with_their_parents_pid_start_threads_of_their_own(tmp_path):
+    source, library = tmp_path / "getpid.c", tmp_path / "getpid.so"
+    source.write_text(CONSTANT_GETPID)
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
+    preload = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
+    assert child.run(FORKED, LD_PRELOAD=preload, **{THREADS: "4"}).strip() == "good, by another pid"
 
 
 def test_odd_numbers_of_threads(monkeypatch):
@@ -240,37 +245,7 @@ def test_threads_that_prepare_one_plan():
     child.run(FIRST_CALLS_OF_A_ROPE, MALLOC_PERTURB_="165")
 
 
-# ---- a child with its parent's pid, and daemon threads at exit ----
-
-COMPILER = shutil.which("cc")
-
-# A nested pid namespace, or wraparound, can give a child its parent's pid.
-CONSTANT_GETPID = "#include <unistd.h>\npid_t getpid(void) { return 4242; }\n"
-
-FORK_AFTER_THREADS = """
-    import os, signal
-    import numpy as np, rope_array as ra
-
-    assert os.getpid() == 4242
-    x = np.ones((50_000, 64), np.float32)
-    want = ra.apply(x, 7)
-    pid = os.fork()
-    if not pid:
-        signal.alarm(30)
-        os._exit(0 if (ra.apply(x, 7) == want).all() else 1)
-    print(os.waitpid(pid, 0)[1])
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="LD_PRELOAD replaces getpid on Linux")
-@pytest.mark.skipif(not COMPILER, reason="no C compiler to build a getpid")
-def test_child_with_its_parents_pid_starts_threads_of_its_own(tmp_path):
-    source, library = tmp_path / "getpid.c", tmp_path / "getpid.so"
-    source.write_text(CONSTANT_GETPID)
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
-    preload = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
-    assert child.run(FORK_AFTER_THREADS, LD_PRELOAD=preload, ROPE_ARRAY_NUM_THREADS="4").strip() == "0"
-
+# ---- daemon threads at exit ----
 
 DAEMONS = """
     import threading, time
@@ -293,8 +268,7 @@ DAEMONS = """
 @pytest.mark.parametrize("heads", [2, 16, 256], ids=["32 KiB", "256 KiB", "4 MiB"])
 def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
     """A daemon thread that waits for the GIL at exit neither kills nor blocks the process."""
-    for _ in range(2):
-        assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"
+    assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"
 
 
 # Python flushes sys.stderr twice before it begins to end daemon threads, and again afterwards.

@@ -1,22 +1,8 @@
 """The kernel rotates tensors, with the bits of the array-api backend."""
 
-import numpy as np
 import pytest
 from compare import assert_same
-from native_cases import (
-    MIB,
-    PAIRINGS,
-    THREADS,
-    Axes,
-    RoPE,
-    by_array_api,
-    in_pairs_of,
-    kernel,
-    normal,
-    of_tensor,
-    tensor,
-    while_a_thread_waits,
-)
+from native_cases import PAIRINGS, THREADS, Axes, RoPE, by_array_api, in_pairs_of, normal, of_tensor, tensor
 
 import rope_array as ra
 
@@ -33,6 +19,14 @@ def torch_layouts(x):
     yield from (x, wide[..., 3::2], odd.copy_(x), x.transpose(1, 2).contiguous().transpose(1, 2))
     yield from (x[:1].expand(x.shape), x.narrow(2, 1, 3))
     yield x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+
+
+def unaligned(a):
+    """Return a copy at an address that is not aligned for its dtype."""
+    import torch
+
+    memory = bytearray(a.nbytes + 1)
+    return torch.frombuffer(memory, dtype=a.dtype, offset=1, count=a.numel()).view(a.shape).copy_(a)
 
 
 def same_as_array_api(rope, x, pos, **kwargs):
@@ -52,10 +46,11 @@ def test_tensors_of_every_layout(level, dtype, pairings, tensors):
             want = of_tensor(by_array_api(rope, there, pos))
             assert_same(of_tensor(rope.apply(there, pos)), want)
             assert_same(of_tensor(rope.apply(there, pos, backend="native")), want)
-            out = torch.empty(there.shape, dtype=x.dtype)
+            out, y = torch.empty(there.shape, dtype=x.dtype), there.clone()
             assert_same(of_tensor(rope.apply(there, pos, out=out)), want)
-            y = there.clone()
             assert_same(of_tensor(rope.apply(y, pos, out=y)), want)
+            assert out._version  # the write is counted
+            assert y._version
             same_as_array_api(rope, there, pos, inverse=True)
 
 
@@ -67,16 +62,7 @@ def test_positions_and_tables(tensors):
     rope, several = RoPE(16, pairing="half", attention_factor=1.2), RoPE(16, axes=Axes.axial(8, 8))
     strided, pairs = torch.arange(20).view(2, 10)[:, ::2], torch.arange(20).view(2, 5, 2)
     one = torch.tensor(3)
-    of_tensors = (
-        strided,
-        strided.short(),
-        strided[:1],
-        strided[:, :1],
-        strided / 7,
-        one,
-        one[None].expand(5),
-    )
-    for pos in (2.5, [1, 2, 3, 4, 5], *of_tensors):
+    for pos in (2.5, strided, strided.short(), strided[:, :1], strided / 7, one, one[None].expand(5)):
         same_as_array_api(rope, xs, pos)
     for pos in (pairs, pairs.flip(-1)[..., ::1]):
         same_as_array_api(several, xs, pos)
@@ -86,22 +72,6 @@ def test_positions_and_tables(tensors):
         assert_same(of_tensor(rotation.apply(xs)), want)
         sliced = rotation._replace(cos=rotation.cos.repeat_interleave(2, -1)[..., ::2])
         assert_same(of_tensor(sliced.apply(xs)), want)
-
-
-def test_out_is_written(tensors):
-    """A write increments x._version; a result whose elements share memory is refused."""
-    import torch
-
-    x, far = torch.ones(5, 8), torch.zeros(5, 8)
-    for pos in (3, torch.arange(5)):
-        want = of_tensor(by_array_api(RoPE(8), x, pos))
-        assert RoPE(8).apply(x, pos, out=far) is far
-        assert_same(of_tensor(far), want)
-        before = far._version
-        RoPE(8).apply(far, pos, out=far)
-        assert far._version > before
-        with pytest.raises(ra.ArrayTypeError):
-            RoPE(8).apply(x, pos, out=torch.zeros(8).expand(5, 8))
 
 
 def test_any_number_of_threads(monkeypatch):
@@ -130,9 +100,7 @@ def test_unusual_calls(tensors):
         RoPE(8).apply(x, 3, seq_axis=2**70)
     axes = x.view([1] * 70 + [5, 8])
     assert_same(of_tensor(RoPE(8).apply(axes, 3).view(5, 8)), of_tensor(by_array_api(RoPE(8), x, 3)))
-    pos = torch.frombuffer(
-        bytearray(1) + bytearray(np.arange(5).tobytes()), dtype=torch.int64, count=5, offset=1
-    )
+    pos = unaligned(torch.arange(5))
     assert pos.data_ptr() % 8
     same_as_array_api(RoPE(8), x, pos)
 
@@ -151,40 +119,11 @@ def test_methods_of_a_tensor_that_users_replaced(tensors):
         assert_same(of_tensor(y), expected)
 
 
-def test_other_python_threads_run_during_a_large_call_of_torch(monkeypatch):
-    import torch
-
-    monkeypatch.setenv(THREADS, "1")
-    x, rope = torch.zeros(MIB // 16, 64), RoPE(64)
-    assert while_a_thread_waits(lambda: rope.apply(x, 3))
-
-
 def test_unaligned_tables():
     import torch
-
-    def unaligned(a):
-        memory = bytearray(a.nbytes + 1)
-        return torch.frombuffer(memory, dtype=a.dtype, offset=1, count=a.numel()).view(a.shape).copy_(a)
 
     x = torch.randn(2, 3, 8)
     rotation = RoPE(8).rotation(range(3), like=x)
     odd = rotation._replace(cos=unaligned(rotation.cos), sin=unaligned(rotation.sin))
     assert torch.equal(odd.apply(x), rotation.apply(x))
     assert torch.equal(odd.apply(x.clone().requires_grad_()), rotation.apply(x))
-
-
-@pytest.mark.parametrize("backend", [None, "native"])
-def test_coordinates_first_are_read_where_they_are(backend, monkeypatch):
-    """Positions of shape (3, tokens), moved by a view: the kernel gets their memory, not a copy."""
-    import torch
-
-    read, rotate = [], kernel.rotate
-
-    def keep(x, source, *others):
-        read.append(source[0].data_ptr())
-        return rotate(x, source, *others)
-
-    monkeypatch.setattr(kernel, "rotate", keep)
-    rope, pos = ra.RoPE(8, axes=ra.Axes.chunked(2, 1, 1)), torch.arange(15).view(3, 5)
-    rope.apply(torch.ones(2, 5, 8), pos.movedim(0, -1), backend=backend)
-    assert {*read} == {pos.data_ptr()}
