@@ -1,7 +1,7 @@
 """The replacements of Gemma's and MaxText's rotary functions in docs/in-my-model/jax.md.
 
 Neither package is installed here, as Gemma's requirements include TensorFlow, and MaxText's are larger still.
-Stand-ins have the names, signatures and conventions of
+Stand-ins have the names and attributes of
 
 * google-deepmind/gemma 7691fd4e, gemma/gm/math/_positional_embeddings.py; gemma 3.3.0 has the same file;
 * AI-Hypercomputer/maxtext e591f30c, src/maxtext/layers/embeddings.py and attentions.py.
@@ -12,77 +12,25 @@ position 32, float32 results differ by at most 7e-6, which is the error of their
 
 import re
 import sys
-import types
+from types import SimpleNamespace
 
 import docs_blocks
-import numpy as np
 import pytest
-from compare import judge, normal, values
+from compare import judge, normal
 
 jax = pytest.importorskip("jax")
-jnp = jax.numpy
 pytestmark = pytest.mark.library("jax")
 
 PAGE = (docs_blocks.DOCS / "in-my-model" / "jax.md").read_text("utf-8")
-D, SHAPE = 32, (2, 8, 3, 32)
-POS = jnp.arange(16, dtype="int32").reshape(2, 8) * 3
-X = normal("jax", *SHAPE)
+# Of (batch, positions, heads, features).
+X = normal("jax", 2, 8, 3, 32)
+POS = jax.numpy.arange(16, dtype="int32").reshape(2, 8) * 100_003
 
 
 def run_block(name):
     """Run the block of the page that begins with a file name."""
     (code,) = re.findall(rf"^```python\n# {name}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     exec(compile(code, name, "exec"), {"__name__": name})
-
-
-def module(monkeypatch, name, **names):
-    """Import a module with these names from now on, and its parents."""
-    new = types.ModuleType(name)
-    vars(new).update(names)
-    monkeypatch.setitem(sys.modules, name, new)
-    parent, _, last = name.rpartition(".")
-    if parent:
-        if parent not in sys.modules:
-            module(monkeypatch, parent)
-        setattr(sys.modules[parent], last, new)
-    return new
-
-
-def textbook(x, positions, frequencies, pairing="half"):
-    """Rotate (batch, positions, heads, features) by angles in float32."""
-    angles = positions[..., None].astype("float32") * frequencies
-    cos, sin = (f(angles)[:, :, None] for f in (jnp.cos, jnp.sin))
-    if pairing == "half":
-        a, b = jnp.split(x, 2, axis=-1)
-        return jnp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    a, b = x[..., ::2], x[..., 1::2]
-    return jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
-
-
-def powers(base, width=D):
-    return np.float32(base) ** np.float32(-np.arange(0, width, 2) / width)
-
-
-def assert_replaced(ours, theirs, **fields):
-    """Equal at near positions, up to float32 angles; by the definition at far ones, where theirs is not."""
-    near = values(ours(X, POS)), values(theirs(X, POS))
-    assert near[0].shape == X.shape
-    assert np.allclose(*near, rtol=0, atol=2e-5)
-    far = POS + 1_000_000
-    y = jax.jit(ours)(X, far)
-    judge(y, X, far, seq_axis=-3, **fields)
-    assert np.abs(values(y) - values(theirs(X, far))).max() > 1e-3
-
-
-# ---- Gemma ----
-
-
-def gemma_rope(inputs, positions, *, base_frequency, scale_factor=1.0, rope_proportion=1.0):
-    """Rotate (batch, positions, heads, features); `rope_proportion` of the pairs, others have frequency 0."""
-    rotated = int(rope_proportion * inputs.shape[-1] // 2)
-    frequencies = powers(base_frequency, inputs.shape[-1]) / np.float32(scale_factor)
-    frequencies[rotated:] = 0
-    return textbook(inputs, positions, frequencies).astype(inputs.dtype)
 
 
 GEMMA = {
@@ -94,108 +42,65 @@ GEMMA = {
 
 @pytest.mark.parametrize("name", GEMMA)
 def test_gemma(name, monkeypatch):
-    fields = GEMMA[name]
-    embeddings = module(monkeypatch, "gemma.gm.math._positional_embeddings", apply_rope=gemma_rope)
-    math = sys.modules["gemma.gm.math"]
-    math.apply_rope = gemma_rope
+    embeddings, options = SimpleNamespace(), GEMMA[name]
+    math = SimpleNamespace(_positional_embeddings=embeddings)
+    monkeypatch.setitem(sys.modules, "gemma.gm.math", math)
+    monkeypatch.setitem(sys.modules, "gemma.gm", SimpleNamespace(math=math))
     run_block("exact_gemma.py")
-    assert math.apply_rope is embeddings.apply_rope is not gemma_rope
+    assert math.apply_rope is embeddings.apply_rope
     rule = {
         "rope_type": "proportional",
-        "partial_rotary_factor": fields.get("rope_proportion", 1.0),
-        "factor": fields.get("scale_factor", 1.0),
+        "partial_rotary_factor": options.get("rope_proportion", 1.0),
+        "factor": options.get("scale_factor", 1.0),
     }
-    rope = {"base": fields["base_frequency"], "pairing": "half", "scaling": rule}
-
-    def ours(x, pos):  # as Gemma 4's vision tower passes them
-        return embeddings.apply_rope(inputs=x, positions=pos, **fields)
-
-    assert_replaced(ours, lambda x, pos: gemma_rope(x, pos, **fields), **rope)
-    assert ours(X.astype("bfloat16"), POS).dtype == "bfloat16"
-
-
-# ---- MaxText ----
+    fields = {"base": options["base_frequency"], "pairing": "half", "scaling": rule}
+    for x in (X, X.astype("bfloat16")):
+        y = embeddings.apply_rope(inputs=x, positions=POS, **options)  # as Gemma 4's vision tower passes them
+        judge(y, x, POS, seq_axis=-3, **fields)
 
 
 class RotaryEmbedding:
-    """Half pairs; `position` is required."""
+    """The attributes of MaxText's class that the replacement reads."""
 
-    def __init__(self, min_timescale, max_timescale, mesh, embedding_dims=0, cast_as_fprop_dtype=True,
-                 fprop_dtype="bfloat16", rope_linear_scaling_factor=1.0):  # fmt: skip
-        self.min_timescale, self.max_timescale = min_timescale, max_timescale
-        self.embedding_dims, self.rope_linear_scaling_factor = embedding_dims, rope_linear_scaling_factor
-        self.cast_as_fprop_dtype, self.fprop_dtype = cast_as_fprop_dtype, fprop_dtype
-
-    def __call__(self, inputs, position=None):
-        frequencies = powers(self.max_timescale / self.min_timescale, self.embedding_dims)
-        frequencies = frequencies / np.float32(self.min_timescale * self.rope_linear_scaling_factor)
-        return self.cast(textbook(inputs, position, frequencies))
-
-    def cast(self, y):
-        return y.astype(self.fprop_dtype) if self.cast_as_fprop_dtype else y
+    def __init__(self, **attributes):
+        self.min_timescale, self.max_timescale, self.embedding_dims = 1, 500_000, 32
+        self.cast_as_fprop_dtype, self.fprop_dtype = True, "bfloat16"
+        self.rope_linear_scaling_factor = 1.0
+        vars(self).update(attributes)
 
 
 class LLaMARotaryEmbedding(RotaryEmbedding):
-    """Interleaved pairs, with the rule of Llama 3.1 if `use_scale`; positions from 0 if none are given."""
-
-    def __init__(self, *args, use_scale=True, **fields):
-        super().__init__(*args, **fields)
-        self.use_scale = use_scale
-
-    def __call__(self, inputs, position=None):
-        if position is None:
-            position = jnp.arange(inputs.shape[1])[None]
-        frequencies = powers(self.max_timescale, self.embedding_dims)
-        if self.use_scale:
-            turns = 8192 * frequencies / (2 * np.pi)  # in the trained context
-            smooth = np.clip((turns - 1) / (4 - 1), 0, 1)
-            frequencies = ((1 - smooth) * frequencies / 8 + smooth * frequencies).astype("float32")
-        return self.cast(textbook(inputs, position, frequencies, "interleaved"))
-
-
-CLASSES = {each.__name__: each for each in (RotaryEmbedding, LLaMARotaryEmbedding)}
-
-
-@pytest.fixture
-def attentions(monkeypatch):
-    """MaxText's module of attentions, after the replacement."""
-    module(monkeypatch, "maxtext.layers.embeddings", **CLASSES)
-    attentions = module(monkeypatch, "maxtext.layers.attentions", **CLASSES)
-    run_block("exact_maxtext.py")
-    return attentions
+    use_scale = True
 
 
 LLAMA = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA |= {"original_max_position_embeddings": 8192}
-
-
-def linear(factor):
-    return {"pairing": "half", "scaling": {"rope_type": "linear", "factor": factor}}
-
-
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+# The class, attributes other than the usual ones, and fields of the rope.
 MAXTEXT = {
-    "default": ("RotaryEmbedding", 1, {}, {"pairing": "half"}),
-    "linear": ("RotaryEmbedding", 1, {"rope_linear_scaling_factor": 8.0}, linear(8.0)),
-    "min_timescale": ("RotaryEmbedding", 2, {}, linear(2.0)),
-    "Llama 3.1": ("LLaMARotaryEmbedding", 1, {}, {"scaling": LLAMA}),
-    "Llama 3": ("LLaMARotaryEmbedding", 1, {"use_scale": False}, {}),
+    "default": (RotaryEmbedding, {}, {"pairing": "half"}),
+    "linear": (RotaryEmbedding, {"rope_linear_scaling_factor": 8.0}, {"pairing": "half", "scaling": LINEAR}),
+    "min_timescale": (
+        RotaryEmbedding,
+        {"min_timescale": 8, "max_timescale": 4_000_000},
+        {"pairing": "half", "scaling": LINEAR},
+    ),
+    "Llama 3.1": (LLaMARotaryEmbedding, {}, {"scaling": LLAMA}),
+    "Llama 3": (LLaMARotaryEmbedding, {"use_scale": False}, {}),
 }
 
 
 @pytest.mark.parametrize("name", MAXTEXT)
-def test_maxtext(attentions, name):
-    kind, smallest, options, fields = MAXTEXT[name]
-    old, new = CLASSES[kind], getattr(attentions, kind)
+def test_maxtext(name, monkeypatch):
+    old, attributes, fields = MAXTEXT[name]
+    names = {cls.__name__: cls for cls in (RotaryEmbedding, LLaMARotaryEmbedding)}
+    layers = SimpleNamespace(attentions=SimpleNamespace(**names), embeddings=SimpleNamespace(**names))
+    monkeypatch.setitem(sys.modules, "maxtext.layers", layers)
+    run_block("exact_maxtext.py")
+    new = getattr(layers.attentions, old.__name__)
     assert issubclass(new, old)
-    assert new is not old
-
-    def make(kind, dtype):
-        return kind(smallest, 500_000, None, embedding_dims=D, fprop_dtype=dtype, **options)
-
-    assert_replaced(make(new, "float32"), make(old, "float32"), base=500_000 / smallest, **fields)
-    assert make(new, "bfloat16")(X, POS).dtype == "bfloat16"
-
-
-def test_maxtext_llama_counts_positions_itself(attentions):
-    new = attentions.LLaMARotaryEmbedding(1, 500_000, None, embedding_dims=D, cast_as_fprop_dtype=False)
-    judge(new(X), X, np.arange(8), base=500_000.0, scaling=LLAMA, seq_axis=-3)
+    rotate = new(cast_as_fprop_dtype=False, **attributes)
+    judge(rotate(X, POS), X, POS, base=500_000.0, seq_axis=-3, **fields)
+    assert new(**attributes)(X, POS).dtype == "bfloat16"
+    if old is LLaMARotaryEmbedding:  # without positions it counts from 0
+        judge(rotate(X), X, range(8), base=500_000.0, seq_axis=-3, **fields)
