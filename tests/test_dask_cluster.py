@@ -13,10 +13,10 @@ da = pytest.importorskip("dask.array")
 pytestmark = pytest.mark.library("dask")
 
 MEMORY = 200 * 2**20  # of a worker; more ends it
-SHAPE, CHUNKS = (3, 8, 2**16, 64), (1, 8, 2**12, 64)  # 384 MiB in chunks of 8 MiB
+SHAPE, CHUNKS = (5, 8, 2**15, 64), (1, 8, 2**12, 64)  # 320 MiB in chunks of 8 MiB
 ROPE = ra.RoPE(64, base=500_000.0, pairing="half")
 ROWS = 40
-X = cluster_cases.numbers(range(4), range(6), range(ROWS), 64)
+X = cluster_cases.numbers(range(2), range(3), range(ROWS), 64)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_an_array_larger_than_memory(client):
     y = ROPE.apply(x, range(SHAPE[2]))
     found = y.map_blocks(cluster_cases.checksum, chunks=(1, 1, 1, 1), dtype=np.uint32).compute()
     assert found.shape == x.numblocks
-    for b in (0, 2):
+    for b in (0, 4):
         whole = cluster_cases.numbers(range(b, b + 1), *map(range, SHAPE[1:3]), SHAPE[3])
         parts = np.split(ROPE.apply(whole, range(SHAPE[2])), x.numblocks[2], axis=2)
         assert found[b].ravel().tolist() == [cluster_cases.checksum(part).item() for part in parts]
