@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 from conftest import sample
+from faults import refusing
 
 import rope_array as ra
 from rope_array.testing import (
@@ -185,14 +186,10 @@ def test_names_of_targets_have_no_address():
     assert Target(functools.partial(rotate, base=500.0)).name.endswith("test_suite:rotate")
 
 
-@pytest.mark.parametrize("exception", [SystemExit(0), GeneratorExit()])
+@pytest.mark.parametrize("exception", [SystemExit, GeneratorExit])
 def test_an_exit_in_a_trial_call_is_no_refusal(exception):
-    def rotate(x, pos, base=10000.0):
-        if x.shape[-1] == 8:
-            raise exception
-        return ra.apply(x, pos, base=base)
-
+    rotate = refusing(lambda x, p, s: x.shape[-1] == 8, exception, base_only=True)
     # The check of refusals is added to the named ones.
     (failed,) = run_checks(rotate, only=["definition", "narrow_heads"], **FEWER_BUT_WIDTHS).of("failed")
     assert failed.name == "refusals_raise"
-    assert type(exception).__name__ in failed.detail
+    assert exception.__name__ in failed.detail

@@ -142,24 +142,17 @@ def test_random_calls_judge_gradients():
 
 
 def test_random_calls_of_limited_code_are_within_its_claims():
-    @faults.each
-    def table(x, pos, base=10000.0):
-        if x.shape[-1] != 32 or np.max(pos) > 99 or np.min(pos) < 0:
-            raise IndexError("no such row")
-        return ra.apply(x, pos, base=base)
-
-    lacks = {"batch_positions": "one row of positions", "python_positions": "arrays only"}
-    target = Target(
-        table, head_dim=32, furthest=99, positions="offset", declared=True, fields=("base",), lacks=lacks
+    limited = faults.refusing(
+        lambda x, p, s: x.shape[-1] != 32 or np.max(p) > 99 or np.min(p) < 0, IndexError, base_only=True
     )
+    lacks = {"batch_positions": "one row of positions", "python_positions": "arrays only"}
+    claims = {"head_dim": 32, "furthest": 99, "positions": "offset", "fields": ("base",), "lacks": lacks}
     (examples,) = extra_checks(100)
-    assert outcome_of(examples, Judge(target)) == (PASSED, "")
+    assert outcome_of(examples, Judge(Target(limited, declared=True, **claims))) == (PASSED, "")
 
 
 def test_random_calls_that_are_all_refused_do_not_apply():
-    def refuses(x, pos):
-        raise NotImplementedError
-
+    refuses = faults.refusing(lambda *call: True, NotImplementedError, base_only=True)
     (examples,) = extra_checks(5)
     assert outcome_of(examples, Judge(Target(refuses)))[0] == INAPPLICABLE
 
