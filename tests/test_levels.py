@@ -11,19 +11,17 @@ from conftest import sample
 from rope_array._backends import _native
 
 LEVELS = [*(_native.kernel.level_names() if _native.kernel else ()), "none"]
+# tests/test_conformance.py judges the highest level, tests/test_native_bits.py compares the bits of all of them,
+# and without the kernel the backends below serve: the rest is left to `nightly`.
+LOWEST = LEVELS[-2:-1]
 
 
-def levels():
-    """Return the levels as parameters; all but the lowest of the kernel's are left to `nightly`.
-
-    tests/test_conformance.py judges the highest, tests/test_native_bits.py compares the bits of all, and
-    without the kernel the backends below serve.
-    """
-    return [pytest.param(name, marks=() if name in LEVELS[-2:-1] else pytest.mark.nightly) for name in LEVELS]
+def for_nightly(name, *, unless):
+    return pytest.param(name, marks=() if unless else pytest.mark.nightly)
 
 
 # Checks that can go another way through the code of a level or a backend; `nightly` runs every check.
-COVER = ("kind", "combinations", "widths_and_positions", "sizes_and_fields", "memory", "many_elements")
+COVER = ("kind", "memory", "many_elements", "combinations")
 
 
 def check(target, level, *arguments, names=COVER):
@@ -37,26 +35,25 @@ def check(target, level, *arguments, names=COVER):
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.startswith("PASSED: ")
     return done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", [for_nightly(name, unless=name in LOWEST) for name in LEVELS])
 @pytest.mark.parametrize(
     "library", [pytest.param(n, marks=pytest.mark.library(n)) for n in ("numpy", "torch")]
 )
 def test_each_level_conforms(library, level):
-    gradients = ("gradient_combinations",) * (library == "torch")
-    assert check(library, level, names=(*COVER, *gradients)).startswith("PASSED: ")
+    check(library, level, names=COVER if library == "numpy" else ("kind", "gradient_of_fields"))
 
 
-@pytest.mark.slow
 @pytest.mark.library("numpy")
-@pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.nightly), "numpy", "array-api"])
+@pytest.mark.parametrize("backend", [for_nightly("native", unless=False), "numpy", "array-api"])
 def test_each_backend_conforms_by_name(backend):
+    """The sessions `pure` and `tests(all)` judge these by more checks."""
     if backend == "native" and _native.kernel is None:
         pytest.skip(_native.unavailable_reason())
-    printed = check("numpy", LEVELS[0], "--backend", backend)
-    assert printed.startswith("PASSED: ")
+    printed = check("numpy", LEVELS[0], "--backend", backend, names=("kind", "memory"))
     declined = r"declined (\d+): its numbers are of the other byte order \(\1\)"
     assert bool(re.search(declined, " ".join(printed.split()))) == (backend != "array-api")
