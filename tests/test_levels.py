@@ -11,8 +11,8 @@ from conftest import sample
 from rope_array._backends import _native
 
 LEVELS = [*(_native.kernel.level_names() if _native.kernel else ()), "none"]
-# tests/test_conformance.py judges the highest level, tests/test_native_bits.py compares the bits of all of them,
-# and without the kernel the backends below serve: the rest is left to `nightly`.
+# tests/test_conformance.py judges the highest level, tests/test_native_bits.py compares the bits of all, and
+# without the kernel the backends below serve: the others are left to `nightly`.
 LOWEST = LEVELS[-2:-1]
 
 
