@@ -25,7 +25,7 @@ COVER_OF_GRADIENTS = "gradient_combinations"
 # They run the code of another target: specs become plain numbers before any array is made.
 SECONDARY = {
     *((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation")),
-    *((name, None) for name in ("array_api_strict:device1", "jax:x64", "jax:x64:jit")),
+    *((name, None) for name in ("array_api_strict:device1", "jax:x64", "jax:x64:jit", "numpy:readonly")),
 }
 # Targets that take long and run the code of another target. Only `nightly` runs the checks of specs, sizes,
 # bits, state and modes on these, and the gradients of more than the plain call. Code under jax.jit compiles
@@ -39,7 +39,7 @@ SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "size
 # For the session `nightly`: each call takes tens of milliseconds, or is the call of two other targets.
 LATER = {("cubed", None), *((name, "RoPE") for name in ("array_api_strict", "dask", "jax"))}
 LATER |= {("array_api_strict", "Rotation")}
-# Their thresholds are the kernel's: only `nightly` runs these without it.
+# Their thresholds are those of the kernel: only `nightly` runs these without it, and by RoPE.apply.
 OF_THE_KERNEL = {"memory", "sizes", "state"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
@@ -126,12 +126,12 @@ def is_cover(check):
 
 def is_shared(target, check):
     """Return whether another target has the code that a check calls."""
-    subject = subject_of(check)
+    subject, (_, how) = subject_of(check), target
     if target in COMPILING_EACH:
         return subject == "combinations"
     if target in SECONDARY and not is_cover(check):
         return True
-    if target == ("torch", "array-api"):
+    if how == "RoPE" or target == ("torch", "array-api"):
         return subject in OF_THE_KERNEL
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
 
