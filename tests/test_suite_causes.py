@@ -226,13 +226,6 @@ def test_a_cause_is_found_by_declared_targets():
     assert run_checks(target, only=ACCURACY.split()).cause.claims == {**ANGLES, **END}
 
 
-def test_correct_code_has_no_cause():
-    report = run_checks(ra.apply, only=["definition", "accuracy_2e20"])
-    assert report.ok
-    assert report.cause is None
-    assert next(lines_of(report)).startswith("PASSED: ")
-
-
 def table_in_the_order_of_halves(x, pos):
     cos, sin = (np.concatenate([table, table], -1) for table in tables(x, pos))
     quarter = np.stack([-x[..., 1::2], x[..., ::2]], axis=-1).reshape(x.shape)
