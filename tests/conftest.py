@@ -49,7 +49,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
 
 
-# Imports and collected tests are kept to the end. A third of their time went to looking for garbage among them.
+# Imports and collected tests stay to the end: a third of the time would go into looking for garbage in them.
 gc.disable()
 
 # By label: the library's name, except "strict" for array_api_strict.
