@@ -163,18 +163,6 @@ def test_json_has_no_infinity(check):
     assert json.loads(out, parse_constant=pytest.fail)["worst"]["small"] is None
 
 
-@pytest.mark.nightly
-def test_every_check_passes_in_a_module_of_the_current_folder(folder):
-    options = (*FEW, "--require", "base", "--require", "rotary_dim,float32", "--json")
-    done = python(folder, "-m", "rope_array", "check", "mylib:rotate", *options)
-    required = [f"requires[{name}]" for name in ("base", "rotary_dim", "float32")]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [result["name"] for result in json.loads(done.stdout)["results"]] == [
-        *(each.name for each in checks()),
-        *required,
-    ]
-
-
 MESSAGES = {
     "unexpected pass": ("norm,definition", (*FEW, "--expect", "norm=why"), 1, "FAILED: 1 of 2"),
     "cause": ("definition,direction,base", FEW[2:], 1, "half pairing; try --claim pairing=half"),
