@@ -2,9 +2,6 @@
 
 import itertools
 import os
-import sys
-import threading
-import time
 
 import compare
 import numpy as np
@@ -162,49 +159,6 @@ def uneven(shape, seed=3):
     runs += [run[-1] + 3 * np.arange(5) for run in runs]
     rng.shuffle(runs)
     return np.resize(np.concatenate(runs), shape)
-
-
-def tensor(x):
-    """Return a tensor with the bits of an array, ml_dtypes' bfloat16 included."""
-    import torch
-
-    bits = torch.from_numpy(np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}").copy())
-    return bits.view(getattr(torch, x.dtype.name))
-
-
-def of_tensor(y):
-    """Return a tensor's values in NumPy, bfloat16 as float32."""
-    if type(y) is tuple:
-        return tuple(map(of_tensor, y))
-    y = y.detach().resolve_neg()
-    return (y.float() if str(y.dtype) == "torch.bfloat16" else y).numpy()
-
-
-def while_a_thread_waits(call, tries=500):
-    """Return whether another Python thread ran during a call, because the call released the GIL."""
-    interval, gate, seen = sys.getswitchinterval(), threading.Lock(), []
-
-    def wait():
-        with gate:
-            seen.append(True)
-
-    try:
-        sys.setswitchinterval(1000.0)  # the thread runs only if the call releases the GIL
-        for _ in range(tries):  # on a busy machine the thread seldom gets a processor during a call
-            seen.clear()
-            gate.acquire()
-            thread = threading.Thread(target=wait)
-            thread.start()
-            time.sleep(0.01)  # until the thread waits for the lock
-            gate.release()
-            call()
-            ran = bool(seen)
-            thread.join()
-            if ran:
-                return True
-    finally:
-        sys.setswitchinterval(interval)
-    return False
 
 
 def in_pairs(first, second, pairing):

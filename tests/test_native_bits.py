@@ -73,24 +73,14 @@ def test_every_number_of_pairs(level, dtype, pairings):
             )
 
 
-SIGNED = ["int8", "int16", "int32", "int64"]
+# Random calls have the others: integers of each dtype with any bits, strides, shapes and steps.
 POSITIONS = [
-    *(0, 7, -7, 2**62, -(2**63), 2**63 - 1, np.int32(5), np.uint8(200), np.int64(-(2**62))),
-    *(range(5), range(-3, 2), range(4, -1, -1), range(0, 50, 10), range(9, 10), [1, 2, 3, 5, 8]),
-    *(range(2**62, 2**62 + 5), range(2**31 - 2, 2**31 + 3), range(2**63 - 5, 2**63)),
-    range(-(2**62), 2**62, 2**61 - 2**59 + 2**57),
-    *(np.arange(100, 105, dtype=name) for name in [*SIGNED, "uint8", "uint16", "uint32"]),
-    *(np.arange(5) + far for far in (2**24, 2**31 - 2, -(2**31) - 2, 2**62, -(2**63), 2**63 - 5)),
-    *(np.array([-1, 0, 2**31 - 1, -(2**31), 5], np.int32), np.array(3), np.array([9]), np.array([[9]])),
-    *(np.arange(10)[::-2], np.arange(5, dtype=np.int32)[::-1], np.arange(5, dtype=">i8"), np.full(1, 4)),
+    *(-(2**63), 2**63 - 1, np.int32(5), np.uint8(200), np.int64(-(2**62)), [1, 2, 3, 5, 8]),
+    *(range(2**63 - 5, 2**63), range(-(2**62), 2**62, 2**61 - 2**59 + 2**57), range(9, 10)),
+    *(np.arange(5) + far for far in (2**31 - 2, -(2**63), 2**63 - 5)),
+    *(np.arange(5, dtype=">i8"), np.arange(5, dtype="uint16"), np.arange(2**32 - 5, 2**32, dtype="u4")),
     *(unaligned(np.array([3, 1, -4, 1, 5], name)) for name in ("int32", "int64")),
-    *(
-        np.broadcast_to(np.int64(6), 5),
-        np.arange(10).reshape(2, 5),
-        np.arange(10, dtype="i4").reshape(5, 2).T,
-    ),
-    *(np.array([[3], [400]]), np.array([[1, 2, 3, 4, 5]]), np.array([[[1, 2, 3, 4, 5]] * 3] * 2)),
-    *(np.arange(10).reshape(2, 5), np.ones((1, 3, 1), "i8"), np.arange(2**32 - 5, 2**32, dtype="u4")),
+    *(np.broadcast_to(np.int64(6), 5), np.full(1, 4), np.array(3), np.array([[9]]), np.ones((1, 3, 1), "i8")),
 ]
 
 
@@ -132,11 +122,8 @@ def test_tuples(level):
 
 @by_dtype
 def test_other_angles(dtype):
-    """Float positions, float32 angles, learned frequencies, and a table for each head."""
+    """Float32 angles, learned frequencies, and a table for each head; random calls have float positions."""
     x = normal((2, 3, 5, 16), dtype)
-    floats = np.linspace(-9, 9, 10, dtype="f4").reshape(2, 5)
-    for pos in (2.5, [0.5, 1, 2, 3, 1e6], np.linspace(-9, 9, 5), floats):
-        check(RoPE(16, attention_factor=1.1), x, pos)
     check(RoPE(16, pairing="half", angles="float32"), x, range(1000, 1005))
     learned = np.random.default_rng(5).uniform(0, 1, 8)
     for one in (learned.astype(F32), learned):

@@ -214,14 +214,12 @@ def random_call(rng):
 def run_random_call(rng):
     rope, shapes, dtypes, pos, seq_axis, mode = random_call(rng)
     xs = [placed(rng, d, s, shared=mode != "in place") for s, d in zip(shapes, dtypes, strict=True)]
-    news = zip(shapes, dtypes, strict=True) if mode == "out" else ()
-    outs = [placed(rng, d, s, shared=False) for s, d in news]
+    outs = [placed(rng, d, s, shared=False) for s, d in zip(shapes, dtypes, strict=True) if mode == "out"]
     written = xs if mode == "in place" else outs
     before = [np.copy(buffer) for buffer, _, _ in (*xs, *outs)]
     given = tuple(x for _, _, x in xs)
     inverse = bool(rng.random() < 0.3)
-    strides = [x.strides for x in given], [y.strides for _, _, y in outs]
-    what = f"{rope!r}, {shapes}, {strides}, {dtypes}, {pos!r}, {seq_axis=}, {mode}, {inverse=}"
+    what = f"{rope!r}, {shapes}, {dtypes}, {pos!r}, {seq_axis=}, {mode}, {inverse=}"
     want = by_array_api(rope, given, pos, seq_axis=seq_axis, inverse=inverse)
     into = tuple(y for _, _, y in written) or None
     if len(given) == 1 and rng.random() < 0.7:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import child
@@ -28,7 +29,6 @@ from native_cases import (
     made,
     normal,
     uneven,
-    while_a_thread_waits,
 )
 from threads import in_threads
 
@@ -121,14 +121,38 @@ def test_calls_from_eight_threads(monkeypatch):
     in_threads(hammer)
 
 
-def test_other_python_threads_run_during_a_large_call(monkeypatch):
+def runs_while_called(call, tries):
+    """Return whether another thread runs during one of some calls, because the call releases the GIL."""
+    for _ in range(tries):  # on a busy machine the thread seldom gets a processor during a call
+        gate, ran = threading.Lock(), []
+        gate.acquire()
+        thread = threading.Thread(target=lambda gate=gate, ran=ran: ran.append(gate.acquire()))
+        thread.start()
+        time.sleep(0.01)  # until the thread waits for the lock
+        gate.release()
+        call()
+        done = bool(ran)
+        thread.join()
+        if done:
+            return True
+    return False
+
+
+@pytest.fixture
+def no_switches():
+    """Another thread runs only if the running thread releases the GIL."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_other_python_threads_run_during_a_large_call(monkeypatch, no_switches):
     monkeypatch.setenv(THREADS, "1")
-    x, rope, nothing = np.zeros((4 * MIB // 64, 64), F32), RoPE(64), lambda: None
-    out = np.zeros_like(x)
-    rope.apply(x, range(len(x)), out=out)
-    assert while_a_thread_waits(lambda: rope.apply(x, range(len(x)), out=out))
+    x, rope = np.zeros((4 * MIB // 64, 64), F32), RoPE(64)
+    assert runs_while_called(lambda: rope.apply(x, range(len(x)), out=x), 500)
     if getattr(sys, "_is_gil_enabled", lambda: True)():
-        assert not while_a_thread_waits(nothing, tries=50)
+        assert not runs_while_called(lambda: None, 50)
 
 
 # A nested pid namespace, or wraparound, can give a child its parent's pid.
@@ -212,18 +236,15 @@ def test_odd_numbers_of_threads(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
-def test_as_many_threads_as_processors_that_may_be_used():
-    script = """
-        import os
-        from rope_array._backends import _native
-        mine = os.sched_getaffinity(0)
-        assert _native.kernel.threads_of(0) == len(mine)
-        os.sched_setaffinity(0, {min(mine)})
-        assert _native.kernel.threads_of(0) == 1
-        os.environ["OMP_NUM_THREADS"] = "3"
-        assert _native.kernel.threads_of(0) == 3
-    """
-    child.run(script, **{THREADS: "", OF_OPENMP: ""})
+def test_as_many_threads_as_processors_that_may_be_used(monkeypatch):
+    monkeypatch.delenv(OF_OPENMP, raising=False)
+    processors = os.sched_getaffinity(0)
+    assert kernel.threads_of(0) == len(processors)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        assert kernel.threads_of(0) == 1
+    finally:
+        os.sched_setaffinity(0, processors)
 
 
 FIRST_CALLS_OF_A_ROPE = """
@@ -265,12 +286,6 @@ DAEMONS = """
 """
 
 
-@pytest.mark.parametrize("heads", [2, 16, 256], ids=["32 KiB", "256 KiB", "4 MiB"])
-def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
-    """A daemon thread that waits for the GIL at exit neither kills nor blocks the process."""
-    assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"
-
-
 # Python flushes sys.stderr twice before it begins to end daemon threads, and again afterwards.
 PYTHON_CODE_AT_EXIT = """
     import sys, threading, time
@@ -298,6 +313,15 @@ PYTHON_CODE_AT_EXIT = """
 """
 
 
-def test_the_interpreter_exits_while_the_kernel_runs_python_code():
-    """A daemon thread that waits for the GIL at exit in Python code that the kernel calls ends no process."""
-    assert child.run(PYTHON_CODE_AT_EXIT).strip() == "good"
+AT_EXIT = {
+    "32 KiB": DAEMONS.format(heads=2),
+    "256 KiB": DAEMONS.format(heads=16),
+    "4 MiB": DAEMONS.format(heads=256),
+    "Python code that the kernel calls": PYTHON_CODE_AT_EXIT,
+}
+
+
+@pytest.mark.parametrize("script", AT_EXIT.values(), ids=AT_EXIT)
+def test_the_interpreter_exits_while_daemon_threads_rotate(script):
+    """A daemon thread that waits for the GIL at exit neither kills nor blocks the process."""
+    assert child.run(script, **{THREADS: "2"}).strip() == "good"

@@ -3,7 +3,6 @@
 tests/serving compares the same table with vLLM's own classes.
 """
 
-import math
 import types
 
 import child
@@ -92,15 +91,6 @@ def test_every_class_has_a_case_and_needs_its_attributes():
 def test_what_no_rope_has_is_an_error(name, attributes, reason):
     with pytest.raises(ValueError, match=reason):
         ROPES[class_of(name)](layer(**attributes))
-
-
-def test_longrope_scales_by_the_table_in_use():
-    long, short = (
-        ROPES["Phi3LongRoPEScaledRotaryEmbedding"](layer(**LONGROPE, use_long_rope=use))
-        for use in (True, False)
-    )
-    assert (long.amplitude, short.amplitude) == (1.3, 1.1)
-    assert math.isclose(long.frequencies[0], short.frequencies[0] / 2)
 
 
 @pytest.mark.parametrize("value", ["yes", "2", " 1", "true"])
