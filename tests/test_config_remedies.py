@@ -109,27 +109,20 @@ BY_HAND = {
     "two shares": {**ZORK, "rotary_pct": 0.25, "partial_rotary_factor": 0.5},
     "nested": {**ZORK, "attn_config": {"rope_theta": 5e5}},
 }
-# Keys of an unknown model type that may change the rotation, by the kind of their values.
-NUMBERS = """
-    dynamic_ntk_alpha global_head_dim global_rope_theta local_rope_theta longrope_factor nope_layer_interval
-    ntk_factor num_swa_attention_heads rope_cache_scale rope_dim rope_dims rope_fraction rope_freq_scale
-    rope_head_dim rope_local_base_freq rope_local_theta rope_position_scale rope_ratio rope_scale
-    rope_scaling_factor rope_theta_local rotary_emb_dim rotary_emb_scale_base rotary_interpolation_factor
-    rotary_ndims rotary_scaling_factor seq_len_interpolation_factor swa_head_dim swa_rope_theta yarn_factor
-"""
-ON = """
-    alibi no_rope position_encoding_2d rope_reorder rotary_value use_alibi use_dynamic_ntk use_nope
-    use_scaled_rope use_xpos
-"""
-OFF = "original_rope rope use_rope use_rotary_embedding use_rotary_pos_emb"
-LISTS = "mrope_section nope_layers partial_rotary_factors rope_scaling_layers xrope_section"
-NAMES = {"pos_emb_type": "sinusoidal", "position_embedding": "none", "position_embedding_type": "learned"}
-NAMES["rope_type"] = "yarn"
-OBJECTS = "rope_params rotary rotary_embedding yarn"
-CHANGES = dict.fromkeys(NUMBERS.split(), 2.0) | dict.fromkeys(ON.split(), True) | NAMES
-CHANGES |= dict.fromkeys(OFF.split(), False) | {key: [1, 2] for key in LISTS.split()}
-CHANGES |= {key: {"base": 1e6} for key in OBJECTS.split()}
-BY_HAND |= {key: {**ZORK, key: value} for key, value in CHANGES.items()}
+# Keys of an unknown model type that may change the rotation: one of each form that is recognised.
+BY_HAND |= {
+    key: {**ZORK, key: value}
+    for value, keys in (
+        (2.0, "dynamic_ntk_alpha longrope_factor num_swa_attention_heads rope_dim rope_local_base_freq"),
+        (2.0, "rope_scaling_factor rotary_interpolation_factor swa_head_dim yarn_factor"),
+        (True, "no_rope position_encoding_2d rope_reorder use_alibi use_dynamic_ntk use_nope use_xpos"),
+        (False, "original_rope rope use_rope use_rotary_embedding use_rotary_pos_emb"),
+        ([1, 2], "mrope_section nope_layers partial_rotary_factors rope_scaling_layers"),
+        ("yarn", "pos_emb_type position_embedding position_embedding_type rope_type"),
+        ({"base": 1e6}, "rope_params rotary rotary_embedding yarn"),
+    )
+    for key in keys.split()
+}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -155,13 +148,10 @@ READ = [
     ({"rotary_scaling_factor": 1.0, "seq_len_interpolation_factor": 1}, PLAIN),
     ({"position_embedding_type": "rope"}, PLAIN),
     ({"rope_is_neox_style": True}, PLAIN),
-    ({"rope_pct": 0.25}, QUARTER),
-    ({"rope_percent": 0.25}, QUARTER),
-    ({"rotary_pct": 0.25}, QUARTER),
+    *(({key: 0.25}, QUARTER) for key in ("rope_pct", "rope_percent", "rotary_pct")),
     ({"rotary_dim": 32}, QUARTER),
     ({"rotary_emb_fraction": 0.5}, half(128, rotary_dim=64)),
-    ({"rope_theta": None, "rotary_base": 5e5}, OTHER_BASE),
-    ({"rope_theta": None, "rotary_emb_base": 5e5}, OTHER_BASE),
+    *(({"rope_theta": None, key: 5e5}, OTHER_BASE) for key in ("rotary_base", "rotary_emb_base")),
     ({"use_scaled_rope": False, "rope_scaling": None}, PLAIN),
     ({"rotary_emb_base": 1e4}, PLAIN),
     ({"use_rope": True, "use_rotary_embedding": True}, PLAIN),
