@@ -566,9 +566,9 @@ def docs(session: nox.Session) -> None:
     install(session, *GROUPS["docs"])
     out = ROOT / "docs" / "_build"
     for builder in ("html", "doctest"):
-        session.run(
-            "sphinx-build", "-qW", "-b", builder, "docs", str(out / builder), silent=builder == "doctest"
-        )
+        # Both builders read the pages; the second gets them from the first.
+        args = ("-b", builder, "-d", str(out / "doctrees"), "docs", str(out / builder))
+        session.run("sphinx-build", "-qW", *args, silent=builder == "doctest")
 
 
 @nox.session(requires=["build"], default=False)
