@@ -6,7 +6,6 @@ The tests compare with formulas written here, pair by pair, or with the package'
 import ast
 import copy
 import functools
-import json
 import math
 import re
 from pathlib import Path
@@ -29,7 +28,7 @@ def series(width, base=10000.0):
     return [base ** (-2 * i / width) for i in range(width // 2)]
 
 
-def turned(x, angles, pairing):
+def rotated(x, angles, pairing):
     """Rotate pair i of x, of shape (..., S, D), by angles[..., i]; copy features without an angle."""
     y, num_pairs = x.astype(np.float64), angles.shape[-1]
     for i in range(num_pairs):
@@ -106,6 +105,7 @@ def test_torch_multiplies_real_numbers_element_by_element():
             return result
 
     pos = torch.arange(5)
+    forbidden = {torch.complex32, torch.complex64, torch.complex128, torch.float64}
     for name, call in calls(torch.as_tensor, 5).items():
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.as_tensor(normal(3, 2, 5, 16)).to(dtype)
@@ -113,9 +113,7 @@ def test_torch_multiplies_real_numbers_element_by_element():
             with Watch():
                 call(x, pos)
             assert len(seen) > 5, name
-            products = [op for op, _ in seen if "mm" in op or "mv" in op or "dot" in op or "einsum" in op]
-            assert products == [], name
-            forbidden = {torch.complex32, torch.complex64, torch.complex128, torch.float64}
+            assert not [op for op, _ in seen if re.search("mm|mv|dot|einsum", op)], name
             assert forbidden.isdisjoint({dtype for _, dtype in seen}), name
 
 
@@ -128,9 +126,8 @@ def test_jax_multiplies_real_numbers_element_by_element():
         for dtype in (jnp.float32, jnp.bfloat16):
             x = jnp.asarray(normal(3, 2, 5, 16)).astype(dtype)
             program = str(jax.make_jaxpr(call)(x, jnp.arange(5)))
-            assert re.search(r"\b(dot_general|conv_general\w*|complex\w*|c64|c128|f64)\b", program) is None, (
-                name
-            )
+            forbidden = r"\b(dot_general|conv_general\w*|complex\w*|c64|c128|f64)\b"
+            assert re.search(forbidden, program) is None, name
 
 
 @pytest.mark.library("torch")
@@ -150,7 +147,6 @@ def test_no_cast_of_a_module_changes_an_angle():
     x, pos = torch.as_tensor(normal(2, 5, 64)), torch.tensor([0, 2049, 131_071, 1_000_003, 2**31 - 1])
     plain = Attention()
     want = plain(x, pos)
-    # Pass the frequencies of the rule to the definition.
     exact = {"pairing": "half", "inv_freq": plain.rope.frequencies}
     assert_contract(want.numpy(), x.numpy(), pos.numpy(), **exact)
     before = torch.get_default_dtype()
@@ -176,27 +172,14 @@ def test_no_cast_of_a_module_changes_an_angle():
             assert torch.equal(module(x, pos), want), name
 
 
-@pytest.mark.library("torch")
-def test_autocast_leaves_every_builder_alone():
-    import torch
-
-    x, pos = torch.as_tensor(normal(3, 2, 5, 16)), torch.tensor([0, 257, 2049, 40_001, 131_071])
-    for name, call in calls(torch.as_tensor, 5).items():
-        want = call(x, pos)
-        for dtype in (torch.bfloat16, torch.float16):
-            with torch.autocast("cpu", dtype=dtype):
-                assert torch.equal(call(x, pos), want), name
-
-
 # ---- rules ----
 
 
 def test_yarn_with_ends_that_clamping_makes_equal():
     """A trained context below one turn of pair 0: both ends are pair 0, and only its frequency is kept."""
-    found = RoPE(16, scaling=ra.YaRN(4.0, 4)).frequencies
-    plain = series(16)
-    np.testing.assert_allclose(found, [plain[0], *(omega / 4 for omega in plain[1:])], rtol=1e-14)
-    assert all(math.isfinite(omega) for omega in found)
+    first, *others = series(16)
+    expected = [first, *(omega / 4 for omega in others)]
+    np.testing.assert_allclose(RoPE(16, scaling=ra.YaRN(4.0, 4)).frequencies, expected, rtol=1e-14)
 
 
 # ---- maps of pairs to coordinates ----
@@ -207,21 +190,15 @@ def test_interleaved_axes_are_no_interleaved_pairs():
     scaling = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
     text = {"head_dim": 128, "rope_theta": 5e6, "rope_scaling": scaling}
     qwen = {"model_type": "qwen3_vl", "text_config": text}
-    glm = {
-        "model_type": "glm4v",
-        "text_config": {
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "partial_rotary_factor": 0.5,
-            "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
-        },
-    }
+    glm = {"hidden_size": 4096, "num_attention_heads": 32, "partial_rotary_factor": 0.5}
+    glm |= {"rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}}
+    glm = {"model_type": "glm4v", "text_config": glm}
     x, pos = normal(4, 128), np.array([[3, 9, 1], [40, 2, 77], [5, 6, 7], [0, 100, 1000]])
     for config, coordinates, pairing, base in (
         (qwen, [0, 1, 2] * 20 + [0] * 4, "half", 5e6),
         (glm, [0] * 8 + [1] * 12 + [2] * 12, "interleaved", 1e4),
     ):
-        want = turned(x, pos[:, coordinates] * np.array(series(2 * len(coordinates), base)), pairing)
+        want = rotated(x, pos[:, coordinates] * np.array(series(2 * len(coordinates), base)), pairing)
         np.testing.assert_allclose(RoPE.from_config(config).apply(x, pos), want, atol=2e-6)
 
 
@@ -230,7 +207,7 @@ def test_interleaved_axes_are_no_interleaved_pairs():
 
 def test_every_entry_point_has_the_same_defaults():
     x, pos = normal(3, 8), np.array([1, 20, 300])
-    want = turned(x, pos[:, None] * np.array(series(8)), "interleaved")
+    want = rotated(x, pos[:, None] * np.array(series(8)), "interleaved")
     rope = RoPE(8)
     for got in (
         ra.apply(x, pos), rope.apply(x, pos), ra.apply(x, pos, rope), rope.rotation(pos, like=x).apply(x),
@@ -246,14 +223,10 @@ def test_every_entry_point_has_the_same_defaults():
 PARTIAL = {
     "gpt_neox": (64, 16, {"rotary_pct": 0.25}, {"partial_rotary_factor": 0.25}),
     "gptj": (256, 64, {"n_embd": 4096, "n_head": 16, "rotary_dim": 64}, None),
-    "codegen": (256, 64, {"n_embd": 4096, "n_head": 16, "rotary_dim": 64}, None),
     "phi": (80, 32, {"partial_rotary_factor": 0.4}, {"partial_rotary_factor": 0.4}),
     "phi3": (128, 96, {"partial_rotary_factor": 0.75}, {"partial_rotary_factor": 0.75}),
     "stablelm": (80, 20, {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25}),
-    "persimmon": (64, 32, {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.5}),
-    "nemotron": (128, 32, {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25}),
     "glm": (128, 64, {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.5}),
-    "glm4_moe": (128, 32, {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25}),
     "qwen3_next": (256, 32, {"partial_rotary_factor": 0.125}, {"partial_rotary_factor": 0.125}),
     "minimax_m2": (128, 64, {"rotary_dim": 64}, None),
 }
@@ -264,21 +237,13 @@ def test_a_part_of_the_head_stays_a_part(kind):
     """Older and current keys set the rotated width, and a rule scales the frequencies of this width."""
     head, rotary, old, new = PARTIAL[kind]
     base = {"model_type": kind, "hidden_size": 4 * head, "num_attention_heads": 4, "head_dim": head}
-    given = [{**base, "rope_theta": 2e4, **old}]
-    if new is not None:
-        given.append({**base, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, **new}})
-        linear = {"rope_type": "linear", "rope_theta": 2e4, "factor": 4.0, **new}
-        scaled = RoPE.from_config({**base, "rope_parameters": linear})
-        np.testing.assert_allclose(
-            scaled.frequencies, [omega / 4 for omega in series(rotary, 2e4)], rtol=1e-14
-        )
-    for config in given:
-        rope = RoPE.from_config(json.loads(json.dumps(config)))
-        assert (rope.head_dim, rope.rotary_dim) == (head, rotary)
-        x = normal(3, head)
-        y = rope.apply(x, [1, 2, 3])
-        np.testing.assert_array_equal(y[:, rotary:], x[:, rotary:])
-        assert (y[:, :rotary] != x[:, :rotary]).all()
+    ropes = [RoPE.from_config({**base, "rope_theta": 2e4, **old})]
+    for rule, factor in (({"rope_type": "default"}, 1), ({"rope_type": "linear", "factor": 4.0}, 4)):
+        if new is not None:
+            ropes.append(RoPE.from_config({**base, "rope_parameters": {**rule, "rope_theta": 2e4, **new}}))
+            expected = [omega / factor for omega in series(rotary, 2e4)]
+            np.testing.assert_allclose(ropes[-1].frequencies, expected, rtol=1e-14)
+    assert {(rope.head_dim, rope.rotary_dim) for rope in ropes} == {(head, rotary)}
 
 
 RULED = {
@@ -320,27 +285,24 @@ def test_old_and_new_spellings_are_one_rope(kind):
         RoPE.from_config({**base, **theta, "rope_scaling": {"type": kind, **rule, "scale": 2.0}})
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope"])
-def test_a_head_dim_of_null_is_not_stated(kind):
-    config = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4}
-    config |= {"max_position_embeddings": 4096, "rope_scaling": {"type": kind, **RULED[kind]}}
-    assert RoPE.from_config({**config, "head_dim": None}) == RoPE.from_config({**config, "head_dim": 32})
+# The base of a layer type, and the divisor of its frequencies by a linear rule of 8.
+DIVIDED = {
+    "gemma3_text": {"sliding": (1e4, 1), "full": (1e6, 8)},
+    "gemma3n_text": {"sliding": (1e4, 1), "full": (1e6, 8)},
+    "modernbert": {"sliding": (1e4, 8), "full": (160000.0, 8)},
+}
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "gemma3n_text"])
-def test_gemma_scales_its_global_layers_only(kind):
-    config = {"model_type": kind, "head_dim": 32, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    near, far = (RoPE.from_config(config, layer_type=f"{name}_attention") for name in ("sliding", "full"))
-    np.testing.assert_allclose(near.frequencies, series(32, 1e4), rtol=1e-14)
-    np.testing.assert_allclose(far.frequencies, [omega / 8 for omega in series(32, 1e6)], rtol=1e-14)
-
-
-def test_modernbert_scales_both_kinds_of_layers():
-    config = {"model_type": "modernbert", "hidden_size": 128, "num_attention_heads": 4}
-    config |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    for name, base in (("sliding", 1e4), ("full", 160000.0)):
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_a_rule_scales_the_layers_that_the_model_scales(kind):
+    config = {"model_type": kind, "hidden_size": 128, "num_attention_heads": 4}
+    config |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    config |= {"head_dim": 32} if kind.startswith("gemma") else {}
+    for name, (base, divisor) in DIVIDED[kind].items():
         rope = RoPE.from_config(config, layer_type=f"{name}_attention")
-        np.testing.assert_allclose(rope.frequencies, [omega / 2 for omega in series(32, base)], rtol=1e-14)
+        np.testing.assert_allclose(
+            rope.frequencies, [omega / divisor for omega in series(32, base)], rtol=1e-14
+        )
 
 
 def test_a_layer_type_has_its_own_amplitude_and_length():
