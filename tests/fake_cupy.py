@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-import operator
+import dataclasses
 import re
 import sys
 import types
@@ -17,17 +17,11 @@ DTYPES = {"Float64": 64, "Float32": 32, "Float16": 16, "BFloat16": 8}
 _current = [0]
 
 
+@dataclasses.dataclass(frozen=True)
 class Device:
     """A device; entered, the current one."""
 
-    def __init__(self, number=None):
-        self.id = _current[-1] if number is None else number
-
-    def __eq__(self, other):
-        return self.id == other.id
-
-    def __hash__(self):
-        return hash(self.id)
+    id: int = dataclasses.field(default_factory=lambda: _current[-1])
 
     def __enter__(self):
         _current.append(self.id)
@@ -65,23 +59,16 @@ class ndarray:
         self.host[index] = unwrapped(value)
 
 
-def _operator(name):
-    function = getattr(operator, name)
-    return lambda self, other: wrapped(np.asarray(function(self.host, unwrapped(other))))
+def _of_host(name):
+    """Return an operator that acts on the memory."""
+    return lambda self, *others: wrapped(np.asarray(getattr(self.host, name)(*map(unwrapped, others))))
 
 
-def _reflected(name):
-    function = getattr(operator, name)
-    return lambda self, other: wrapped(np.asarray(function(unwrapped(other), self.host)))
-
-
-for _name in ("eq", "ge", "gt", "le", "lt", "ne"):
-    setattr(ndarray, f"__{_name}__", _operator(_name))
-for _name in ("add", "sub", "mul", "truediv", "and_", "rshift"):
-    setattr(ndarray, f"__{_name.strip('_')}__", _operator(_name))
-    setattr(ndarray, f"__r{_name.strip('_')}__", _reflected(_name))
-ndarray.__neg__ = lambda self: wrapped(-self.host)
-ndarray.__abs__ = lambda self: wrapped(abs(self.host))
+for _name in ("eq", "ge", "gt", "le", "lt", "ne", "neg", "abs"):
+    setattr(ndarray, f"__{_name}__", _of_host(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "truediv", "and", "rshift"):
+    setattr(ndarray, f"__{_name}__", _of_host(f"__{_name}__"))
+    setattr(ndarray, f"__r{_name}__", _of_host(f"__r{_name}__"))
 ndarray.__hash__ = None
 
 

@@ -33,28 +33,22 @@ def test_case(kernel, name):
 # ---- the backend ----
 
 
-def decline_reason(x):
-    return ra.explain(x, 3).declined.get("cuda", "")
+def decline_reason(x, pos=3):
+    return ra.explain(x, pos).declined.get("cuda", "")
 
 
-def test_the_kernel_serves_every_call_that_it_can(kernel):
-    x = fake_cupy.asarray(normal((2, 5, 16)))
-    for pos in (3, range(5), fake_cupy.asarray(np.linspace(0, 1, 5))):
-        assert ra.explain(x, pos).backend == "cuda"
-        assert ra.explain(x, pos).declined == {}
-
-
-def test_other_arrays_are_declined(kernel, monkeypatch):
+def test_the_kernel_serves_every_call_that_it_can(kernel, monkeypatch):
     class Subclass(fake_cupy.ndarray):
         pass
 
     x = normal((2, 5, 16))
+    for pos in (3, range(5), fake_cupy.asarray(np.linspace(0, 1, 5))):
+        assert decline_reason(fake_cupy.asarray(x), pos) == ""
+        assert ra.explain(fake_cupy.asarray(x), pos).backend == "cuda"
     view = fake_cupy.ndarray(unaligned(x))
     assert "subclass" in decline_reason(Subclass(x))
     assert "not aligned" in decline_reason(view)
     assert_same(RoPE(16).apply(view, range(5)).host, RoPE(16).apply(x, range(5), backend="array-api"))
-    with pytest.raises(ra.BackendError, match="not aligned"):
-        RoPE(16).apply(view, range(5), backend="cuda")
     monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "is_hip", True)
     assert "ROCm" in decline_reason(fake_cupy.asarray(x))
     (listed,) = (each for each in ra.backends() if each.name == "cuda")
@@ -68,25 +62,18 @@ def test_results_that_are_not_aligned_are_copied(kernel):
 
 
 def test_launches_are_on_the_device_of_x(kernel):
+    """And its constants, which are made once for each device, are there."""
     kernel.launches.clear()
+    rope = RoPE(16, base=1234.5)
+    plan, constants = require_plan(rope), []
     for number in (0, 1):
         with fake_cupy.Device(number):
             x = fake_cupy.asarray(normal((2, 5, 16)))
-        rope = RoPE(16)
-        rope.apply(x, range(5))
-        rope.apply(x, range(5))
+        for pos in (range(5), [3, 1, 4, 1, 5]):
+            rope.apply(x, pos)
+            constants.append([*plan.on_devices.values()][number])
     assert [launch[-1] for launch in kernel.launches] == [0, 0, 1, 1]
-
-
-def test_constants_are_made_once_for_each_device(kernel):
-    rope, x = RoPE(16, base=1234.5), fake_cupy.asarray(normal((2, 5, 16)))
-    plan = require_plan(rope)
-    assert plan.on_devices == {}
-    rope.apply(x, range(5))
-    (words,) = plan.on_devices.values()
-    rope.apply(x, [3, 1, 4, 1, 5])
-    rope.apply(x, 3)
-    assert [*plan.on_devices.values()] == [words]
+    assert constants[0] is constants[1] is not constants[2] is constants[3]
     assert pickle.loads(pickle.dumps(plan)).on_devices == {}
     assert pickle.loads(pickle.dumps(plan)) == plan
 
@@ -114,7 +101,7 @@ def test_an_array_without_rows_launches_nothing(kernel):
 
 def test_a_launch_has_a_thread_for_everything(kernel):
     configure = sys.modules["rope_array._backends.cupy._launch"].configure
-    sizes = (1, 3, 64, 4096, 2**20), (1, 2, 5, 33, 40, 10**6), (1, 8, 12, 100, 129, 1000)
+    sizes = (1, 3, 64, 2**20), (1, 5, 40, 10**6), (1, 12, 129, 1000)
     for tokens, heads, groups in itertools.product(*sizes):
         (blocks_x, blocks_y), (x, y, z), heads_per_thread = configure(tokens, heads, groups)
         assert x * y * z <= 128
