@@ -55,21 +55,16 @@ class Program:
 
 def programs(edge: bool = False) -> list[Program]:
     """Return the programs of all pages for the session `edge`, or of all others."""
-    pages = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
-    return [one for name, page in pages.items() if (name in EDGE) is edge for one in _programs(name, page)]
-
-
-def program_of(path: Path) -> Program:
-    """Return a page as one program."""
-    blocks = tuple((code, output or None) for code, output in BLOCK.findall(path.read_text("utf-8")))
-    return Program(path.name, "page", blocks)
-
-
-def _programs(name: str, path: Path) -> list[Program]:
-    sections = re.split(r"^## +", path.read_text("utf-8"), flags=re.MULTILINE)
     found = []
-    for section in sections:
-        blocks = tuple((code, output or None) for code, output in BLOCK.findall(section))
-        if blocks:
-            found.append(Program(name, section.partition("\n")[0].strip(), blocks))
-    return found
+    for path in sorted(DOCS.rglob("*.md")):
+        name = path.relative_to(DOCS).as_posix()
+        if (name in EDGE) is edge:
+            sections = re.split(r"^## +", path.read_text("utf-8"), flags=re.MULTILINE)
+            found += [program_of(name, section.partition("\n")[0].strip(), section) for section in sections]
+    return [program for program in found if program.blocks]
+
+
+def program_of(page: str, section: str, text: str) -> Program:
+    """Return the text of a section, or of a page, as one program."""
+    blocks = tuple((code, output or None) for code, output in BLOCK.findall(text))
+    return Program(page, section, blocks)

@@ -26,14 +26,12 @@ PYPROJECT = tomllib.loads((docs_blocks.DOCS.parent / "pyproject.toml").read_text
 
 
 def case(program):
-    marks = [pytest.mark.library(*program.libraries)]
-    if any("torch.compile" in code for code, _ in program.blocks):
-        marks.append(pytest.mark.slow)
-    return pytest.param(program, id=program.id, marks=marks)
+    slow = [pytest.mark.slow] if any("torch.compile" in code for code, _ in program.blocks) else []
+    return pytest.param(program, id=program.id, marks=[pytest.mark.library(*program.libraries), *slow])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # PyTorch's compiler uses it itself
-@pytest.mark.parametrize("program", [case(program) for program in PROGRAMS])
+@pytest.mark.parametrize("program", [*map(case, PROGRAMS)])
 def test_programs_run_and_print_the_output_shown(program):
     program.run()
 
@@ -57,12 +55,6 @@ def test_a_sharded_rotation_needs_no_communication_on_eight_devices():
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
         JAX_PLATFORMS="cpu",
     )
-
-
-def test_a_block_with_another_output_fails():
-    program = docs_blocks.Program("page", "section", (("print(1)\n", "2\n"),))
-    with pytest.raises(AssertionError):
-        program.run()
 
 
 def test_the_page_on_installing_lists_every_extra():
@@ -101,16 +93,13 @@ def rows_of(page, cells):
     return [[cell.replace("\\|", "|") for cell in row] for row in rows if len(row) == cells]
 
 
-def test_the_reference_has_every_option_of_the_command(reference):
+def test_the_reference_has_every_option_of_the_command_and_of_the_plugin(reference):
     commands = argparse.ArgumentParser().add_subparsers()
     add_check(commands)
     options = re.findall(r"^  (?:-h, )?(--[\w-]+)", commands.choices["check"].format_help(), re.MULTILINE)
     named = {name for row in rows_of(reference, 2) for name in re.findall(r"^`.*?(--[\w-]+)", row[0])}
     assert len(options) > 15
     assert set(options) - named == set()
-
-
-def test_the_reference_has_every_option_of_the_plugin(reference):
     assert set(re.findall(r"`--rope-([\w-]+)", reference)) == {"backend", *plugin._OPTIONS}
 
 

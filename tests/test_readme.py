@@ -1,4 +1,4 @@
-"""README.md: its programs print the output shown, its numbers of checks hold, it names the two commands."""
+"""README.md: its programs print the output shown, and its numbers of checks hold."""
 
 import re
 
@@ -10,11 +10,8 @@ from rope_array.testing._judge import Judge
 from rope_array.testing._names import resolve
 
 README = docs_blocks.DOCS.parent / "README.md"
-PROGRAM = docs_blocks.program_of(README)
-
-
-def test_the_first_example():
-    docs_blocks.Program("README.md", "first", PROGRAM.blocks[:1]).run()
+TEXT = README.read_text("utf-8")
+PROGRAM = docs_blocks.program_of("README.md", "page", TEXT)
 
 
 @pytest.mark.library("numpy", "torch", "jax")
@@ -24,12 +21,6 @@ def test_the_blocks_run_in_order():
     PROGRAM.run()
 
 
-def test_both_commands_are_named():
-    text = README.read_text("utf-8")
-    assert "python dev.py demo" in text
-    assert "python dev.py test" in text
-
-
 # Rows of the table of libraries.
 NAMES = {"numpy": "NumPy, with ml_dtypes", "torch": "PyTorch, CPU", "jax": "JAX, CPU"}
 NAMES |= {"dask": "dask", "array_api_strict": "array-api-strict"}
@@ -37,12 +28,11 @@ NAMES |= {"dask": "dask", "array_api_strict": "array-api-strict"}
 
 def test_the_numbers_of_checks(lib):
     """Those that apply to a target; tests/test_conformance.py shows that they pass."""
-    text = README.read_text("utf-8")
-    (every,) = re.findall(r"runs the (\d+) checks of the suite", text)
+    (every,) = re.findall(r"runs the (\d+) checks of the suite", TEXT)
     assert int(every) == len(checks())
     if lib.name == "numpy":
         pytest.importorskip("ml_dtypes")
-    (row,) = re.findall(rf"^\| {NAMES[lib.name]} \|.*$", text, re.MULTILINE)
+    (row,) = re.findall(rf"^\| {NAMES[lib.name]} \|.*$", TEXT, re.MULTILINE)
     judge = Judge(resolve(lib.name))
     passed = int(row.split("|")[3])
     assert passed == sum(check.inapplicable(judge) is None for check in checks())
