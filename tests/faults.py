@@ -21,7 +21,8 @@ gradient
 before, after
     Evaluate this for its effect, before or after `apply`.
 
-A fault with more logic than that is a function: see `mutant` and `positions`.
+A fault with more logic than that is a function: see `mutant` and `positions`. `refusing` makes correct code
+that refuses some calls.
 """
 
 import ast

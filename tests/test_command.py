@@ -86,6 +86,7 @@ def test_lists_without_importing(tmp_path):
     for command in (["explain", str(tmp_path)], ["backends"]):
         status, out, imports = in_a_new_process("-X", "importtime", "-m", "rope_array", *command)
         assert status == 0
+        assert all(line.startswith("import time:") for line in imports.splitlines())
         assert "rope_array._command" in imports
         assert not re.search(r"\| +(numpy|torch|jax|dask|matplotlib)$", imports, re.MULTILINE)
     rows = [f"{record.name} {', '.join(record.types)} ?" for record in _registry.RECORDS]
