@@ -8,7 +8,6 @@ tensors, cut by PyTorch's `distribute_tensor`.
 import functools
 import itertools
 import sys
-import traceback
 import warnings
 
 import compare
@@ -29,7 +28,7 @@ import rope_array as ra
 normal = functools.partial(compare.normal, "torch")
 ROPE = ra.RoPE(16, base=500_000.0, pairing="half")
 PARTIAL_WIDTH = ra.RoPE(16, rotary_dim=8, rotary_start=4, attention_factor=1.25)
-ROPES = [ROPE, PARTIAL_WIDTH, ra.RoPE(16, out_pairing="half", scaling=ra.YaRN(4.0, 64))]
+OTHERS = PARTIAL_WIDTH, ra.RoPE(16, out_pairing="half", scaling=ra.YaRN(4.0, 64))
 
 
 def cut(tensor, mesh, *places):
@@ -71,9 +70,9 @@ BATCH = torch.arange(96).reshape(8, 12)
 SHARDED = [(BATCH, 0, 0), (torch.arange(12)[None].expand(8, 12), 1, 2), (torch.arange(12) * 1_000_003, 0, 2)]
 
 
-def check_positions(ropes, mesh, host, replicated, sharded):
+def check_positions(rope, mesh, host, replicated, sharded):
     x = normal(8, 8, 12, 16)
-    for dim, rope in itertools.product((None, 0, 1, 2), ropes):
+    for dim in (None, 0, 1, 2):
         dx = cut(x, mesh, dim)
         for pos in host:
             check_call(rope, dx, pos, x, pos)
@@ -85,7 +84,9 @@ def check_positions(ropes, mesh, host, replicated, sharded):
 
 
 def case_positions(_, mesh):
-    check_positions(ROPES, mesh, HOST, [*REPLICATED, BATCH], SHARDED)
+    check_positions(ROPE, mesh, HOST, [*REPLICATED, BATCH], SHARDED)
+    for rope in OTHERS:
+        check_positions(rope, mesh, [], [BATCH], SHARDED)
 
 
 def case_coordinates(_, mesh):
@@ -93,7 +94,7 @@ def case_coordinates(_, mesh):
     rope = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
     pos = torch.arange(8 * 12 * 3).reshape(8, 12, 3) * 1_003
     sharded = [(pos, 0, 0), (pos, 1, 2), (pos[0], 0, 2)]
-    check_positions([rope], mesh, [pos[0].tolist()], [pos, pos[0], pos[0, 0]], sharded)
+    check_positions(rope, mesh, [pos[0].tolist()], [pos, pos[0], pos[0, 0]], sharded)
     with pytest.raises(ra.ShapeError, match="coordinates split"):
         rope.rotation(cut(pos, mesh, 2), like=cut(normal(8, 8, 12, 16), mesh, 0))
 
@@ -102,8 +103,8 @@ def case_sizes(_, mesh):
     """Shards that are uneven or empty, and axes of size 1."""
     for sizes, dim in itertools.product([(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], range(3)):
         x, pos = normal(*sizes, 16), torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], sizes[2])
-        for rope, pos_dim in itertools.product((ROPE, PARTIAL_WIDTH), {None, {0: 0, 1: None, 2: 1}[dim]}):
-            check_call(rope, cut(x, mesh, dim), cut(pos, mesh, pos_dim), x, pos)
+        for pos_dim in {None, {0: 0, 1: None, 2: 1}[dim]}:
+            check_call(ROPE, cut(x, mesh, dim), cut(pos, mesh, pos_dim), x, pos)
         check_call(ROPE, cut(x, mesh, dim), range(sizes[2]), x, range(sizes[2]))
 
 
@@ -141,7 +142,7 @@ def with_gradient(function, arrays, *arguments):
 
 def case_gradients(mesh, _):
     for names in itertools.product(("replicated", *AXES[-2]), repeat=2):
-        for seq_axis, sharded_pos, rope in ((-2, True, ROPE), (-3, True, PARTIAL_WIDTH), (-3, False, ROPE)):
+        for seq_axis, sharded_pos, rope in ((-2, True, PARTIAL_WIDTH), (-3, False, ROPE)):
             whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=sharded_pos)
             found = silently(with_gradient, rotate_both, parts, pos, rope, seq_axis)
             check(found, with_gradient(rotate_both, whole, positions(6), rope, seq_axis), parts)
@@ -151,7 +152,7 @@ def case_compiled(mesh, _):
     """No graph has a collective; two compilations serve all lengths."""
     for names, seq_axis, lengths in (
         (("batch", "heads"), -2, [6]),
-        (("heads", "sequence"), -2, [6, 8, 10, 12]),
+        (("heads", "sequence"), -2, [6, 8, 10]),
         (("sequence", "sequence"), -3, [7]),
     ):
         graphs = []
@@ -205,10 +206,9 @@ def case_tuples_of_other_placements(mesh, _):
 
 
 def case_identity(_, mesh):
-    x = normal(8, 2, 12, 16)
-    dx = cut(x, mesh, 0)
+    dx = cut(normal(8, 2, 12, 16), mesh, 0)
     y = silently(ra.apply, dx, 3, rotary_dim=0)
-    check([y], [x], [dx])
+    check([y], [normal(8, 2, 12, 16)], [dx])
     assert y.to_local().data_ptr() != dx.to_local().data_ptr()
 
 
@@ -288,16 +288,8 @@ def main():
     """Run all cases as the rank that the command line names, in a group without other processes."""
     warnings.simplefilter("error")
     dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=4)
-    meshes, failed = (
-        (init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model")), init_device_mesh("cpu", (4,))),
-        [],
-    )
+    meshes = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4,))
     for name, case in [*globals().items()]:  # Dynamo adds names
         if name.startswith("case_"):
-            try:
-                case(*meshes)
-            except (Exception, pytest.fail.Exception):
-                failed.append(f"{name}: {traceback.format_exc()}")
+            case(*meshes)
     dist.destroy_process_group()
-    if failed:
-        raise SystemExit("\n".join([*failed, f"{len(failed)} cases failed"]))

@@ -1,16 +1,18 @@
-"""PyTorch, eager: every situation has the same bits, by the kernel or by the array-api backend."""
+"""PyTorch, eager: every situation has the same bits and gradients, by the kernel or by array-api."""
 
-import copy
-import pickle
+import contextlib
+import functools
 import threading
 
 import child
 import pytest
 from compare import judge, same
+from threads import in_threads
 from torch_cases import (
     BY,
     DECLINED,
     FIELDS,
+    GRADIENTS,
     HALF,
     IGNORED,
     KERNEL,
@@ -18,12 +20,13 @@ from torch_cases import (
     POS,
     ROPE,
     SERVED,
-    Attention,
     RecordDispatch,
     Tagged,
     by,
     by_array_api,
     by_backend,
+    forward_ad,
+    judge_gradient,
     near,
     negated,
     normal,
@@ -33,9 +36,11 @@ import rope_array as ra
 from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 from rope_array._backends.torch import _gate
-from rope_array._backends.torch._cos_sin import tables_by_kernel, try_fast_tables
+from rope_array._backends.torch._cos_sin import try_fast_tables
 
 torch = pytest.importorskip("torch")
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 pytestmark = [pytest.mark.library("torch"), *IGNORED]
 
 
@@ -151,19 +156,12 @@ def by_rotation(x, **options):
 
 X = torch.ones(5, 16)
 BAD = {
-    "a single number": (at(3), torch.ones(())),
     "a width": (at(3), torch.ones(5, 8)),
     "a width, by a rotation": (by_rotation, torch.ones(5, 8)),
     "a length": (at(torch.arange(4)), X),
     "too many axes": (at(torch.ones(5, 5, dtype=torch.int64)), X),
-    "an axis": (at(3, seq_axis=7), X),
-    "an axis of a vector": (at(3, seq_axis=0), torch.ones(16)),
     "an axis beyond 64 bits": (at(3, seq_axis=10**30), X),
     "complex numbers": (at(3), X.to(torch.complex64)),
-    "complex numbers, by a rotation": (by_rotation, X.to(torch.complex64)),
-    "eight bits": (at(3), X.to(torch.float8_e5m2)),
-    "positions of booleans": (at(torch.ones(5, dtype=torch.bool)), X),
-    "a position beyond 64 bits": (at(2**63), X),
     "narrow tables": (with_tables((5, 2), (5, 2)), X),
     "tables of two shapes": (with_tables((5, 4), (1, 4)), X),
     "short tables": (with_tables((4, 4), (4, 4)), X),
@@ -176,7 +174,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "requires grad"])
 def test_every_backend_raises_the_same_error(name, grad):
-    """try_fast leaves invalid calls to the full checks, which raise."""
+    """try_fast leaves invalid calls to the full checks, which raise; test_errors.py has many more of them."""
     call, x = BAD[name]
     texts = set()
     for backend in (None, "native", "torch"):
@@ -184,12 +182,6 @@ def test_every_backend_raises_the_same_error(name, grad):
             call(x.clone().requires_grad_(grad), backend=backend)
         texts.add((type(caught.value), str(caught.value)))
     assert len(texts) == 1
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool", "uint64", "complex64"])
-def test_refused_positions(dtype):
-    with pytest.raises(ra.ArrayTypeError, match=dtype):
-        HALF.apply(normal(2, 5, 16), torch.ones(5).to(getattr(torch, dtype)))
 
 
 def freed(x):
@@ -220,6 +212,206 @@ def test_freed_memory_is_an_error(name):
     with pytest.raises((RuntimeError, ra.ArrayTypeError)):
         FREED[name]()
     assert ROPE.apply(freed(torch.zeros(0, 5, 16)), POS).shape == (0, 5, 16)  # no element is read
+
+
+# ---- gradients: methods, hooks, memory, threads; test_torch_transforms.py has the derivatives ----
+
+
+ONES = torch.ones(2, 5, 16)
+
+
+@by_backend
+@by
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_every_gradient_is_the_adjoint(name, of, backend):
+    x, weight = normal(2, 5, 16), normal(2, 5, 16, seed=1)
+    gradient = GRADIENTS[name](lambda x: of(x, backend), x, weight)
+    judge_gradient(gradient, weight)
+    assert near(gradient, GRADIENTS["plain"](by_array_api, x, weight))
+
+
+@by
+def test_backward_under_autocast_that_the_kernel_declines(of):
+    """Autocast joins no tensors of the other 16-bit dtype, so PyTorch's operations run without it."""
+    x, weight = (normal(2, 5, 16, dtype="bfloat16", seed=seed) for seed in (0, 1))
+    y = of(x.requires_grad_())
+    with torch.autocast("cpu", dtype=torch.float16), RecordDispatch() as mode:
+        (gradient,) = torch.autograd.grad(y, x, weight)
+    assert mode.recorded
+    judge_gradient(gradient, weight)
+
+
+def test_an_active_transform_of_other_tensors(runs):
+    """The kernel declines: the transform may capture a tensor that the call makes."""
+    x, seen = normal(2, 5, 16), []
+    want = by_array_api(x)
+    torch.func.vmap(lambda dummy: seen.append(ROPE.apply(x, POS)) or dummy)(torch.zeros(2))
+    assert same(seen[0], want)
+    assert not runs
+
+
+def test_gradient_outside_of_a_transform_inside():
+    """An outer graph records a tensor that an inner transform captures."""
+    x, scale = normal(5, 16), torch.tensor(2.0, requires_grad=True)
+
+    def gradient(of):
+        inner = torch.func.grad(lambda x: (of(x * scale) ** 2).sum())(x)
+        return torch.autograd.grad(inner.sum(), scale)[0]
+
+    want = gradient(by_array_api)
+    assert torch.allclose(gradient(lambda x: ROPE.apply(x, POS)), want)
+    assert want.abs() > 1e-3
+
+
+@by
+@KERNEL
+def test_forward_mode_over_a_gradient_that_the_kernel_recorded(of, runs):
+    """The forward is recorded outside; the backward runs on dual numbers, and keeps their tangents."""
+    x, weight, tangent = (normal(2, 5, 16, seed=seed) for seed in range(3))
+    y = of(x.requires_grad_())
+    assert runs
+    runs.clear()
+    with forward_ad.dual_level():
+        (gradient,) = torch.autograd.grad(y, x, forward_ad.make_dual(weight, tangent))
+        for part, want in zip(forward_ad.unpack_dual(gradient), (weight, tangent), strict=True):
+            judge_gradient(part, want)
+    assert not runs
+
+
+@KERNEL
+def test_gradients_of_positions_have_the_array_api_backend_s_bits(runs):
+    x = normal(2, 5, 16).requires_grad_()
+    pos = torch.tensor([0.0, 0.25, 7.5, -100.0, 12345.0]).requires_grad_()
+    weight = normal(2, 5, 16, seed=1)
+    own = torch.autograd.grad(ROPE.apply(x, pos), (x, pos), weight)
+    assert same(own, torch.autograd.grad(by_array_api(x, pos), (x, pos), weight))
+    assert not runs
+    with torch.no_grad():  # nothing to record: the kernel rotates
+        ROPE.apply(x, pos)
+    assert runs
+
+
+def test_cotangents_without_memory_of_their_own():
+    x = normal(2, 5, 16).requires_grad_()
+    for of in BY.values():
+        weight = negated(normal(2, 5, 16))
+        (gradient,) = torch.autograd.grad(of(x), x, weight)
+        judge_gradient(gradient, weight.resolve_neg())
+        (gradient,) = torch.autograd.grad(of(x), x, torch._efficientzerotensor(2, 5, 16))
+        assert not gradient.any()
+
+
+def test_a_tuple_of_which_some_require_a_gradient_or_get_one():
+    q, k = normal(2, 5, 16).requires_grad_(), normal(5, 16, seed=1)
+    for of in (lambda *xs: ROPE.apply(xs, POS), lambda *xs: ROPE.rotation(POS, like=q).apply(xs)):
+        for xs in ((q, k), (k, q)):
+            ys = of(*xs)
+            assert [y.requires_grad for y in ys] == [x.requires_grad for x in xs]
+            (gradient,) = torch.autograd.grad(sum(y.sum() for y in ys), q)
+            judge_gradient(gradient, ONES)
+        leaf = k.clone().requires_grad_()
+        of_q, of_k = torch.autograd.grad(of(q, leaf)[1].sum(), (q, leaf), allow_unused=True)
+        assert of_q is None or not of_q.any()
+        judge_gradient(of_k, ONES[0])
+
+
+@KERNEL
+def test_a_tuple_of_several_dtypes(runs):
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float64)
+    xs, weights = (
+        tuple(normal(2, 5, 16, dtype=dtype, seed=seed + i) for i, dtype in enumerate(dtypes))
+        for seed in (0, 9)
+    )
+    leaves = tuple(x.requires_grad_() for x in xs)
+    ys = ROPE.apply(leaves, POS)
+    runs.clear()
+    gradients = torch.autograd.grad(ys, leaves, weights)
+    assert runs
+    for x, y, gradient, weight in zip(leaves, ys, gradients, weights, strict=True):
+        alone = ROPE.apply(x, POS)
+        assert same(y.detach(), alone.detach())
+        assert same(gradient, torch.autograd.grad(alone, x, weight)[0])
+        judge_gradient(gradient, weight)
+
+
+# ---- gradients: memory that is written between forward and backward ----
+
+
+@KERNEL
+@pytest.mark.parametrize("changed", ["pos", "pos of a tuple", "sin"])
+def test_a_source_changed_between_forward_and_backward_is_noticed(changed):
+    x, pos = normal(2, 5, 16).requires_grad_(), POS.clone()
+    rotation = ROPE.rotation(POS, like=x)
+    if changed == "sin":
+        y = rotation.apply(x)
+        rotation.sin.neg_()
+    else:
+        y = ROPE.apply(x, pos) if changed == "pos" else ROPE.apply((x, x), pos)[0]
+        pos += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_positions_of_other_integers_are_copied():
+    x = normal(2, 5, 16).requires_grad_()
+    for dtype in (torch.int32, torch.uint8, torch.int16, torch.float32):
+        pos = torch.arange(5).to(dtype)
+        y = ROPE.apply(x, pos)
+        pos += 1
+        judge_gradient(torch.autograd.grad(y, x, ONES)[0], ONES, range(5))
+
+
+def test_neither_x_nor_the_result_is_kept():
+    """The rotation is linear: both may be written in place, and hooks on saved tensors see none of them."""
+    leaf, packed = normal(2, 5, 16).requires_grad_(), []
+    for of in BY.values():
+        x = leaf * 2
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: packed.append(t) or t.numpy().copy(), torch.from_numpy
+        ):
+            y = of(x)
+        x.zero_()
+        y.mul_(3)
+        (gradient,) = torch.autograd.grad(y, leaf, ONES)
+        judge_gradient(gradient / 6, ONES)
+    assert packed
+    assert all(tensor.shape != leaf.shape for tensor in packed)
+
+
+def test_many_threads_forward_and_backward():
+    x, weight = normal(2, 5, 16), normal(2, 5, 16, seed=1)
+    shared = x.clone().requires_grad_()
+    y = ROPE.apply(shared, POS)
+    want = torch.autograd.grad(y, shared, weight, retain_graph=True)[0]
+
+    def work(_):
+        for _ in range(20):
+            own = x.clone().requires_grad_()
+            assert same(torch.autograd.grad(ROPE.apply(own, POS), own, weight)[0], want)
+            assert same(torch.autograd.grad(y, shared, weight, retain_graph=True)[0], want)
+
+    in_threads(work)
+
+
+def test_inference_tensors_where_gradients_are_recorded(runs):
+    """Of x, positions or tables: PyTorch may refuse to save them; otherwise the gradient is right."""
+    with torch.inference_mode():
+        pos, inference = POS.clone(), normal(2, 5, 16)
+        rotation = ROPE.rotation(pos, like=inference)
+    x, weight = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
+    calls = {
+        "positions": lambda: ROPE.apply(x, pos),
+        "positions of a tuple": lambda: ROPE.apply((inference, x), pos)[1],
+        "tables": lambda: rotation.apply(x),
+    }
+    for name, call in calls.items():
+        try:
+            y = call()
+        except RuntimeError as error:
+            assert name == "tables" and "Inference tensors" in str(error)  # noqa: PT017, PT018
+            continue
+        judge_gradient(torch.autograd.grad(y, x, weight)[0], weight)
+    assert same(ROPE.apply(inference, pos), ROPE.apply(normal(2, 5, 16), POS))
 
 
 # ---- settings, devices, fake tensors ----
@@ -272,35 +464,25 @@ def test_default_dtype_and_device_change_nothing(name, dtype):
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_meta(name):
-    x, pos = normal(2, 3, 5, 16, dtype=torch.bfloat16).to("meta"), POSITIONS[name]
-    pos = pos.to("meta") if isinstance(pos, torch.Tensor) else pos
-    for y in (HALF.apply(x, pos), OTHER.rotation(pos, like=x).apply(x), ra.apply(x, pos, rotary_dim=0)):
-        assert (y.device.type, y.dtype, y.shape) == ("meta", x.dtype, x.shape)
-
-
-@pytest.mark.parametrize("name", POSITIONS)
-def test_fake_tensors(name):
-    """In their mode and outside of it; none is cached for real tensors."""
-    from torch._subclasses import FakeTensor, FakeTensorMode
-
-    mode, pos = FakeTensorMode(), POSITIONS[name]
-    x = mode.from_tensor(normal(2, 3, 5, 16, dtype=torch.bfloat16))
-    pos = mode.from_tensor(pos) if isinstance(pos, torch.Tensor) else pos
-    ys = [HALF.apply(x, pos), OTHER.rotation(pos, like=x).apply(x), HALF.apply((x, x.double()), pos)[0]]
-    with mode:
-        ys += [HALF.apply(x, pos), OTHER.rotation(pos, like=x).apply(x)]
-    for y in ys:
-        assert isinstance(y, FakeTensor)
-        assert (y.device.type, y.dtype, y.shape) == ("cpu", x.dtype, x.shape)
-    assert not isinstance(HALF.apply(normal(2, 5, 16), 3), FakeTensor)
+def test_tensors_without_values(name):
+    """On meta, and fake ones outside of their mode and in it; none is cached for real tensors."""
+    mode, x, pos = FakeTensorMode(), normal(2, 3, 5, 16, dtype=torch.bfloat16), POSITIONS[name]
+    without = contextlib.nullcontext()
+    to_meta = functools.partial(torch.Tensor.to, device="meta")
+    for convert, context in ((to_meta, without), (mode.from_tensor, without), (mode.from_tensor, mode)):
+        like, at = (convert(value) if isinstance(value, torch.Tensor) else value for value in (x, pos))
+        with context:
+            ys = [HALF.apply(like, at), OTHER.rotation(at, like=like).apply(like)]
+            ys += [HALF.apply((like, like.double()), at)[0], ra.apply(like, at, rotary_dim=0)]
+        for y in ys:
+            assert type(y) is type(like)
+            assert (y.device, y.dtype, y.shape) == (like.device, x.dtype, x.shape)
+    assert type(HALF.apply(normal(2, 5, 16), 3)) is torch.Tensor
 
 
 @KERNEL
 def test_tables_made_first_in_a_mode_do_not_stay_in_it():
     """A rope of another width for each mode: its constants are made in the mode."""
-    from torch._subclasses import FakeTensorMode
-
     modes = [FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode()]
     for width, mode in zip((46, 50), modes, strict=True):
         rope, x, pos = ra.RoPE(width), torch.ones(3, width), torch.tensor([0, 1, 2**31 - 1])
@@ -316,63 +498,27 @@ def test_tables_made_first_in_a_mode_do_not_stay_in_it():
 # ---- values and memory ----
 
 
-LAYOUTS = {
-    "stride 0 in the features": lambda: normal(3, 5, 1).expand(3, 5, 16),
-    "flipped": lambda: normal(3, 5, 16).flip(1, 2),
-    "diagonal": lambda: normal(5, 16, 5).diagonal(dim1=0, dim2=2).T.expand(3, 5, 16),
-    "negated view": lambda: torch.complex(normal(3, 5, 16), normal(3, 5, 16, seed=1)).conj().imag,
+ROPES_OF_TABLES = {
+    "half": ra.RoPE(16, pairing="half"),
+    "partial with amplitude": ra.RoPE(16, rotary_dim=8, attention_factor=1.3, scaling=ra.Llama3(factor=8.0)),
+    "axes": ra.RoPE(16, axes=ra.Axes.chunked(2, 3, 3), pairing="half"),
 }
-
-
-@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(name, fields):
-    x, pos = LAYOUTS[name](), torch.arange(10)[::2] * 1_000_003
-    version, bits = x._version, x.resolve_neg().clone(memory_format=torch.contiguous_format)
-    y = ra.apply(x, pos, **fields)
-    assert same(y, ra.apply(bits, pos.clone(), **fields))
-    judge(y, bits, pos, **fields)
-    assert x._version == version
-    assert torch.equal(x, bits)
 
 
 @KERNEL
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"pairing": "half"},
-        {"rotary_dim": 8, "attention_factor": 1.3, "scaling": ra.Llama3(factor=8.0)},
-        {"axes": ra.Axes.chunked(2, 3, 3), "pairing": "half"},
-    ],
-    ids=["half", "partial with amplitude", "axes"],
-)
-def test_tables_by_the_kernel_have_the_array_api_backend_s_bits(dtype, fields):
-    rope, x = ra.RoPE(head_dim=16, **fields), torch.zeros(1, dtype=getattr(torch, dtype))
-    for pos in (
-        torch.arange(12).reshape(2, 6) * 123_457 - 5,
-        torch.tensor([7], dtype=torch.int32),
-        torch.tensor(2**31 - 1),
-        range(5),
-    ):
-        if rope.axes is not None:
+@pytest.mark.parametrize("name", ROPES_OF_TABLES)
+def test_tables_by_the_kernel_have_the_array_api_backend_s_bits(name, dtype, runs):
+    rope, x = ROPES_OF_TABLES[name], torch.zeros(1, dtype=getattr(torch, dtype))
+    far = torch.arange(12).reshape(2, 6) * 123_457 - 5
+    for pos in (far, torch.tensor([7], dtype=torch.int32), torch.tensor(2**31 - 1), range(5)):
+        if name == "axes":
             pos = torch.as_tensor([*pos] if type(pos) is range else pos)
             pos = torch.stack((pos, 3 * pos, -pos), -1)
-        made, expected = rope.rotation(pos, like=x), rope.rotation(pos, like=x, backend="array-api")
-        made_by_kernel = tables_by_kernel(_native.kernel, Positions(pos, rope._plan), x, _native.prepare)
-        assert made_by_kernel is not NotImplemented
-        assert same(tuple(made), tuple(expected))
-
-
-def test_module_with_a_rope_is_copied_and_pickled():
-    module, x, pos = Attention(), normal(2, 5, 16), torch.arange(5)
-    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.to(torch.float64)]
-    for other in copies:
-        assert other.rope == HALF
-        assert hash(other.rope) == hash(HALF)
-        assert same(other(x, pos), HALF.apply(x, pos))
-    assert list(module.state_dict()) == ["linear.weight", "linear.bias"]
-    assert not list(module.buffers())
+        runs.clear()
+        tables = tuple(rope.rotation(pos, like=x))
+        assert runs
+        assert same(tables, tuple(rope.rotation(pos, like=x, backend="array-api")))
 
 
 @pytest.mark.slow

@@ -20,16 +20,10 @@ from rope_array.testing import frequencies, rotation_matrix
 
 torch = pytest.importorskip("torch")
 from torch import func  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-pytestmark = [
-    pytest.mark.library("torch"),
-    *IGNORED,
-    # torch.func.linearize warns of every tensor that a function captures.
-    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
-]
+pytestmark = [pytest.mark.library("torch"), *IGNORED]
 
 WIDTH = 16
 COORDINATES = [0, 0, 0, 0, 1, 1, 2, 2]
@@ -41,28 +35,19 @@ FLOATS = [0.25, -1.5, 40.375]
 # ---- the definition, in operations that PyTorch differentiates ----
 
 
-def constant_matrices(fields):
-    """Return the matrices that cos and sin multiply, of shape (pairs, d, d), and the rest of the identity."""
-    start, width = fields.get("rotary_start", 0), fields.get("rotary_dim", WIDTH)
-    features = torch.arange(start, start + width)
-    pairs = {"interleaved": features.reshape(-1, 2).T, "half": features.reshape(2, -1)}
-    pairing = fields.get("pairing", "interleaved")
-    (a, b), (out_a, out_b) = pairs[pairing], pairs[fields.get("out_pairing", pairing)]
-    each = torch.arange(len(a))
-    of_cos, of_sin = torch.zeros(2, len(a), WIDTH, WIDTH, dtype=torch.float64)
-    of_cos[each, out_a, a] = of_cos[each, out_b, b] = of_sin[each, out_b, a] = 1.0
-    of_sin[each, out_a, b] = -1.0
-    rest = torch.eye(WIDTH, dtype=torch.float64)
-    rest[features] = 0.0
-    return of_cos, of_sin, rest
-
-
 class Definition:
-    """The rotation by its matrix: cos and sin times constant matrices."""
+    """The rotation of pairs of columns, in float64."""
 
     def __init__(self, fields):
-        self.matrices = constant_matrices(fields)
-        omegas = frequencies(fields.get("rotary_dim", WIDTH), base=fields.get("base", 10000.0))
+        start, width = fields.get("rotary_start", 0), fields.get("rotary_dim", WIDTH)
+        features = torch.arange(start, start + width)
+        pairs = {"interleaved": features.view(-1, 2).T.flatten(), "half": features}
+        pairing, rest = fields.get("pairing", "interleaved"), torch.arange(WIDTH)
+        rest = rest[(rest < start) | (rest >= start + width)]
+        self.read, self.written = (
+            torch.cat([pairs[name], rest]) for name in (pairing, fields.get("out_pairing", pairing))
+        )
+        omegas = frequencies(width, base=fields.get("base", 10000.0))
         self.omegas = torch.tensor(np.asarray(omegas, dtype=np.float64))
         self.factor = fields.get("attention_factor", 1.0)
 
@@ -70,18 +55,18 @@ class Definition:
         """Return pos * omega, exact enough in float64 for the small positions here."""
         return torch.as_tensor(pos).double()[..., None] * (self.omegas if omegas is None else omegas)
 
-    def matrix(self, cos, sin):
-        of_cos, of_sin, rest = self.matrices
-        turned = torch.einsum("...i,ijk->...jk", cos, of_cos) + torch.einsum("...i,ijk->...jk", sin, of_sin)
-        return turned + rest
-
     def rotate(self, x, angles, way="forward"):
-        factor = {"inverse": 1 / self.factor}.get(way, self.factor)
-        matrix = self.matrix(factor * angles.cos(), factor * angles.sin())
-        return torch.einsum("...jk,...k->...j" if way == "forward" else "...kj,...k->...j", matrix, x)
+        factor = 1 / self.factor if way == "inverse" else self.factor
+        return self.rotate_by_tables(x, factor * angles.cos(), factor * angles.sin(), way)
 
-    def rotate_by_tables(self, x, cos, sin):
-        return torch.einsum("...jk,...k->...j", self.matrix(cos, sin), x)
+    def rotate_by_tables(self, x, cos, sin, way="forward"):
+        columns = self.read, self.written
+        (read, written), sin = (columns, sin) if way == "forward" else (columns[::-1], -sin)
+        pairs = cos.shape[-1]
+        a, b, rest = x[..., read].split([pairs, pairs, WIDTH - 2 * pairs], -1)
+        a, b = a * cos - b * sin, a * sin + b * cos
+        rest = rest.expand(*a.shape[:-1], -1)
+        return torch.cat([a, b, rest], -1)[..., written.argsort()]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -105,14 +90,13 @@ class Case(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def cases(name, dtype):
+def cases(name):
     """Return the cases of a rope, by their names."""
     rope, d = ROPES[name], Definition(FIELDS[name])
-    x, k = normal(2, 3, WIDTH, dtype=dtype), normal(3, WIDTH, dtype=dtype, seed=1)
-    pos, floats = torch.tensor(POSITIONS), torch.tensor(FLOATS, dtype=dtype)
+    x, k = normal(2, 3, WIDTH), normal(3, WIDTH, seed=1)
+    pos, floats = torch.tensor(POSITIONS), torch.tensor(FLOATS)
     coordinates = torch.tensor([[1, 2, 3], [9, 0, -4], [5, 5, 6]])
     rotation = rope.rotation(pos, like=x)
-    tables = [table.to(dtype) for table in (d.factor * d.angles(pos).cos(), d.factor * d.angles(pos).sin())]
     omegas = torch.tensor(AXES.frequencies, dtype=torch.float64)
 
     def define(x, pos, way="forward"):
@@ -120,9 +104,6 @@ def cases(name, dtype):
 
     def define_by_coordinates(x, pos):
         return Definition({}).rotate(x, pos.double()[..., COORDINATES] * omegas)
-
-    def of_tokens(x):
-        return torch.arange(5, 5 + x.shape[-2])
 
     def each_way(x, pos):
         rotation = rope.rotation(pos, like=x)
@@ -136,30 +117,13 @@ def cases(name, dtype):
         "int64": Case(rope.apply, define, (x, pos)),
         "int32": Case(rope.apply, define, (x, pos.int())),
         "number": Case(lambda x: rope.apply(x, 7), lambda x: define(x, 7), (x,)),
-        "arange": Case(lambda x: rope.apply(x, of_tokens(x)), lambda x: define(x, of_tokens(x)), (x,)),
-        "rows": Case(rope.apply, define, (x, torch.tensor([POSITIONS, [9, 8, 7]]))),
         "floats": Case(rope.apply, define, (x, floats)),
-        "inverse": Case(
-            lambda x, pos: rope.apply(x, pos, inverse=True),
-            lambda x, pos: define(x, pos, "inverse"),
-            (x, pos),
-        ),
         "tuple": Case(
             lambda q, k, pos: rope.apply((q, k), pos),
             lambda q, k, pos: (define(q, pos), define(k, pos)),
             (x, k, pos),
         ),
-        "seq_axis": Case(
-            lambda x, pos: rope.apply(x, pos, seq_axis=-3),
-            lambda x, pos: define(x, pos[:, None]),
-            (normal(3, 2, WIDTH, dtype=dtype), pos),
-        ),
         "rotation": Case(each_way, define_each_way, (x, pos)),
-        "float rotation": Case(
-            lambda x, pos: rope.rotation(pos, like=x).apply((x, 2 * x)),
-            lambda x, pos: (define(x, pos), define(2 * x, pos)),
-            (x, floats),
-        ),
         "captured rotation": Case(rotation.apply, lambda x: define(x, pos), (x,)),
         # The tables are differentiable, inside a Rotation; their gradient is a Rotation.
         "rotation argument": Case(
@@ -167,20 +131,17 @@ def cases(name, dtype):
             lambda x, rotation: d.rotate_by_tables(x, *rotation),
             (x, rotation),
         ),
-        "given tables": Case(
-            lambda x, cos, sin: rope.rotation_from(cos, sin).apply(x), d.rotate_by_tables, (x, *tables)
-        ),
         "learned frequencies": Case(
             lambda x, pos, omegas: rope.rotation(pos, like=x, inv_freq=omegas).apply(x),
             lambda x, pos, omegas: d.rotate(x, d.angles(pos, omegas)),
-            (x, floats, d.omegas.to(dtype)),
+            (x, floats, d.omegas.float()),
         ),
         "coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates)),
-        "float coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates.to(dtype) + 0.25)),
+        "float coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates.float() + 0.25)),
     }
 
 
-SOURCES = [*cases("plain", torch.float32)]
+SOURCES = [*cases("plain")]
 
 
 # ---- the transforms ----
@@ -235,27 +196,6 @@ def by_vjp(of, floats):
 @derivative
 def by_jvp(of, floats):
     return func.jvp(of, floats, weighted(floats))
-
-
-@derivative
-def by_linearize(of, floats):
-    y, push = func.linearize(of, *floats)
-    return y, push(*weighted(floats))
-
-
-@derivative
-def reverse_over_forward(of, floats):
-    return by_grad(lambda *floats: func.jvp(loss(of), floats, weighted(floats))[1], *floats)
-
-
-@derivative
-def third_derivative(of, floats):
-    """Forward over reverse over reverse."""
-
-    def norm(*floats):
-        return sum((leaf**2).sum() for leaf in tree_leaves(by_grad(of, *floats)))
-
-    return func.jvp(lambda *floats: by_grad(norm, *floats), floats, weighted(floats))[1]
 
 
 @derivative
@@ -333,13 +273,10 @@ TRANSFORMS = {
     "grad": by_grad,
     "vjp": by_vjp,
     "jvp": by_jvp,
-    "linearize": by_linearize,
     "jacrev": all_of(func.jacrev),
     "jacfwd": all_of(func.jacfwd),
     "hessian": derivative(lambda of, floats: all_of(func.hessian)(loss(of), *floats)),
     "forward over reverse": derivative(lambda of, floats: by_jvp(functools.partial(by_grad, of), *floats)),
-    "reverse over forward": reverse_over_forward,
-    "third derivative": third_derivative,
     "vmap of all": mapped(value),
     "vmap of x": vmap_x,
     "vmap of others": vmap_others,
@@ -360,16 +297,13 @@ def widened(arguments):
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, arguments)
 
 
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-def assert_equal_to_definition(got, want, dtype):
+def assert_equal_to_definition(got, want):
     """Compare trees of tensors; the truth must not be 0, or a silent zero would pass."""
     got, want = tree_leaves(got), tree_leaves(want)
     assert max(leaf.abs().max() for leaf in want) > 0.01
     for leaf, truth in zip(got, want, strict=True):
-        assert leaf.dtype == dtype
-        bound = TOLERANCE[dtype] * max(1.0, truth.abs().max().item())
+        assert leaf.dtype == torch.float32
+        bound = 5e-6 * max(1.0, truth.abs().max().item())
         np.testing.assert_allclose(leaf.detach().double(), truth.detach(), rtol=0, atol=bound)
 
 
@@ -377,15 +311,15 @@ def number_of(source, transform):
     return SOURCES.index(source) + list(TRANSFORMS).index(transform)
 
 
-def case_of(source, transform="grad", dtype=torch.float32):
+def case_of(source, transform="grad"):
     """Return a case; each source and each transform meets every rope."""
-    return cases(list(FIELDS)[number_of(source, transform) % len(FIELDS)], dtype)[source]
+    return cases(list(FIELDS)[number_of(source, transform) % len(FIELDS)])[source]
 
 
-def check(transform, case, dtype=torch.float32, prepare=lambda of: of):
+def check(transform, case, prepare=lambda of: of):
     """Assert that a transform of a call, prepared, is the transform of the definition."""
     got = transform(prepare(case.call), *case.arguments)
-    assert_equal_to_definition(got, transform(case.define, *widened(case.arguments)), dtype)
+    assert_equal_to_definition(got, transform(case.define, *widened(case.arguments)))
 
 
 def cells(each_push, sources=SOURCES, transforms=TRANSFORMS):
@@ -396,7 +330,7 @@ def cells(each_push, sources=SOURCES, transforms=TRANSFORMS):
             pytest.param(source, transform, marks=() if each_push(source, transform) else NIGHTLY)
             for source in sources
             for transform in transforms
-            if transform != "vmap of others" or source not in ("number", "arange", "captured rotation")
+            if transform != "vmap of others" or source not in ("number", "captured rotation")
         ],
     )
 
@@ -406,20 +340,10 @@ def test_transform_of_every_source(source, transform):
     check(TRANSFORMS[transform], case_of(source, transform))
 
 
-@cells(
-    lambda source, transform: True,
-    ("int64", "tuple", "captured rotation"),
-    ("vjp", "jvp", "vmap of grad", "vmap of jvp"),
-)
-def test_transforms_of_other_dtypes(source, transform):
-    dtype = (torch.bfloat16, torch.float16, torch.float64)[number_of(source, transform) % 3]
-    check(TRANSFORMS[transform], case_of(source, transform, dtype), dtype)
-
-
 # ---- compiled functions ----
 
 # Dynamo refuses these in a graph, of any function.
-REFUSED = {"linearize", "functionalize", "batched gradients"}
+REFUSED = {"functionalize", "batched gradients"}
 DYNAMO = torch._dynamo.config
 AUTOGRAD = {"trace_autograd_ops": True} if hasattr(DYNAMO, "trace_autograd_ops") else {}
 if not AUTOGRAD:
@@ -441,7 +365,7 @@ def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
     """The transform is inside the compiled function."""
     case, of = case_of(source, transform), TRANSFORMS[transform]
     got = compiled(lambda *arguments: of(case.call, *arguments))(*case.arguments)
-    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
+    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)))
 
 
 @cells(lambda source, transform: transform in SERVED, ("int64", "tuple", "rotation argument"))
@@ -453,7 +377,13 @@ def test_transform_of_a_compiled_function(source, transform, fresh_dynamo):
             raise
 
 
-# ---- graphs of operations, fake tensors ----
+@pytest.mark.parametrize("source", ["int64", "tuple"])
+def test_double_backward_of_a_compiled_function(source, fresh_dynamo):
+    """Without AOTAutograd, which refuses every double backward."""
+    check(by_autograd, case_of(source), prepare=functools.partial(compiled, backend="eager"))
+
+
+# ---- graphs of operations ----
 
 
 @pytest.mark.parametrize(
@@ -469,17 +399,4 @@ def test_make_fx_of_a_transform(source, transform, mode):
     case = case_of(source)
     graph = make_fx(functools.partial(transform, case.call), tracing_mode=mode)(*case.arguments)
     others = tree_map(lambda leaf: leaf + 1 if leaf.is_floating_point() else leaf + 7, case.arguments)
-    assert_equal_to_definition(graph(*others), transform(case.define, *widened(others)), torch.float32)
-
-
-def test_fake_tensors():
-    """A fake call has the shapes and dtypes of a real one, and its gradient too."""
-    for source in SOURCES:
-        case = case_of(source)
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fakes = tree_map(mode.from_tensor, case.arguments)
-            outputs = tree_leaves((case.call(*fakes), by_grad(case.call, *fakes)))
-        reals = tree_leaves((case.call(*case.arguments), by_grad(case.call, *case.arguments)))
-        for fake, real in zip(outputs, reals, strict=True):
-            assert isinstance(fake, FakeTensor), source
-            assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device), source
+    assert_equal_to_definition(graph(*others), transform(case.define, *widened(others)))
