@@ -8,27 +8,18 @@ import sys
 
 import docs_blocks
 import pytest
+from transformers.models.llama import modeling_llama
 
 PROGRAMS = [program for program in docs_blocks.programs() if program.imports & {"flax", "transformers"}]
 
 
-@pytest.fixture(autouse=True)
-def _functions_of_llama(monkeypatch):
-    """Undo a program's replacement of a function of transformers."""
-    from transformers.models.llama import modeling_llama
-
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
-
-
-@pytest.fixture(autouse=True)
-def _bench_on_the_path(monkeypatch):
-    """Find the package of docs/roformer.md, whose reader starts Python in the folder bench."""
-    monkeypatch.syspath_prepend(docs_blocks.DOCS.parent / "bench")
-
-
 @pytest.mark.filterwarnings("default")  # allow the warnings of transformers and Flax
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.id)
-def test_programs_run_and_print_the_output_shown(program):
+def test_programs_run_and_print_the_output_shown(program, monkeypatch):
+    # The reader of docs/roformer.md starts Python in the folder bench.
+    monkeypatch.syspath_prepend(docs_blocks.DOCS.parent / "bench")
+    # Undo a program's replacement of a function of transformers.
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
     program.run()
 
 

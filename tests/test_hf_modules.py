@@ -7,27 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
+from hf._compare import needs_avx512
 from hf._tiny import Tiny
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import rope_array as ra
 
-transformers.logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("default")  # allow the warnings of transformers
 
-needs_avx512 = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="PyTorch's power has other bits without AVX-512",
-)
-BEFORE = {"factor": 4.0, "original_max_position_embeddings": 32}
-RULES = {
-    "default": {},
-    "linear": {"factor": 4.0},
-    "llama3": {**BEFORE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "yarn": BEFORE,
-}
+# YaRN has an amplitude; the frequencies of each rule are compared in tests/test_hf.py.
+RULES = {"default": {}, "yarn": {"factor": 4.0, "original_max_position_embeddings": 32}}
 MODULES = {"fixed": ra.torch.RotaryEmbedding, "learned": ra.torch.LearnedRotaryEmbedding}
 TOKENS = torch.arange(12)[None] % 50
 

@@ -1,12 +1,23 @@
-"""Precision of models, and comparisons of outputs and of models, for the tests with transformers."""
+"""Precision of models, and comparisons of outputs and of models, for the tests with transformers.
+
+Importing this module silences transformers, and leaves one thread to PyTorch.
+"""
 
 import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+import transformers
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
 
 FLOAT32, FLOAT64 = torch.float32, torch.float64  # bound here: `precision` patches torch.float32
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="PyTorch's power has other bits without AVX-512",
+)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from hf import _random
 from hf._walk import modeling
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "transformers" / "float32.json"
@@ -43,30 +42,12 @@ def tables(config, positions, layer=None):
     return cos[0, :, :pairs], sin[0, :, :pairs], omega.tolist(), getattr(rotary, f"{prefix}attention_scaling")
 
 
-def drawn(kind, rng):
-    """Return a random Llama config with a rule, and a length of the sequence."""
-    width, longest = int(rng.choice([64, 128, 192, 256])), int(rng.integers(1000, 200_000))
-    rule = {"rope_type": kind, "rope_theta": _random.base(rng)}
-    rule |= _random.rule(rng, kind, width // 2, longest)
-    config = {"max_position_embeddings": longest, "rope_parameters": rule}
-    if kind in ("linear", "dynamic", "yarn", "llama3") and rng.random() < 0.3:
-        rule["partial_rotary_factor"] = 0.5
-        config |= {"model_type": "stablelm", "hidden_size": 8 * width, "num_attention_heads": 4}
-    else:
-        config |= {"model_type": "llama", "head_dim": width}
-    return config, int(rng.integers(1, 3 * longest))
-
-
-def frequencies(config, length, layer=None):
-    """Return the frequencies and the amplitude of transformers for a sequence of `length` positions."""
-    return tables(config, torch.tensor([length - 1]), layer)[2:]
-
-
 def golden():
     """Return the content of the golden file: the frequencies and the amplitude of each case."""
     rows = []
     for case in CASES.values():
-        omega, amplitude = frequencies(case["config"], case["length"], case["layer_type"])
+        last = torch.tensor([case["length"] - 1])
+        _, _, omega, amplitude = tables(case["config"], last, case["layer_type"])
         numbers = {"amplitude": amplitude.hex(), "inv_freq": [float(w).hex() for w in omega]}
         rows.append(json.dumps(case | numbers))
     return '{"cases": [\n' + ",\n".join(rows) + "\n]}\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hf import _text as t
+from hf._walk import cases, places
 
 # Factors on the tolerance of a float32 frequency, by rule: DynamicNTK subtracts numbers as large as its
 # factor, Llama3 and YaRN divide by a difference and multiply by 1/factor.
@@ -17,6 +18,7 @@ RULES = (*NO_LONG, "longrope")
 BEFORE = "original_max_position_embeddings"
 Random = np.random.Generator
 Given = dict[str, Any]
+Rule = str | tuple[Given, Given]  # a name, or an older config with the keys of its rule
 
 
 def real(rng, low, high):
@@ -112,17 +114,26 @@ def equal_pair(rng, pairs):
 
 
 @dataclass(frozen=True)
-class Fields:
-    """What the random configs of a class have. `old` has the older names of the base and of the share."""
+class Drawn:
+    """Random configs of a class, named without "RotaryEmbedding".
 
+    `rules` are names, or whole older configs. `old` has the older names of the base and of the share.
+    """
+
+    name: str
+    first: bool  # of the classes of these fields
+    rules: tuple[Rule, ...] = RULES
     explicit: bool | None = None  # whether head_dim is given; None: at times
     shares: tuple[float, ...] = ()  # of the features that rotate
-    old: tuple[str, str] | None = None
+    old: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     latent: bool = False
     sections: Callable[[Random, int], list[int]] | None = None
     others: tuple[str, ...] = ()  # rules of the second layer type
     global_width: bool = False  # heads of twice the width in the layers of full attention
-    rows: tuple[tuple[Given, Given], ...] = ()  # whole older configs, each with the keys of its rule
+
+    @property
+    def id(self):
+        return self.name if isinstance(self.rules[0], str) else f"{self.name}, older keys"
 
     def draw(self, rng, kind, in_older_keys):
         """Return a config, its rule's keys, and the rule whose slack holds."""
@@ -130,13 +141,12 @@ class Fields:
         longest = int(rng.integers(64, 512))
         given = {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "num_hidden_layers": 4}
         given["max_position_embeddings"] = longest
-        if self.rows:
-            own, rope = self.rows[int(rng.integers(len(self.rows)))]
+        if not isinstance(kind, str):
+            own, rope = kind
             return {**given, "hidden_size": heads * 64, **own}, rope, "yarn"
         explicit = rng.random() < 0.5 if self.explicit is None else self.explicit
-        given |= {"hidden_size": heads * (32 if explicit else width)} | (
-            {"head_dim": width} if explicit else {}
-        )
+        given |= {"hidden_size": heads * (32 if explicit else width)}
+        given |= {"head_dim": width} if explicit else {}
         if self.latent:
             width = int(rng.choice([16, 32, 64]))
             given |= {"qk_rope_head_dim": width, "qk_nope_head_dim": 48, "v_head_dim": 32, "kv_lora_rank": 16}
@@ -150,60 +160,43 @@ class Fields:
         if self.sections or (self.shares and not in_older_keys):
             rope = self.parameters(rng, kind, width, longest)
             return {**given, "rope_parameters": rope}, rope, kind
-        if self.shares:
-            share, (theta, part) = (
-                float(rng.choice(self.shares)),
-                self.old or ("rope_theta", "partial_rotary_factor"),
-            )
-            rope = rule(rng, kind, int(width * share) // 2, longest)
-            scaling = {} if kind == "default" else {"rope_scaling": {"type": kind, **rope}}
-            return {**given, theta: base(rng), part: share, **scaling}, rope, kind
-        rope = rule(rng, kind, width // 2, longest)
-        return {**given, **stated(rng, rope, kind)}, rope, kind
+        share, (theta, part) = float(rng.choice(self.shares or [1.0])), self.old
+        rope = rule(rng, kind, int(width * share) // 2, longest)
+        if not self.shares:
+            return {**given, **stated(rng, rope, kind)}, rope, kind
+        scaling = {} if kind == "default" else {"rope_scaling": {"type": kind, **rope}}
+        return {**given, theta: base(rng), part: share, **scaling}, rope, kind
 
     def parameters(self, rng, kind, width, longest):
         """Return rotary parameters with a share and sections."""
-        share = float(rng.choice(self.shares)) if self.shares and kind != "proportional" else 1.0
+        has_share = self.shares and kind != "proportional"
+        share = float(rng.choice(self.shares)) if has_share else 1.0
         pairs = int(width * share) // 2
-        more = {"partial_rotary_factor": share} if self.shares and kind != "proportional" else {}
+        more = {"partial_rotary_factor": share} if has_share else {}
         more |= {"mrope_section": self.sections(rng, pairs)} if self.sections else {}
         rope = rule(rng, kind, pairs, longest)
         if self.others:
             rope.pop("truncate", None)  # transformers reads it from the outer dict
         return {"rope_type": kind, "rope_theta": base(rng), **rope, **more}
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """Random configs of a class."""
-
-    case: t.TextCase
-    fields: Fields
-    rules: tuple[str, ...]
-    name: str
-    first: bool  # of the classes of these fields
-
     def probes(self, seed):
         """Yield a probe of each rule and layer type; the dict of the config is read the same."""
-        model, cls, form = self.case.model, self.case.cls, self.case.kind
-        owner = type(self.case.place.config(model, cls))
+        (case,) = (one for one in cases() if one.cls == f"{self.name}RotaryEmbedding")
+        form, (owner, _) = case.row.form, places(case.model, case.cls, case.row.parts)[-1]
         for number, kind in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
-            given, rope, kind = self.fields.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
+            given, rope, kind = self.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
             at = positions(rope, given["max_position_embeddings"], form.axes)
             made = owner(**copy.deepcopy(given))
-            for layer in form.layers:
-                probe = t.probe(replace(form, positions=at), layer, model, cls, made, made)
+            for layer in t.layers_of(form, made):
+                probe = t.probe(replace(form, positions=at), layer, case.model, case.cls, made, made)
                 others = ({"model_type": owner.model_type, **given},)
                 yield replace(probe, others=others, slack=SLACK.get(kind, 1.0))
 
 
-def drawn(models, rules=RULES, **fields):
-    """Return the random configs of models with one class in `_text`."""
-    of = {case.model: case for case in t.CASES if isinstance(case, t.TextCase)}
-    names = models.split()
-    label = " ".join(fields) or "flat"
-    return [Drawn(of[name], Fields(**fields), rules, f"{name}, {label}", name == names[0]) for name in names]
+def drawn(names, **fields):
+    """Return the random configs of classes."""
+    return [Drawn(name, name == names.split()[0], **fields) for name in names.split()]
 
 
 GLOBAL = ("default", "linear", "proportional")
@@ -214,38 +207,38 @@ ALPHA = {"type": "dynamic", "alpha": 1e3, "factor": 1.0}
 TYPED = {"layer_types": [*t.TYPES] * 2}
 GEMMA3 = {**TYPED, "head_dim": 64, "rope_theta": 1e6, "rope_local_base_freq": 2e4}
 MODERNBERT = {**TYPED, "global_rope_theta": 1.6e5, "local_rope_theta": 2e4}
-# By model, configs with keys of their own, and the keys of the rule
-OLDER: dict[str, tuple[tuple[Given, Given], ...]] = {
-    "phi3": (
+# By class, configs with keys of their own, and the keys of the rule
+OLDER: dict[str, tuple[Rule, ...]] = {
+    "Phi3": (
         ({"rope_theta": 5e3, "rope_scaling": {"type": "su", **LISTS, BEFORE: 100}}, {BEFORE: 100}),
         ({"rope_theta": 5e3, BEFORE: 100, "rope_scaling": {"type": "longrope", **LISTS}}, {BEFORE: 100}),
     ),
-    "minimax_m2": tuple(({"rope_theta": 5e6, "head_dim": 64, "rotary_dim": n}, {}) for n in (16, 32, 64)),
-    "hunyuan_v1_dense": (({"head_dim": 64, "rope_theta": 1e4, "rope_scaling": ALPHA}, {}),),
-    "gemma3": ((GEMMA3, {}), ({**GEMMA3, "rope_scaling": YARN}, YARN)),
-    "modernbert": ((MODERNBERT, {}), ({**MODERNBERT, "rope_scaling": YARN}, YARN)),
-    "qwen2_vl": (({"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}, {}),),
-    "deepseek_v3": tuple(({"rope_theta": 2e4, "rope_interleave": value}, {}) for value in (False, True)),
+    "MiniMaxM2": tuple(({"rope_theta": 5e6, "head_dim": 64, "rotary_dim": n}, {}) for n in (16, 32, 64)),
+    "HunYuanDenseV1": (({"head_dim": 64, "rope_theta": 1e4, "rope_scaling": ALPHA}, {}),),
+    "Gemma3": ((GEMMA3, {}), ({**GEMMA3, "rope_scaling": YARN}, YARN)),
+    "ModernBert": ((MODERNBERT, {}), ({**MODERNBERT, "rope_scaling": YARN}, YARN)),
+    "Qwen2VL": (({"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}, {}),),
+    "DeepseekV3": tuple(({"rope_theta": 2e4, "rope_interleave": value}, {}) for value in (False, True)),
 }
 FORMS: tuple[Drawn, ...] = (
-    *drawn("llama mistral", (*RULES, "proportional")),
-    *drawn("qwen2 cohere nanochat", explicit=False),
-    *drawn("qwen3 helium gpt_oss openai_privacy_filter", explicit=True),
-    *drawn(
-        "gpt_neox gpt_neox_japanese", explicit=False, shares=SHARES, old=("rotary_emb_base", "rotary_pct")
-    ),
-    *drawn("stablelm phi persimmon", explicit=False, shares=SHARES),
-    *drawn("nemotron glm4 qwen3_next", explicit=True, shares=SHARES),
-    *drawn("deepseek_v2", NO_LONG, explicit=False, latent=True),
-    *drawn("deepseek_v3 deepseek_v32 minicpm3", explicit=False, latent=True),
-    *drawn("qwen2_vl qwen2_5_vl", explicit=False, sections=split),
-    *drawn("glm_ocr", explicit=True, sections=split),
-    *drawn("qwen3_vl", explicit=True, sections=third),
-    *drawn("qwen3_5", explicit=True, sections=third, shares=(0.5, 1.0)),
-    *drawn("ernie4_5_vl_moe", ("default",), explicit=True, sections=equal_pair),
-    *drawn("gemma3 olmo3", NO_LONG, explicit=True, others=STATIC),
-    *drawn("laguna mimo_v2_flash", NO_LONG, explicit=True, others=STATIC, shares=(0.25, 0.5, 1.0)),
-    *drawn("lfm3", STATIC, explicit=True, others=(*STATIC, "proportional")),
-    *drawn("gemma4", GLOBAL, explicit=True, others=GLOBAL[:2], global_width=True),
-    *(one for model, rows in OLDER.items() for one in drawn(model, ("default",) * 3, rows=rows)),
+    *drawn("Llama Mistral", rules=(*RULES, "proportional")),
+    *drawn("Qwen2 Cohere NanoChat", explicit=False),
+    *drawn("Qwen3 Helium", explicit=True),
+    # Older files without a rule have YaRN, as these models do by default.
+    *drawn("GptOss OpenAIPrivacyFilter", rules=RULES[1:], explicit=True),
+    *drawn("GPTNeoX GPTNeoXJapanese", explicit=False, shares=SHARES, old=("rotary_emb_base", "rotary_pct")),
+    *drawn("StableLm Phi Persimmon", explicit=False, shares=SHARES),
+    *drawn("Nemotron Glm4 Qwen3Next", explicit=True, shares=SHARES),
+    *drawn("DeepseekV2", rules=NO_LONG, explicit=False, latent=True),
+    *drawn("DeepseekV3 DeepseekV32 MiniCPM3", explicit=False, latent=True),
+    *drawn("Qwen2VL Qwen2_5_VL", explicit=False, sections=split),
+    *drawn("GlmOcrText", explicit=True, sections=split),
+    *drawn("Qwen3VLText", explicit=True, sections=third),
+    *drawn("Qwen3_5Text", explicit=True, sections=third, shares=(0.5, 1.0)),
+    *drawn("Ernie4_5_VLMoeText", rules=("default",), explicit=True, sections=equal_pair),
+    *drawn("Gemma3 Olmo3", rules=NO_LONG, explicit=True, others=STATIC),
+    *drawn("Laguna MiMoV2Flash", rules=NO_LONG, explicit=True, others=STATIC, shares=(0.25, 0.5, 1.0)),
+    *drawn("Lfm3", rules=STATIC, explicit=True, others=(*STATIC, "proportional")),
+    *drawn("Gemma4Text", rules=GLOBAL, explicit=True, others=GLOBAL[:2], global_width=True),
+    *(Drawn(name, first=True, rules=rows) for name, rows in OLDER.items()),
 )

@@ -1,6 +1,10 @@
-"""The rotary classes of models with one position or M-RoPE, each called as its attention calls it."""
+"""The rotary classes whose tables a function of their model multiplies: of text, M-RoPE and vision towers.
+
+A class without a row in ROWS is compared as most models rotate, or as most vision towers do.
+"""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,27 +12,33 @@ from typing import Any
 import numpy as np
 import torch
 from hf._walk import (
+    EQUAL,
+    UNROTATED,
     Case,
     Probe,
     Theirs,
     at_part,
-    config_class,
+    classes,
     head_width,
     modeling,
     one_per_pair,
     other,
-    own_config,
+    places,
 )
 
 # Positions: a range from 0, then unsorted positions with some far from 0.
 LINE = (np.arange(12), np.array([3, 0, 40, 4093, 17, 1000, 1023]))
+# Rows and columns of patches, and fractions of them; the frames, rows and columns of a video.
+GRID = np.stack([np.arange(20) // 5 * 3, np.arange(20) % 5 * 7 + 1], axis=-1)
+FINE = (GRID * 0.75 + 0.125).astype(np.float32)
+ROWS_OF_TEXT = np.array([[0, 0], [1, 1], [2, 9], [3, 11], [17, 5], [4, 4]])
+VOLUME = np.stack([np.arange(24) // 12 * 2, np.arange(24) // 4 * 5 + 1, np.arange(24) % 4 * 3], axis=-1)
 
 
-def grid(axes):
-    """Return positions (S, axes): coordinates that differ everywhere, then equal coordinates, as in text."""
-    steps = np.array([1, 5, 11][:axes])
-    unequal = np.arange(9)[:, None] * steps + np.array([40, 0, 7][:axes])
-    return unequal, unequal[::-1] + 900, np.repeat(np.arange(5)[:, None], axes, axis=1)
+def mrope_positions():
+    """Return positions (S, 3): coordinates that differ everywhere, then equal coordinates, as in text."""
+    unequal = np.arange(9)[:, None] * [1, 5, 11] + [40, 0, 7]
+    return unequal, unequal[::-1] + 900, np.repeat(np.arange(5)[:, None], 3, axis=1)
 
 
 @dataclass(frozen=True)
@@ -38,26 +48,24 @@ class Layer:
     ask: str | int | None = None
     key: str | None = None
     turns: bool = True
-    change: Callable[[Any], Any] | None = None  # makes the config of this layer's module
 
 
 # How attentions rotate. `module` is the model's file.
 
 
-def both(module, config, q, k, cos, sin):
-    """Most attentions: q and k in one call; the function copies features beyond the width of cos."""
-    return module.apply_rotary_pos_emb(q, k, cos, sin)
+def by_name(name, **options):
+    """Return a call of a function: of q and k, or of one array at a time, as in Gemma 3n and DeepSeek-V4."""
+
+    def apply(module, config, q, k, *tables):
+        function = getattr(module, name)
+        if next(iter(inspect.signature(function).parameters)) == "x":
+            return tuple(function(x, *tables) for x in (q, k))
+        return function(q, k, *tables, **options)
+
+    return apply
 
 
-def each(module, config, q, k, cos, sin):
-    """Gemma 3n and later: one array at a time, (B, S, H, D)."""
-    turn = module.apply_rotary_pos_emb
-    return tuple(turn(x.transpose(1, 2), cos, sin, unsqueeze_dim=2).transpose(1, 2) for x in (q, k))
-
-
-def last_features(module, config, q, k, cos, sin):
-    """DeepSeek-V4: the function slices the last features of a head."""
-    return tuple(module.apply_rotary_pos_emb(x, cos, sin) for x in (q, k))
+both = by_name("apply_rotary_pos_emb")  # it copies features beyond the width of cos
 
 
 def sliced(module, config, q, k, cos, sin):
@@ -73,11 +81,6 @@ def latent(module, config, q, k, cos, sin):
     if not getattr(config, "rope_interleave", True):
         return both(module, config, q, k, cos, sin)
     return module.apply_rotary_pos_emb_interleave(q, k, cos, sin)
-
-
-def complex_heads_first(module, config, q, k, turns):
-    """DeepSeek-V2: complex numbers, (B, H, S, D)."""
-    return module.apply_rotary_emb(q, k, turns)
 
 
 def positions_first(name):
@@ -100,66 +103,109 @@ def first_head(module, config, q, k, cos, sin):
     return tuple(done)
 
 
-# Widths
+def packed(module, config, q, k, cos, sin):
+    """Vision towers: one sequence after another, as (S, heads, D)."""
+    pairs = [
+        module.apply_rotary_pos_emb_vision(a.transpose(0, 1), b.transpose(0, 1), cos, sin)
+        for a, b in zip(q, k, strict=True)
+    ]
+    return tuple(torch.stack([pair[i].transpose(0, 1) for pair in pairs]) for i in (0, 1))
+
+
+def in_blocks(module, config, q, k, cos, sin):
+    """Gemma 4's tower: a block of features for each coordinate. The function reads the number of these."""
+    rotate = functools.partial(module.apply_multidimensional_rope, position_ids=torch.empty(1, 1, 2))
+    return tuple(rotate(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
+
+
+# Widths of q and k, and layer types
+
+
+def width_of(config, layer):
+    """Return the width of q_pe and k_pe, or of every head."""
+    return getattr(config, "qk_rope_head_dim", None) or head_width(config)
 
 
 def width_of_layer(config, layer):
-    """Return the head width of a layer type, for models whose layer types differ in it."""
+    """Return the width of a layer type, for models whose layer types differ in it."""
     return config.per_layer_config[layer.key].head_dim
 
 
-def latent_width(config, layer):
-    """Return the width of q_pe and k_pe."""
-    return config.qk_rope_head_dim
+def width_in_memories(config, layer):
+    """Return the width in SAM's attention to memories."""
+    whole = config.memory_attention_hidden_size // config.memory_attention_downsample_rate
+    return int(whole // config.memory_attention_num_attention_heads)
+
+
+def layers_of(form, config):
+    """Return the layer types of a form, or those with parameters of their own that the config uses."""
+    rules = getattr(config, "rope_parameters", None) or {}
+    keys = {key for key, rule in rules.items() if isinstance(rule, dict)}
+    used = keys & {*(getattr(config, "layer_types", None) or ())}
+    return form.layers or tuple(Layer(key, key) for key in sorted(used or keys)) or (Layer(),)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a class is constructed, and how its attention rotates.
+    """How the attention of a class rotates.
 
     `apply` rotates (q, k), each (B, H, S, D), by the tables that the module returns. `repeats` says how the
-    tables repeat the number of each pair. `width` returns the size of the last axis of q and k.
+    tables repeat the number of each pair. `width` returns the size of the last axis of q and k. `frequencies`
+    returns the frequency of each pair. `arrange` makes the positions for the module from positions (S,) or
+    (S, axes).
     """
 
     apply: Callable[..., tuple[Any, Any]] = both
     repeats: str | None = "half"
-    width: Callable[[Any, Layer], int] | None = None
+    width: Callable[[Any, Layer], int] = width_of
     axes: int = 1
-    layers: tuple[Layer, ...] = (Layer(),)
+    layers: tuple[Layer, ...] = ()  # of the config
     sign: int = 1
     frequencies: Callable[[Any, Any], Any] | None = None
-    positions: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    positions: tuple[np.ndarray, ...] = LINE
+    arrange: Callable[[Any], Any] = lambda positions: positions[None]
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the class
 
 
 HALF = Form()
 INTERLEAVED = Form(repeats="interleaved")
-# GLM, ERNIE: the tables are for half pairs, and the function reorders them; another kind than HALF.
-HALF_TO_INTERLEAVED = Form(lambda *call: both(*call))
-SLICED = Form(sliced)
-LATENT = Form(latent, width=latent_width)
-MROPE = Form(axes=3)
-MROPE_INTERLEAVED = Form(repeats="interleaved", axes=3)
-ACROSS_HEADS = Form(positions_first("apply_rotary_pos_emb"))  # the index of a head is its position
+LATENT = Form(latent)
+ROWS_OF_AXES = Form(axes=2, arrange=lambda positions: positions.T[:, None])
+MROPE = replace(ROWS_OF_AXES, axes=3, positions=mrope_positions())
+MROPE_INTERLEAVED = replace(MROPE, repeats="interleaved")
+FOR_EACH_AXIS = {"axes": 2, "frequencies": lambda made, config: made.inv_freq.tile(2), "positions": (GRID,)}
+TOWER = Form(packed, arrange=lambda positions: positions, **FOR_EACH_AXIS)
+SAM = replace(TOWER, apply=by_name("apply_rotary_pos_emb_2d"), repeats="interleaved", positions=(GRID, FINE))
+MEMORIES = replace(SAM, width=width_in_memories)
+SELF_ATTENTION = replace(MEMORIES, apply=by_name("apply_rotary_pos_emb_2d_self_attn"))
 
 
 # Probes
 
 
-def rotary(form, layer, model, cls, config, pos, **options):
+def of_layer(config, layer):
+    """Return the config of a layer's module: Granite's layers have bases of their own."""
+    if layer.ask is None or not getattr(config, "layer_rope_theta", None):
+        return config
+    made = type(config)()
+    made.rope_parameters = {**config.rope_parameters, "rope_theta": config.layer_rope_theta[layer.ask]}
+    return made
+
+
+def rotary(form, layer, model, cls, config, pos):
     """Run the class, and its model's function, on one array of positions."""
     if not layer.turns:
-        return Theirs(rotate=lambda arrays: arrays, inv_freq=np.zeros(0, np.float32))
-    config = layer.change(config) if layer.change else config
-    made = getattr(modeling(model), cls)(config, **options)
-    ids = torch.from_numpy(np.ascontiguousarray(pos.T))
-    ids = ids[None] if form.axes == 1 else ids[:, None]
+        return UNROTATED
+    config = of_layer(config, layer)
+    made = getattr(modeling(model), cls)(config, **form.options)
+    option = {} if layer.key is None else {"layer_type": layer.key}
     with torch.no_grad():
-        out = made(torch.zeros(1, 1), ids, **({} if layer.key is None else {"layer_type": layer.key}))
+        out = made(torch.zeros(1, 1), form.arrange(torch.tensor(pos)), **option)
     tables = out if isinstance(out, tuple) else (out,)
     prefix = "" if layer.key is None else f"{layer.key}_"
     frequencies = form.frequencies(made, config) if form.frequencies else getattr(made, f"{prefix}inv_freq")
     parts = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
-    cos, sin = (one_per_pair(np.asarray(part[0]), form.repeats) for part in parts)
+    cos, sin = (one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
 
     def rotate(arrays):
         with torch.no_grad():
@@ -175,100 +221,82 @@ def rotary(form, layer, model, cls, config, pos, **options):
     )
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the config of a class is: a config class, "" for the class of its annotation, and a part of it.
-
-    The config is made with `values`, then changed by `change`.
-    """
-
-    holder: str = ""
-    part: str | None = None
-    change: Callable[[Any], None] | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(self, model, cls):
-        """Return a new config that holds the part."""
-        if not self.holder:
-            return own_config(model, cls)
-        made = config_class(model, self.holder)(**self.values)
-        if self.change is not None:
-            self.change(made)
-        return made
-
-
-def probes(form, model, cls, places, **options):
-    """Yield a probe for each place of a config and each layer type, and with another base and width."""
-    for place in places:
-        whole = place.config(model, cls)
-        inner = at_part(whole, place.part)
-        for layer in form.layers:
-            yield probe(form, layer, model, cls, whole, inner, place.part, **options)
-    if form.layers == (Layer(),) and form.axes == 1 and not form.width:
-        changed = other(at_part(places[-1].config(model, cls), places[-1].part))
-        if getattr(changed, "model_type", ""):
-            yield replace(probe(form, Layer(), model, cls, changed, changed, **options), shown=False)
-
-
-def probe(form, layer, model, cls, whole, inner, part=None, **options):
+def probe(form, layer, model, cls, whole, inner, part=None):
     """Return the probe of one layer type of one config."""
     return Probe(
         config=whole,
-        theirs=lambda pos: rotary(form, layer, model, cls, inner, pos, **options),
-        head_dim=form.width(inner, layer) if form.width else head_width(inner),
-        positions=form.positions or (grid(form.axes) if form.axes > 1 and layer.turns else LINE),
+        theirs=lambda pos: rotary(form, layer, model, cls, inner, pos),
+        head_dim=form.width(inner, layer),
+        positions=form.positions if layer.turns else LINE,
         part=part,
         layer_type=layer.ask,
     )
 
 
 @dataclass(frozen=True)
-class TextCase(Case):
-    """A case whose kind is its last form, with the place of the config, for random configs."""
+class Row:
+    """How classes are compared.
 
-    place: Place = Place()
+    `change` changes their default config. `more` are other forms, each with its change of the default config.
+    `parts` are as in `places`. `tables` is the class that makes the tables of an attention layer. Each push
+    compares the class `kind`.
+    """
+
+    kind: str
+    form: Form
+    parts: tuple[str | None, ...] = ()
+    change: Callable[[Any], None] = lambda config: None
+    more: tuple[tuple[Form, Callable[[Any], None]], ...] = ()
+    tables: str | None = None
+
+
+def probes(row, model, cls):
+    """Yield a probe for each place of a config and each layer type, and with another base and width."""
+    for owner, part in places(model, cls, row.parts):
+        whole = owner()
+        row.change(at_part(whole, part))
+        yield from of_config(row.form, model, row.tables or cls, whole, part)
+    for form, change in row.more:
+        config = owner()
+        change(config)
+        yield from of_config(form, model, cls, config, None)
+
+
+def of_config(form, model, cls, whole, part):
+    """Yield the probes of one config; if it is alone, also of the config with another base and width."""
+    inner = at_part(whole, part)
+    layers = layers_of(form, inner)
+    for layer in layers:
+        yield probe(form, layer, model, cls, whole, inner, part)
+    is_plain = layers == (Layer(),) and form.axes < 3 and not hasattr(inner, "qk_rope_head_dim")
+    if part is None and is_plain and (changed := other(inner)) is not None:
+        yield replace(probe(form, Layer(), model, cls, changed, changed), shown=False)
 
 
 # The classes
 
 
-def text(name, own=None, change=lambda at: None):
-    """Return the places of a text part: inside the whole config, and as a config of the class `own`.
-
-    `change` returns a change of the config, whose text part is its attribute `at`.
-    """
-    inside = Place(f"{name}Config", "text", change("text_config"))
-    return inside, Place(f"{own or name + 'Text'}Config", None, change(None))
-
-
 def of_layers(*keys, turns=(), still=(), form=HALF, **options):
     """Return a form for layer types with keys of parameters, that rotate by the others, or do not rotate."""
-    layers = [Layer(key, key) for key in keys] + [
-        one if isinstance(one, Layer) else Layer(one) for one in turns
-    ]
-    return replace(form, layers=(*layers, *(Layer(one, turns=False) for one in still)), **options)
+    rotated = (*(Layer(key, key) for key in keys), *map(Layer, turns))
+    return replace(form, layers=(*rotated, *(Layer(one, turns=False) for one in still)), **options)
 
 
-def case(form, model, name, places=(Place(),), *more):
-    """Return a class's case: a form with the places of its configs, and `more` forms, each with a place."""
-    cls = f"{name}RotaryEmbedding"
-
-    def made():
-        for shape, where in ((form, places), *((shape, (place,)) for shape, place in more)):
-            yield from probes(shape, model, cls, where)
-
-    last, place = more[-1] if more else (form, places[-1])
-    return TextCase(model, cls, made, kind=last, place=place)
+def row(form, names, **options):
+    """Return rows of classes, named without "RotaryEmbedding"; the first is their kind."""
+    return {name: Row(names.split()[0], form, **options) for name in names.split()}
 
 
-def classes(form, names):
-    """Return the cases of classes: model:Class[:whole config:part,part[:config of a part,...]]."""
+def cases_without(listed):
+    """Return a case of each class that is not listed."""
     found = []
-    for model, name, *where in (entry.split(":") for entry in names.split()):
-        root, parts, own = (*where, "", "", "")[:3]
-        places = [Place(f"{root}Config", one) for one in parts.split(",") if one]
-        places += [Place(f"{one}Config") for one in own.split(",") if one]
-        found.append(case(form, model, name, tuple(places) or (Place(),)))
+    for model, cls in sorted(classes() - {(case.model, case.cls) for case in listed}):
+        name = cls.removesuffix("RotaryEmbedding")
+        default = Row("Qwen2_5_VLVision", TOWER) if name.endswith("Vision") else Row("Llama", HALF)
+        one = ROWS.get(name, default)
+        takes = f"an attention layer, which takes its tables from `{one.tables}`"
+        made = functools.partial(probes, one, model, cls)
+        found.append(Case(model, cls, made, takes if one.tables else EQUAL, row=one))
     return found
 
 
@@ -278,335 +306,212 @@ def ernie_frequencies(made, config):
     return torch.cat((torch.stack((h, w), dim=-1).flatten(), t))
 
 
-# Changes of default configs. `at` is the attribute with the config of the part.
+# Changes of default configs
 
 
-def fields(at=None, **values):
+def fields(**values):
     """Return a change that sets fields of a config."""
 
     def change(config):
         for key, value in values.items():
-            setattr(config if at is None else getattr(config, at), key, value)
+            setattr(config, key, value)
 
     return change
 
 
 def sections(*counts):
-    """Return changes that set sections: the default sections do not sum to the pairs, and cannot run."""
+    """Return a change that sets sections: the default sections do not sum to the pairs, and cannot run."""
 
-    def change(at, config):
-        inner = config if at is None else getattr(config, at)
-        inner.rope_parameters = {**inner.rope_parameters, "mrope_section": list(counts)}
+    def change(config):
+        config.rope_parameters = {**config.rope_parameters, "mrope_section": list(counts)}
 
-    return lambda at: functools.partial(change, at)
+    return change
 
 
-def alternating(*names, at=None, **values):
+def alternating(*names, **values):
     """Return a change that alternates two layer types; the default has parameters for both, uses one."""
 
     def change(config):
-        inner = config if at is None else getattr(config, at)
-        types = [names[i % 2] for i in range(inner.num_hidden_layers)]
-        fields(layer_types=types, **values)(inner)
+        types = [names[i % 2] for i in range(config.num_hidden_layers)]
+        fields(layer_types=types, **values)(config)
 
     return change
-
-
-def theta(value):
-    """Return a change that makes the config for the module of a layer with its own base."""
-
-    def change(config):
-        made = type(config)()
-        made.rope_parameters = {**config.rope_parameters, "rope_theta": value}
-        return made
-
-    return change
-
-
-def compass(at):
-    """Return a change of Cohere Compass's config: its default has no parameters, and cannot run."""
-    rope = {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [24, 20, 20]}
-    kinds = {"sliding_attention": rope, "full_attention": None}
-    return alternating(*kinds, at=at, rope_parameters=kinds)
 
 
 def dense(config):
     """Make Cohere 2 MoE's first layer dense and of full attention."""
     rest = config.num_hidden_layers - 4
-    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-    config.layer_types = types + ["sliding_attention"] * rest
+    config.layer_types = [FULL, SLIDING, SLIDING, FULL] + [SLIDING] * rest
     config.mlp_layer_types = ["dense"] + ["sparse"] * (rest + 3)
 
 
-def thinker_width(config):
-    """Set the width that the checkpoints have; the default, 73, is odd and cannot run."""
-    config.thinker_config.text_config.head_dim = 128
-
-
-def molmo_probes():
-    """Yield Molmo 2's default, and layers in and out of `rope_scaling_layers`."""
-    names = "molmo2", "Molmo2RotaryEmbedding"
-    yield from probes(HALF, *names, text("Molmo2"))
-    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    place = Place("Molmo2TextConfig", change=fields(rope_parameters=rope, rope_scaling_layers=[0, 2]))
-    for layer, scaled in ((0, True), (1, False)):
-        yield from probes(of_layers(turns=(layer,)), *names, (place,), scaled=scaled)
-
-
 TYPES = FULL, SLIDING = "full_attention", "sliding_attention"
-KEYED = of_layers(*TYPES)
-KEYED_WIDTH = replace(KEYED, apply=each, width=width_of_layer)
 SLIDING_TURNS = of_layers(turns=(SLIDING,), still=(FULL,))
-SLIDING_KEYED = of_layers(SLIDING, still=(FULL,))
 STILL = of_layers(still=(None,))
 LAYERS_OF_THETA = fields(layer_rope_theta=[10000.0, 50000.0, 0, 10000.0] * 8)
-THETAS = of_layers(turns=(0, Layer(1, change=theta(50000.0))), still=(2,))
+THETAS = of_layers(turns=(0, 1), still=(2,))
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 # The two types of layers of Step 3.7's checkpoints; the default has one.
-STEP_RULE = {"rope_type": "default", "rope_theta": 10000.0}
-STEP_RULES = {FULL: {**STEP_RULE, "rope_theta": 5e6, "partial_rotary_factor": 0.5}, SLIDING: STEP_RULE}
-ESM = {"position_embedding_type": "rotary", "vocab_size": 33, "pad_token_id": 1}
-OTHER_ESM = {**ESM, "rope_theta": 300.0, "hidden_size": 320, "num_attention_heads": 5}
+STEP_RULES = {FULL: {**DEFAULT, "rope_theta": 5e6, "partial_rotary_factor": 0.5}, SLIDING: DEFAULT}
+# The default has no parameters, and cannot run.
+COMPASS = {SLIDING: {**DEFAULT, "rope_theta": 50000.0, "mrope_section": [24, 20, 20]}, FULL: None}
+SCALED = fields(
+    rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, rope_scaling_layers=[0, 2]
+)
+OTHER_MEMORIES = fields(
+    memory_attention_hidden_size=384,
+    memory_attention_num_attention_heads=2,
+    memory_attention_downsample_rate=3,
+    rope_parameters={"rope_type": "axial", "rope_theta": 700.0},
+)
+OF_NEOMME = replace(ROWS_OF_AXES, positions=(ROWS_OF_TEXT, GRID))
+NEOMME = {
+    FULL: {**DEFAULT, "rope_theta": 3e4, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+}
 
-CASES: list[TextCase | Case] = [
-    *classes(
-        HALF,
-        "llama:Llama apertus:Apertus arcee:Arcee bitnet:BitNet bamba:Bamba chameleon:Chameleon cwm:Cwm"
-        " dbrx:Dbrx diffllama:DiffLlama doge:Doge dots1:Dots1 eurobert:EuroBert evolla:Evolla"
-        " falcon_h1:FalconH1 flex_olmo:FlexOlmo gemma:Gemma gemma2:Gemma2 glm4_moe:Glm4Moe gpt_neox:GPTNeoX"
-        " granite:Granite granitemoe:GraniteMoe granitemoeshared:GraniteMoeShared gte:Gte hrm_text:HrmText"
-        " hunyuan_v1_dense:HunYuanDenseV1 hunyuan_v1_moe:HunYuanMoEV1 hy_v3:HYV3 hyperclovax:HyperCLOVAX"
-        " idefics:Idefics jais2:Jais2 jetmoe:JetMoe jina_embeddings_v3:JinaEmbeddingsV3 lfm2:Lfm2"
-        " lfm2_moe:Lfm2Moe minimax:MiniMax minimax_m2:MiniMaxM2 ministral:Ministral"
-        " ministral3:Ministral3 mistral:Mistral mixtral:Mixtral muse_glimmer_assistant:MuseGlimmerAssistant"
-        " nemotron:Nemotron nomic_bert:NomicBert olmo:Olmo olmo2:Olmo2 olmo_hybrid:OlmoHybrid olmoe:Olmoe"
-        " phi3:Phi3 phi4_multimodal:Phi4Multimodal phimoe:Phimoe qwen2:Qwen2 qwen2_moe:Qwen2Moe qwen3:Qwen3"
-        " qwen3_moe:Qwen3Moe qwen3_next:Qwen3Next recurrent_gemma:RecurrentGemma seed_oss:SeedOss"
-        " solar_open:SolarOpen starcoder2:Starcoder2 vaultgemma:VaultGemma",
-    ),
-    # Sound and proteins.
-    *classes(
-        HALF,
-        "esmc:Esmc gradium_phonon_tts:GradiumPhononTTS higgs_audio_v2:HiggsAudioV2"
-        " kyutai_speech_to_text:KyutaiSpeechToText mimi:Mimi moonshine:Moonshine"
-        " moonshine_streaming:MoonshineStreaming moshi:Moshi pocket_tts:PocketTTS"
-        " pocket_tts_audio_tokenizer:PocketTTSAudioTokenizer",
-    ),
-    *classes(replace(HALF, positions=(*LINE, np.array([-7, -1, 0, 1, 4, 30]))), "timesfm2_5:TimesFm2_5"),
-    *classes(ACROSS_HEADS, "neucodec:NeuCodec xcodec2:Xcodec2"),
-    *classes(
-        HALF,
-        "deepseek_ocr2:DeepseekOcr2Vision:DeepseekOcr2:vision.encoder dia:Dia:Dia:encoder,decoder"
-        " dots3_note:Dots3NoteAudio:Dots3Note:audio evolla:EvollaSaProt:Evolla:protein_encoder"
-        " glmasr:GlmAsr:GlmAsr:audio lasr:LasrEncoder:LasrCTC:encoder"
-        " nemotron3_5_transcribe:Nemotron3_5Transcribe:Nemotron3_5Transcribe:audio.asr,word_timestamp"
-        " nemotron3_diarization:Nemotron3Diarization:Nemotron3Diarization:audio"
-        " pe_audio:PeAudioEncoder:PeAudio:audio pe_audio_video:PeAudioVideoEncoder:PeAudioVideo:audio_video"
-        " pe_video:PeVideoEncoder:PeVideo:video"
-        " qwen3_omni_moe:Qwen3OmniMoe:Qwen3OmniMoe:code2wav,talker.code_predictor"
-        " voxtral_realtime:VoxtralRealtime:VoxtralRealtime:audio,text",
-    ),
-    *classes(replace(HALF, apply=first_head), "qwen2_5_omni:Qwen2_5OmniDiT:Qwen2_5Omni:token2wav.dit"),
-    case(HALF, "csm", "Csm", (Place("CsmConfig"), Place("CsmConfig", "depth_decoder"))),
-    case(
-        *(HALF, "esm", "Esm", tuple(Place("EsmConfig", values=values) for values in (ESM, OTHER_ESM))),
-        (STILL, Place("EsmConfig", values={"vocab_size": 33, "pad_token_id": 1})),
-    ),
-    # Text parts of other models.
-    *classes(
-        HALF,
-        "aria:AriaText:Aria:text:AriaText deepseek_ocr2:DeepseekOcr2Text:DeepseekOcr2:text:DeepseekOcr2Text"
-        " emu3:Emu3:Emu3:text:Emu3Text"
-        " granite_docling:GraniteDoclingText:GraniteDocling:text:GraniteDoclingText"
-        " minimax_m3_vl:MiniMaxM3VL:MiniMaxM3VL:text:MiniMaxM3VLText mllama:Mllama:Mllama:text:MllamaText"
-        " unlimited_ocr:UnlimitedOcrText:UnlimitedOcr:text:UnlimitedOcrText"
-        " granite4_vision:Granite4VisionText:Granite4Vision:text:Granite4VisionText",
-    ),
-    Case("molmo2", "Molmo2RotaryEmbedding", molmo_probes),
-    *classes(HALF, "t5gemma:T5Gemma:T5Gemma:encoder,decoder"),
-    # The patcher, both local models and the global model
-    *classes(INTERLEAVED, "blt:Blt:Blt:patcher,encoder,decoder,global:BltLocalEncoder,BltGlobalTransformer"),
-    # Other pairings, and functions of other shapes.
-    *classes(INTERLEAVED, "cohere:Cohere"),
-    *classes(
-        HALF_TO_INTERLEAVED, "glm:Glm glm4:Glm4 ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe helium:Helium"
-    ),
-    *classes(Form(repeats=None), "gpt_oss:GptOss openai_privacy_filter:OpenAIPrivacyFilter"),
-    *classes(SLICED, "gpt_neox_japanese:GPTNeoXJapanese persimmon:Persimmon phi:Phi stablelm:StableLm"),
-    *classes(replace(HALF, sign=-1), "nanochat:NanoChat"),  # its rotate_half has the opposite sign
-    # q_pe and k_pe.
-    *classes(
+ROWS: dict[str, Row] = {
+    # Places of configs that the annotations do not tell
+    **row(HALF, "Csm", parts=(None, "depth_decoder")),
+    **row(HALF, "DeepseekOcr2Vision", parts=("vision.encoder",)),
+    **row(HALF, "Dia T5Gemma", parts=("encoder", "decoder")),
+    **row(HALF, "GlmAsr Nemotron3Diarization", parts=("audio",)),
+    **row(HALF, "Nemotron3_5Transcribe", parts=("audio.asr", "word_timestamp")),
+    **row(HALF, "Qwen3OmniMoe", parts=("code2wav", "talker.code_predictor")),
+    **row(HALF, "VoxtralRealtime", parts=("audio", "text")),
+    # Other pairings, and functions of other shapes
+    **row(INTERLEAVED, "Blt", parts=("patcher", "encoder", "decoder", "global")),
+    **row(INTERLEAVED, "Cohere"),
+    **row(HALF, "Glm Glm4 Ernie4_5 Ernie4_5_Moe Helium"),  # the function reorders half tables
+    **row(replace(HALF, repeats=None), "GptOss OpenAIPrivacyFilter"),
+    **row(replace(HALF, apply=sliced), "GPTNeoXJapanese Persimmon Phi StableLm"),
+    **row(replace(HALF, sign=-1), "NanoChat"),  # its rotate_half has the opposite sign
+    # The index of a head is its position
+    **row(replace(HALF, apply=positions_first("apply_rotary_pos_emb")), "NeuCodec Xcodec2"),
+    **row(replace(HALF, apply=first_head), "Qwen2_5OmniDiT"),
+    **row(replace(HALF, positions=(*LINE, np.array([-7, -1, 0, 1, 4, 30]))), "TimesFm2_5"),
+    # q_pe and k_pe
+    **row(
         LATENT,
-        "axk1:AXK1 axk2:AXK2 bailing_hybrid:BailingHybrid deepseek_v3:DeepseekV3 deepseek_v32:DeepseekV32"
-        " glm4_moe_lite:Glm4MoeLite glm_moe_dsa:GlmMoeDsa longcat_flash:LongcatFlash mistral4:Mistral4"
-        " youtu:Youtu",
+        "DeepseekV3 AXK1 AXK2 BailingHybrid DeepseekV32 Glm4MoeLite GlmMoeDsa LongcatFlash Mistral4 Youtu",
     ),
-    *classes(replace(HALF, width=latent_width), "hy_v4:HYV4 minicpm3:MiniCPM3"),
-    *classes(Form(complex_heads_first, None, latent_width), "deepseek_v2:DeepseekV2"),
-    *classes(
+    **row(LATENT, "Dots3NoteText"),  # parameters by layer type
+    **row(HALF, "HYV4 MiniCPM3"),
+    **row(Form(by_name("apply_rotary_emb"), None), "DeepseekV2"),  # complex numbers
+    **row(
         of_layers(
             turns=(None, 0),
             still=(3,),
             form=LATENT,
             frequencies=lambda made, config: made.inv_freq * made.alpha.exp(),
         ),
-        "mistral_large4:MistralLarge4Text:MistralLarge4:text:MistralLarge4Text",
+        "MistralLarge4Text",
     ),
-    *classes(
-        of_layers("indexed_attention", SLIDING, form=LATENT),
-        "dots3_note:Dots3NoteText:Dots3Note:text:Dots3NoteText",
-    ),
-    # Layers that do not rotate.
-    *classes(
+    # Layers that do not rotate
+    **row(
         of_layers(
             turns=("chunked_attention", 0),
             still=(FULL, 3),
             form=Form(positions_first("apply_rotary_emb"), None),
         ),
-        "llama4:Llama4Text:Llama4:text:Llama4Text",
+        "Llama4Text",
     ),
-    *classes(SLIDING_TURNS, "afmoe:Afmoe exaone_moe:ExaoneMoe flint:Flint kolibri1:Kolibri1"),
+    **row(SLIDING_TURNS, "Afmoe ExaoneMoe Flint Kolibri1"),
     # Without a window, all layers rotate.
-    case(
-        *(SLIDING_TURNS, "exaone4", "Exaone4", (Place(),)),
-        (of_layers(turns=(FULL,)), Place("Exaone4Config", change=fields(sliding_window=None))),
-    ),
-    *classes(replace(SLIDING_TURNS, repeats="interleaved"), "cohere2:Cohere2"),
+    **row(SLIDING_TURNS, "Exaone4", more=((of_layers(turns=(FULL,)), fields(sliding_window=None)),)),
+    **row(replace(SLIDING_TURNS, repeats="interleaved"), "Cohere2"),
     # The dense layers at the front also rotate, although they have full attention.
-    case(
-        *(replace(SLIDING_TURNS, repeats="interleaved"), "cohere2_moe", "Cohere2Moe", (Place(),)),
-        (of_layers(turns=(0, 1), still=(3,), form=INTERLEAVED), Place("Cohere2MoeConfig", change=dense)),
+    **row(
+        *(replace(SLIDING_TURNS, repeats="interleaved"), "Cohere2Moe"),
+        more=((of_layers(turns=(0, 1), still=(3,), form=INTERLEAVED), dense),),
     ),
-    *classes(of_layers(turns=(0,), still=(3,)), "smollm3:SmolLM3"),
-    *(
-        case(HALF, model, name, (Place(),), (THETAS, Place(f"{name}Config", change=LAYERS_OF_THETA)))
-        for model, name in (("granite_swa", "GraniteSWA"), ("granitemoe_swa", "GraniteMoeSWA"))
-    ),
-    *(
-        case(of_layers(turns=(last - 1,), still=(last,)), model, f"{name}Text", text(name))
-        for model, name, last in (("muse_glimmer", "MuseGlimmer", 51), ("muse_spark", "MuseSpark", 61))
-    ),
-    # Models that rotate by a field of the config.
-    *(
-        case(default, model, name, (Place(),), (changed, Place(f"{name}Config", change=fields(**values))))
-        for default, changed, model, name, values in (
-            (STILL, HALF, "granitemoehybrid", "GraniteMoeHybrid", {"position_embedding_type": "rope"}),
-            (STILL, HALF, "zamba2", "Zamba2", {"use_mem_rope": True}),
-            (HALF, STILL, "falcon", "Falcon", {"alibi": True}),
-        )
-    ),
-    # Parameters by layer type.
-    *classes(
-        KEYED,
-        "mimo_v2_flash:MiMoV2Flash modernbert:ModernBert modernbert_decoder:ModernBertDecoder olmo3:Olmo3"
-        " lfm3:Lfm3 ultrabert:Ultrabert",
-    ),
-    *(
-        case(
-            *(of_layers(names[0]), model, name, (Place(),)),
-            (of_layers(*names), Place(f"{name}Config", change=alternating(*names))),
-        )
-        for model, name, names in (
-            ("laguna", "Laguna", TYPES),
-            ("mellum", "Mellum", TYPES),
-            ("zaya", "Zaya", ("hybrid", "hybrid_sliding")),
-        )
-    ),
-    case(
-        *(of_layers(FULL), "step3p7", "Step3p7", text("Step3p7")),
-        (KEYED, Place("Step3p7TextConfig", change=alternating(*TYPES, rope_parameters=STEP_RULES))),
-    ),
-    *classes(KEYED, "gemma3:Gemma3:Gemma3:text:Gemma3Text"),
-    *classes(replace(KEYED, apply=each), "gemma3n:Gemma3n:Gemma3n:text:Gemma3nText"),
-    *classes(
-        KEYED_WIDTH,
-        "diffusion_gemma:DiffusionGemmaText:DiffusionGemma:text:DiffusionGemmaText"
-        " gemma4:Gemma4Text:Gemma4:text:Gemma4Text"
-        " gemma4_unified:Gemma4UnifiedText:Gemma4Unified:text:Gemma4UnifiedText",
-    ),
-    *classes(
-        replace(KEYED, width=width_of_layer),
-        "embedding_gemma2:EmbeddingGemma2:EmbeddingGemma2:text:EmbeddingGemma2Text",
-    ),
-    *classes(KEYED, "t5gemma2:T5Gemma2:T5Gemma2:encoder.text,decoder:T5Gemma2Text"),
-    *classes(SLIDING_KEYED, "beam:Beam"),
-    *classes(of_layers("main", "compress", form=Form(last_features, None)), "deepseek_v4:DeepseekV4"),
-    # Three coordinates.
-    *classes(
-        MROPE,
-        "qwen2_vl:Qwen2VL:Qwen2VL:text:Qwen2VLText qwen2_5_vl:Qwen2_5_VL:Qwen2_5_VL:text:Qwen2_5_VLText"
-        " paddleocr_vl:PaddleOCR:PaddleOCRVL:text:PaddleOCRText qwen3_vl:Qwen3VLText:Qwen3VL:text:Qwen3VLText"
-        " qwen3_vl_moe:Qwen3VLMoeText:Qwen3VLMoe:text:Qwen3VLMoeText"
-        " cosmos3_edge:Cosmos3EdgeText:Cosmos3Edge:text:Cosmos3EdgeText"
-        " qwen3_5:Qwen3_5Text:Qwen3_5:text:Qwen3_5Text"
-        " qwen3_5_moe:Qwen3_5MoeText:Qwen3_5Moe:text:Qwen3_5MoeText"
-        " qwen4_exp:Qwen4ExpText:Qwen4Exp:text:Qwen4ExpText",
-    ),
-    *(
-        case(form, model, f"{name}Text", text(name, change=sections(*counts)))
-        for model, name, form, counts in (
-            ("glm4v", "Glm4v", MROPE_INTERLEAVED, (16, 24, 24)),
-            ("glm4v_moe", "Glm4vMoe", MROPE, (3, 4, 4)),
-            ("glm_image", "GlmImage", MROPE, (16, 24, 24)),
-        )
-    ),
-    *classes(MROPE_INTERLEAVED, "glm_ocr:GlmOcrText:GlmOcr:text:GlmOcrText"),
-    *classes(
-        replace(MROPE_INTERLEAVED, frequencies=ernie_frequencies),
-        "ernie4_5_vl_moe:Ernie4_5_VLMoeText:Ernie4_5_VLMoe:text:Ernie4_5_VLMoeText",
-    ),
-    case(
-        replace(SLIDING_KEYED, axes=3),
-        *("cohere_compass", "CohereCompass", text("CohereCompass", change=compass)),
-    ),
-    *classes(MROPE, "qwen2_5_omni:Qwen2_5Omni:Qwen2_5Omni:thinker.text,talker:Qwen2_5OmniText"),
-    case(
-        *(MROPE, "qwen3_omni_moe", "Qwen3OmniMoeThinkerText"),
-        (
-            Place("Qwen3OmniMoeConfig", "thinker.text", thinker_width),
-            Place("Qwen3OmniMoeTextConfig", change=fields(head_dim=128)),
+    **row(of_layers(turns=(0,), still=(3,)), "SmolLM3"),
+    **row(HALF, "GraniteSWA GraniteMoeSWA", more=((THETAS, LAYERS_OF_THETA),)),
+    **row(of_layers(turns=(50,), still=(51,)), "MuseGlimmerText"),
+    **row(of_layers(turns=(60,), still=(61,)), "MuseSparkText"),
+    # Models that rotate by a field of the config
+    **row(
+        *(HALF, "Esm"),
+        change=fields(position_embedding_type="rotary"),
+        more=(
+            (HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
+            (STILL, fields(position_embedding_type="absolute")),
         ),
     ),
-    *classes(MROPE, "qwen3_omni_moe:Qwen3OmniMoeTalker:Qwen3OmniMoe:talker.text"),
-]
-
-
-# Models whose code has no rotary class: GPT-J's attention rotates the first features, RoFormer's whole heads
-
-
-def gptj(model, config, pos):
-    owner, width = modeling(model), config.rotary_dim
-    sin, cos = owner.create_sinusoidal_positions(int(pos.max()) + 1, width)[pos].chunk(2, dim=-1)
-
-    def rotate(arrays):
-        done = [x.copy() for x in arrays]
-        for x in done:
-            first = torch.tensor(x[..., :width]).transpose(1, 2)
-            x[..., :width] = owner.apply_rotary_pos_emb(first, sin[None], cos[None]).transpose(1, 2)
-        return tuple(done)
-
-    return Theirs(rotate, None, cos=cos.numpy(), sin=sin.numpy())
-
-
-def roformer(config, pos):
-    owner = modeling("roformer")
-    rows = owner.RoFormerSinusoidalPositionalEmbedding(int(pos.max()) + 1, head_width(config)).create_weight()
-    own, (sin, cos) = owner.RoFormerSelfAttention.apply_rotary_position_embeddings, rows[pos].chunk(2, dim=-1)
-
-    def rotate(arrays):
-        return tuple(x.numpy() for x in own(rows[pos], *map(torch.tensor, arrays)))
-
-    return Theirs(rotate, None, cos=cos.numpy(), sin=sin.numpy())
-
-
-def functions():
-    """Yield probes of these models, with the default widths and with others."""
-    of_gptj = {"n_embd": 96, "n_head": 4, "rotary_dim": 8}
-    for model, name, theirs, values in (
-        ("gptj", "GPTJ", functools.partial(gptj, "gptj"), of_gptj),
-        ("codegen", "CodeGen", functools.partial(gptj, "codegen"), of_gptj),
-        ("roformer", "RoFormer", roformer, {"hidden_size": 96, "num_attention_heads": 4}),
-    ):
-        for changes in ({}, values):
-            config = config_class(model, f"{name}Config")(**changes)
-            positions = (np.arange(12), np.array([3, 0, 40, 1000, 17]))
-            yield Probe(config, functools.partial(theirs, config), head_width(config), positions)
+    **row(STILL, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
+    **row(STILL, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
+    **row(HALF, "Falcon", more=((STILL, fields(alibi=True)),)),
+    **row(
+        *(HALF, "Molmo2"),
+        more=tuple((of_layers(turns=(n,), options={"scaled": n == 0}), SCALED) for n in (0, 1)),
+    ),
+    # Parameters by layer type
+    **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert"),
+    **row(HALF, "T5Gemma2", parts=("encoder.text", "decoder")),
+    **row(HALF, "Gemma3n"),  # one array at a time
+    **row(
+        replace(HALF, width=width_of_layer), "Gemma4Text DiffusionGemmaText EmbeddingGemma2 Gemma4UnifiedText"
+    ),
+    **row(HALF, "Laguna Mellum", more=((HALF, alternating(*TYPES)),)),
+    **row(HALF, "Zaya", more=((HALF, alternating("hybrid", "hybrid_sliding")),)),
+    **row(HALF, "Step3p7", more=((HALF, alternating(*TYPES, rope_parameters=STEP_RULES)),)),
+    **row(of_layers(SLIDING, still=(FULL,)), "Beam"),
+    # The last features of a head
+    **row(
+        of_layers(
+            "main", "compress", form=Form(repeats=None, width=lambda config, layer: head_width(config))
+        ),
+        "DeepseekV4",
+    ),
+    # Three coordinates
+    **row(
+        MROPE,
+        "Qwen2VL Qwen2_5_VL PaddleOCR Qwen3VLText Qwen3VLMoeText Cosmos3EdgeText Qwen3_5Text Qwen3_5MoeText"
+        " Qwen4ExpText",
+    ),
+    **row(MROPE, "Qwen2_5Omni", parts=("talker", "thinker.text")),
+    **row(MROPE, "Qwen3OmniMoeTalker", parts=("talker.text",)),
+    # The default width, 73, is odd and cannot run.
+    **row(MROPE, "Qwen3OmniMoeThinkerText", change=fields(head_dim=128)),
+    **row(MROPE_INTERLEAVED, "Glm4vText", change=sections(16, 24, 24)),
+    **row(MROPE_INTERLEAVED, "GlmOcrText"),
+    **row(MROPE, "Glm4vMoeText", change=sections(3, 4, 4)),
+    **row(MROPE, "GlmImageText", change=sections(16, 24, 24)),
+    **row(replace(MROPE_INTERLEAVED, frequencies=ernie_frequencies), "Ernie4_5_VLMoeText"),
+    **row(
+        *(of_layers(SLIDING, still=(FULL,), form=MROPE), "CohereCompass"),
+        change=alternating(SLIDING, FULL, rope_parameters=COMPASS),
+    ),
+    # Two coordinates
+    **row(TOWER, "MLCD"),
+    **row(Form(in_blocks, "blocks", **FOR_EACH_AXIS), "Gemma4Vision"),
+    **row(replace(TOWER, width=lambda config, layer: config.embed_dim // config.num_heads), "Qwen2VLVision"),
+    **row(replace(TOWER, repeats="interleaved"), "Inkling2Vision"),
+    **row(
+        replace(TOWER, frequencies=lambda made, config: made.inv_freq.repeat_interleave(2)), "Kimi_K25Vision"
+    ),
+    **row(
+        replace(TOWER, frequencies=lambda made, config: made.inv_freq.tile(3), positions=(VOLUME,)),
+        "MiniMaxM3VLVision",
+    ),
+    **row(
+        replace(
+            TOWER,
+            apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
+            frequencies=lambda made, config: made.inv_freq.flatten(),
+        ),
+        "PixtralVision",
+    ),
+    **row(OF_NEOMME, "NeoMME", more=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
+    # SAM, and the attention layers that take its tables
+    **row(SAM, "Sam3ViT"),
+    **row(SAM, "Sam3ViTRoPEAttention", tables="Sam3ViTRotaryEmbedding"),
+    **row(MEMORIES, "Sam2VideoVision Sam3TrackerVideoVision", more=((MEMORIES, OTHER_MEMORIES),)),
+    **row(MEMORIES, "Sam2VideoRoPEAttention", tables="Sam2VideoVisionRotaryEmbedding"),
+    **row(MEMORIES, "Sam3TrackerVideoRoPEAttention", tables="Sam3TrackerVideoVisionRotaryEmbedding"),
+    **row(SELF_ATTENTION, "EdgeTamVideoVision", more=((SELF_ATTENTION, OTHER_MEMORIES),)),
+    **row(
+        *(SELF_ATTENTION, "EdgeTamVideoRoPESelfAttention EdgeTamVideoRoPECrossAttention"),
+        tables="EdgeTamVideoVisionRotaryEmbedding",
+    ),
+}

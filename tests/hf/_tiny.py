@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from hf import _tiny_inputs
 from hf._compare import FLOAT32, FLOAT64, precision
-from hf._tiny_config import configuration, tiny_config
-from hf._walk import NAMES, cases, modeling
+from hf._tiny_config import tiny_config
+from hf._walk import NAMES, cases, config_class, config_classes, modeling
 
 NO_TIMM = "its vision tower is a model of the package timm"
 NO_ARRAYS = "its inputs are a session with a video, not arrays"
@@ -84,22 +84,15 @@ def model_class(folder):
     """Return the config class and the model class of a folder: the whole model rather than a part."""
     if folder in CLASSES:
         config, model = CLASSES[folder]
-        return getattr(configuration(folder), config), getattr(modeling(folder), model)
+        return config_class(folder, config), getattr(modeling(folder), model)
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     tables = [getattr(auto, f"MODEL_{task}_MAPPING_NAMES") for task in TASKS] + [auto.MODEL_MAPPING_NAMES]
-    for config_cls in config_classes(folder):
+    for config_cls in sorted(config_classes(folder), key=lambda cls: -len(cls.sub_configs)):
         for table in tables:
             name = table.get(config_cls.model_type)
             if name and hasattr(modeling(folder), name):
                 return config_cls, getattr(modeling(folder), name)
     raise LookupError(f"transformers has no automatic class for a config of {folder}: add it to CLASSES.")
-
-
-def config_classes(folder):
-    """Return the config classes of a folder, those with most configs inside them first."""
-    module = configuration(folder)
-    own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
-    return sorted((cls for cls in own if hasattr(cls, "sub_configs")), key=lambda cls: -len(cls.sub_configs))
 
 
 def rotaries(model):

@@ -4,7 +4,6 @@
 the values that they do not tell.
 """
 
-import importlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +15,14 @@ KINDS = 4  # a list with more values does not say which kind of layer each layer
 SIZES: tuple[tuple[str, Any], ...] = (
     (r"qk_(rope|nope)_head_dim|v_head_dim|(linear|conv)_.*head_dim|mamba_d_state", 16),
     (r"qk_head_dim|.*head_dim|kv_channels|(kv|q|o)_lora_rank|query_pre_attn_scalar|mamba_d_head", HEAD),
-    (r"mamba_n_heads", 4),
+    (r"mamba_n_heads|num_filters", 4),
     (r"mamba_d_ssm", 128),
-    (r".*(hidden_size|embed_dim|d_model|hidden_dim|embedding_size|emb_dim|projection_dim)|width", HIDDEN),
+    (r"codebook_size", 32),
+    (r"(codebook|vector_quantization_hidden)_dim(ension)?|embedding_rank", 16),
+    (r".*(hidden_size(_global)?|embed_dim|d_model|hidden_dim|embedding_size|emb_dim|projection_dim)", HIDDEN),
+    (r"(lru_)?width|upsample_groups|condition_dim|projector_(in|out)put_dim|vision_output_dim", HIDDEN),
+    (r"(ext_pw|depthwise_separable)_out_channel|nemo_conv_channels", HIDDEN),
+    (r"num_blocks", 1),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|intermediate_dim)", 96),
     (r".*(num_experts_per_tok|moe_topk|moe_top_k|moe_k|experts_per_token)", 2),
     (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", None),
@@ -131,11 +135,6 @@ def merged(config, changes):
     return new
 
 
-def configuration(folder):
-    """Import a model's configuration file."""
-    return importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
-
-
 def tiny_config(folder, cls, changes=None):
     """Return a small config of a class, for the model type of a folder, with more changes."""
     values = with_tokens(reduced(cls().to_dict()), {})
@@ -161,27 +160,29 @@ def mrope(*sections, base=10_000.0):
     return {"rope_parameters": rule(rope_theta=base, mrope_section=[*sections])}
 
 
+def each(names, changes):
+    """Return the same changes of several models."""
+    return dict.fromkeys(names.split(), changes)
+
+
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
-CODEC = {
-    "upsample_groups": HIDDEN,
-    "num_filters": 4,
-    "upsampling_ratios": [2, 2],
-    "num_quantizers": 4,
-    "codebook_size": 32,
-    "codebook_dim": 16,
-    "layer_scale_initial_scale": 1.0,
-    "vector_quantization_hidden_dimension": 16,
-}
+CODEC = {"upsampling_ratios": [2, 2], "num_quantizers": 4, "layer_scale_initial_scale": 1.0}
 BYTES = {"vocab_size": 260}
+MOE = {"num_experts_per_tok": 2, "first_k_dense_replace": 1}
+DAC = {"encoder_hidden_size": 4, "downsampling_ratios": [2, 4, 4], "upsampling_ratios": [4, 4, 2]}
 
 CHANGES: Mapping[str, dict[str, Any]] = {
+    **each("glm4v glm_image glm_ocr paddleocr_vl qwen2_5_vl qwen2_vl", text(**mrope(4, 6, 6))),
+    **each("csm kyutai_speech_to_text", {"codec_config": CODEC}),
+    **each("hunyuan_v1_dense hunyuan_v1_moe ministral", {"head_dim": HEAD}),
+    **each("mimi pocket_tts_audio_tokenizer", CODEC),
+    **each("neucodec xcodec2", {"quantization_dim": 128, "encoder_hidden_size": 4}),
+    **each("seamless_m4t wav2vec2_bert wav2vec2_conformer", {"position_embeddings_type": "rotary"}),
     "bamba": {"attn_layer_indices": [1]},
     "blt": {
         **BYTES,
         "encoder_hash_byte_group_vocab": 64,
-        "patcher_config": BYTES,
-        "encoder_config": {**BYTES, "hidden_size_global": HIDDEN},
-        "decoder_config": {**BYTES, "hidden_size_global": HIDDEN},
+        **{f"{part}_config": BYTES for part in ("patcher", "encoder", "decoder")},
     },
     "chameleon": {
         "vocabulary_map": {"<image>": 127},
@@ -191,10 +192,9 @@ CHANGES: Mapping[str, dict[str, Any]] = {
         layer_types=[SLIDING, FULL],
         rope_parameters={SLIDING: rule(rope_theta=50_000.0, mrope_section=[6, 5, 5]), FULL: None},
     ),
-    "csm": {"codec_config": CODEC},
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "deepseek_ocr2": text(mlp_layer_types=["dense", "sparse"], num_experts_per_tok=2),
-    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "deepseek_v2": MOE,
     "deepseek_v3": {"first_k_dense_replace": 1},
     "deepseek_v4": {
         "num_hidden_layers": 3,
@@ -205,22 +205,13 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     },
     "diffusion_gemma": text(num_experts=4, top_k_experts=2, moe_intermediate_size=32),
     "dinov3_vit": {"out_features": ["stage2"], "out_indices": [2]},
-    "dots1": {
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "dots3_note": {
-        "vision_config": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN, "num_experts_per_tok": 2},
-        "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
-    },
+    "dots1": {**MOE, "n_shared_experts": 1, "n_routed_experts": 4},
+    "dots3_note": {"vision_config": {"num_experts_per_tok": 2}},
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "emu3": {
         "vocabulary_map": {"<image>": 127, "<|extra_200|>": 126},
         "vq_config": {"base_channels": 32, "num_embeddings": 32},
     },
-    "eomt_dinov3": {"num_blocks": 1},
     "ernie4_5_vl_moe": text(**mrope(6, 6, 4, base=500_000.0)),
     "esm": {"position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "falcon_h1": {"mamba_d_head": 32, "mamba_n_heads": 4},
@@ -237,11 +228,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
             "position_embedding_size": 16,
         }
     },
-    "glm4v": text(**mrope(4, 6, 6)),
     "glm4v_moe": text(**mrope(2, 3, 3)),
-    "glm_image": text(**mrope(4, 6, 6)),
-    "glm_ocr": text(**mrope(4, 6, 6)),
-    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
     "granite4_vision": {
         "downsample_rate": "1/2",
         "deepstack_layer_map": [[0, 0]],
@@ -249,66 +236,31 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     },
     "granitemoehybrid": {"layer_types": [LINEAR, FULL], "position_embedding_type": "rope"},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
-    "hunyuan_v1_dense": {"head_dim": HEAD},
-    "hunyuan_v1_moe": {"head_dim": HEAD},
     "hunyuan_vl": text(head_dim=HEAD, **mrope(4, 4, 4, 4)),
-    "kyutai_speech_to_text": {"codec_config": CODEC},
     "lasr": {"encoder_config": {"conv_kernel_size": 31}},  # PyTorch warns of even sizes
     "lfm2_moe": {"layer_types": ["conv", FULL], "num_dense_layers": 1},
     "llama4": {
         "text_config": {"moe_layers": [0, 1], "intermediate_size_mlp": 96},
-        "vision_config": {
-            "projector_input_dim": HIDDEN,
-            "projector_output_dim": HIDDEN,
-            "vision_output_dim": HIDDEN,
-            "intermediate_size": 4 * HIDDEN,
-        },
+        "vision_config": {"intermediate_size": 4 * HIDDEN},
     },
     "longcat_flash": {"expert_ffn_hidden_size": 32, "zero_expert_num": 2, "n_routed_experts": 4},
-    "mimi": CODEC,
-    "ministral": {"head_dim": HEAD},
     "mistral_large4": text(kv_source_layers=[0, 1, 2]),
     "molmo2": {
         "text_config": {"rope_scaling_layers": [0]},
         "adapter_config": {"vision_feature_layer": [1, 0]},
     },
     "moonshine_streaming": {"num_key_value_heads": HEADS},
-    "muse_glimmer": {"out_hidden_size": 4 * HIDDEN},
     "muse_glimmer_assistant": {"target_layer_ids": [0], "block_size": 8},
+    "muse_glimmer": {"out_hidden_size": 4 * HIDDEN},
     "muse_spark": {
         "out_hidden_size": 4 * HIDDEN,
         "audio_config": {"hidden_sizes": [16] * 4, "depths": [1] * 4},
     },
     "nemotron": {"num_key_value_heads": 1},
     "nemotron3_5_transcribe": text(n_groups=1, mamba_num_heads=4, layers_block_type=[LINEAR, "moe", FULL]),
-    "neomme": {"embedding_rank": 16},
-    "neucodec": {"quantization_dim": 128, "encoder_hidden_size": 4},
-    "paddleocr_vl": text(**mrope(4, 6, 6)),
-    "pe_audio": {
-        "audio_config": {
-            "dac_config": {
-                "encoder_hidden_size": 4,
-                "downsampling_ratios": [2, 4, 4],
-                "upsampling_ratios": [4, 4, 2],
-                "hop_length": 32,
-                "codebook_size": 32,
-            }
-        }
-    },
-    "phi4_multimodal": {
-        "audio_config": {
-            "num_blocks": 1,
-            "ext_pw_out_channel": HIDDEN,
-            "depthwise_separable_out_channel": HIDDEN,
-            "nemo_conv_channels": HIDDEN,
-        },
-        "vision_config": {"crop_size": 56},
-    },
-    "pocket_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
-    "pocket_tts_audio_tokenizer": CODEC,
+    "pe_audio": {"audio_config": {"dac_config": {**DAC, "hop_length": 32}}},
+    "phi4_multimodal": {"vision_config": {"crop_size": 56}},
     "qwen2_5_omni": {"vision_start_token_id": 110, **text(**mrope(4, 6, 6))},
-    "qwen2_5_vl": text(**mrope(4, 6, 6)),
-    "qwen2_vl": text(**mrope(4, 6, 6)),
     "qwen3_omni_moe": {"vision_start_token_id": 110, **text(**mrope(6, 5, 5))},
     "qwen4_exp": text(
         indexer_budget=64,
@@ -318,15 +270,11 @@ CHANGES: Mapping[str, dict[str, Any]] = {
         indexer_head_dim=HEAD,
         ple_embed_dim=HIDDEN,
     ),
-    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": HIDDEN},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "sapiens2": {"num_key_value_heads_per_layer": [2, 1], "out_features": ["stage2"], "out_indices": [2]},
-    "seamless_m4t": {"position_embeddings_type": "rotary"},
     "step3p7": text(
         sliding_window=16, layer_types=[FULL, SLIDING], rope_parameters={FULL: rule(), SLIDING: rule()}
     ),
-    "wav2vec2_bert": {"position_embeddings_type": "rotary"},
-    "wav2vec2_conformer": {"position_embeddings_type": "rotary"},
-    "xcodec2": {"quantization_dim": 128, "encoder_hidden_size": 4},
     "zamba2": {
         "use_mem_rope": True,
         "mamba_headdim": 16,

@@ -1,15 +1,18 @@
 """Every rotary class of transformers, and how each is compared with `RoPE.from_config`.
 
-`_text.CASES` and `_vision.CASES` hold one `Case` for each class that `classes()` finds. A case makes its
-probes only when called, so that a model's module is imported only for its own case.
-`PYTHONPATH=tests python -m hf._walk` writes the table of docs/models.md.
+`_vision.CASES` has the classes with a code of their own, `_text.cases_without` makes the cases of all others
+that `classes()` finds. A case makes its probes only when called, so that a model's module is imported only
+for its own case. `PYTHONPATH=tests python -m hf._walk` writes the table of docs/models.md.
 """
 
+import copy
+import functools
 import importlib
 import inspect
 import json
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +42,10 @@ class Theirs:
     sin: np.ndarray | None = None
 
 
+# Of a config without rotation.
+UNROTATED = Theirs(lambda arrays: arrays, np.zeros(0, np.float32))
+
+
 @dataclass(frozen=True)
 class Probe:
     """A config of a rotary class, or one of its layer types.
@@ -61,21 +68,25 @@ class Probe:
 class Case:
     """A class of `transformers.models.<model>`, and its expected result.
 
-    `status` is "equal", or a reason that the table shows instead. `refused` yields (config, part, text):
-    `RoPE.from_config` must raise an error whose message contains `text`. Each push compares the first class
-    of each `kind`, which says how the class rotates.
+    `status` is "equal", or a reason that the table shows instead. `refused` returns (config, part) that
+    `RoPE.from_config` refuses. Each push compares the first class of each row of `_text`, and each class
+    without a row.
     """
 
     model: str
     cls: str
     probes: Callable[[], Iterable[Probe]] | None = None
     status: str = EQUAL
-    refused: Callable[[], Iterable[tuple[Any, str | None, str]]] | None = None
-    kind: Any = None
+    refused: Callable[[], Iterable[tuple[Any, str | None]]] | None = None
+    row: Any = None
 
     @property
     def id(self):
         return f"{self.model}-{self.cls}"
+
+    @property
+    def on_push(self):
+        return self.row is None or self.row.kind == self.cls.removesuffix("RotaryEmbedding")
 
 
 # Classes of transformers
@@ -86,18 +97,53 @@ def modeling(model):
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
+def configuration(model):
+    """Import a model's configuration file."""
+    return importlib.import_module(f"transformers.models.{model}.configuration_{model}")
+
+
 def config_class(model, name):
     """Return a class of the model's own configuration file."""
-    return getattr(importlib.import_module(f"transformers.models.{model}.configuration_{model}"), name)
+    return getattr(configuration(model), name)
 
 
-def own_config(model, cls):
-    """Return a default config of the class that `cls.__init__` is annotated with."""
+def config_classes(model):
+    """Return the config classes of a model's configuration file."""
+    own = [cls for cls in vars(configuration(model)).values() if hasattr(cls, "sub_configs")]
+    return [cls for cls in own if cls.__module__ == configuration(model).__name__]
+
+
+def annotated_config(model, cls):
+    """Return the config class that `cls.__init__` is annotated with."""
     owner = getattr(modeling(model), cls)
-    parameter = inspect.signature(owner.__init__).parameters["config"]
-    kind = parameter.annotation
+    kind = inspect.signature(owner.__init__).parameters["config"].annotation
     names = re.findall(r"\w+Config", kind) if isinstance(kind, str) else []
-    return (getattr(modeling(model), names[0]) if names else kind)()
+    return getattr(modeling(model), names[0]) if names else kind
+
+
+def places(model, cls, parts=()):
+    """Return (config class, part) of each place of the config of a class: in the whole config, then alone.
+
+    `parts` are the places in the whole config that the annotation of the class does not tell.
+    """
+    kind, wholes = annotated_config(model, cls), [kind for kind in config_classes(model) if kind.sub_configs]
+    if "text_config" in kind.sub_configs and not parts:
+        wholes, parts = [kind], ("text",)
+    if parts:  # the whole config comes last in its file
+        inside, kind = [(wholes[-1], part) for part in parts], type(at_part(wholes[-1](), parts[-1]))
+    else:
+        inside = [(whole, part) for whole in wholes for part in _paths(whole(), kind)]
+        outermost = max((part.count(".") for _, part in inside), default=0)
+        inside = [place for place in inside if place[1].count(".") == outermost]
+    return [*inside, (kind, None)] if kind.model_type else inside
+
+
+def _paths(config, kind):
+    """Yield the path of each config of a class inside another."""
+    for name, value in vars(config).items():
+        if hasattr(value, "sub_configs"):
+            path = name.removesuffix("_config")
+            yield from [path] if type(value) is kind else (f"{path}.{inner}" for inner in _paths(value, kind))
 
 
 def at_part(config, part):
@@ -125,18 +171,20 @@ def one_per_pair(table, repeats):
 
 
 def other(config):
-    """Change a default config to another base and heads of twice the width; None without a base."""
+    """Return a config with another base and heads of twice the width; None without a base."""
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None or "rope_theta" not in parameters:
         return None
+    config = copy.deepcopy(config)
     config.rope_parameters = {**parameters, "rope_theta": parameters["rope_theta"] * 1.75}
     if "head_dim" in config.to_dict() and config.head_dim:
         config.head_dim = 2 * config.head_dim
-    elif config.num_attention_heads % 2 == 0:
+    elif getattr(config, "num_attention_heads", 1) % 2 == 0:
         config.num_attention_heads = config.num_attention_heads // 2
     return type(config)(**config.to_dict())  # some classes compute the width anew
 
 
+@functools.cache
 def classes():
     """Return (model, class) of every rotary class, read from the sources: importing all takes a minute."""
     folder = pathlib.Path(importlib.import_module("transformers.models").__path__[0])
@@ -148,22 +196,11 @@ def classes():
     }
 
 
-def _listed():
-    parts = [importlib.import_module(f"hf.{name}") for name in ("_text", "_vision")]
-    return [case for part in parts for case in part.CASES]
-
-
 def cases():
     """Return all cases, ordered by model and class."""
-    return sorted(_listed(), key=lambda case: (case.model, case.cls))
-
-
-def sample():
-    """Return the ids of the first case of each kind."""
-    first: dict[Any, Case] = {}
-    for case in _listed():
-        first.setdefault(case.kind or case.id, case)
-    return {case.id for case in first.values()}
+    special = importlib.import_module("hf._vision").CASES
+    others = importlib.import_module("hf._text").cases_without(special)
+    return sorted([*special, *others], key=lambda case: (case.model, case.cls))
 
 
 # Comparison
@@ -295,63 +332,44 @@ def describe(rope):
     """Describe a rope in a few words."""
     if rope.rotary_dim == 0:
         return "none"
-    words = [
-        rope.pairing if rope.out_pairing in (None, rope.pairing) else f"{rope.pairing} to {rope.out_pairing}"
-    ]
-    words += [f"base {rope.base:g}"]
+    to = "" if rope.out_pairing in (None, rope.pairing) else f" to {rope.out_pairing}"
+    words = [f"{rope.pairing}{to}", f"base {rope.base:g}"]
     if rope.rotary_dim not in (None, rope.head_dim):
         start = f" from {rope.rotary_start}" if rope.rotary_start else ""
         words += [f"{rope.rotary_dim} of {rope.head_dim}{start}"]
-    words += [text for value in (rope.scaling, rope.axes) if value is not None for text in [_short(value)]]
+    if rope.scaling is not None:
+        factor = getattr(rope.scaling, "partial_rotary_factor", getattr(rope.scaling, "factor", None))
+        words += [type(rope.scaling).__name__ + ("" if factor is None else f"({factor:g})")]
+    if rope.axes is not None:
+        counts = Counter(axis for axis in rope.axes.coordinates if axis is not None)
+        words += [f"pairs by coordinate {'+'.join(str(counts[axis]) for axis in sorted(counts))}"]
     return ", ".join(words)
-
-
-def _short(value):
-    """Name a rule with its factor, or axes with the number of pairs of each coordinate."""
-    if (coordinates := getattr(value, "coordinates", None)) is not None:
-        counts = [coordinates.count(axis) for axis in sorted({a for a in coordinates if a is not None})]
-        return f"pairs by coordinate {'+'.join(map(str, counts))}"
-    factor = getattr(value, "partial_rotary_factor", getattr(value, "factor", None))
-    return type(value).__name__ + ("" if factor is None else f"({factor:g})")
-
-
-def _ropes(case):
-    probes = case.probes() if case.probes is not None else ()
-    return "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
-
-
-def _row(case):
-    return f"| `{case.model}` | `{case.cls}` | {_ropes(case)} |"
-
-
-def _exception(case):
-    ropes = _ropes(case)
-    return f"* **{case.model}**, `{case.cls}`: {case.status}." + (f" RoPE: {ropes}." if ropes else "")
 
 
 def table():
     """Return docs/models.md with its counts, exceptions and rows written anew."""
-    listed = cases()
-    equal = [case for case in listed if case.status == EQUAL]
-    others = [case for case in listed if case.status != EQUAL]
+    rows, exceptions = [], []
+    for case in cases():
+        probes = case.probes() if case.probes is not None else ()
+        ropes = "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
+        if case.status == EQUAL:
+            rows.append(f"| `{case.model}` | `{case.cls}` | {ropes} |")
+        else:
+            shown = f" RoPE: {ropes}." if ropes else ""
+            exceptions.append(f"* **{case.model}**, `{case.cls}`: {case.status}.{shown}")
     version = importlib.import_module("transformers").__version__
     page = TABLE.read_text(encoding="utf-8")
     for pattern, text in (
-        (r"(?<=classes of transformers )\S+ \d+(?= classes)", f"{version}: {len(listed)}"),
-        (r"(?<=For )\d+(?= classes they agree)", str(len(equal))),
-        (r"(?<=The other )\d+(?= classes are)", str(len(others))),
-        (r"(?<=classes are:\n\n).*?(?=\n\n## )", "\n".join(map(_exception, others))),
-        (r"(?<=\| --- \| --- \| --- \|\n).*", "\n".join(map(_row, equal)) + "\n"),
+        (r"(?<=classes of transformers )\S+ \d+(?= classes)", f"{version}: {len(rows) + len(exceptions)}"),
+        (r"(?<=For )\d+(?= classes they agree)", str(len(rows))),
+        (r"(?<=The other )\d+(?= classes are)", str(len(exceptions))),
+        (r"(?<=classes are:\n\n).*?(?=\n\n## )", "\n".join(exceptions)),
+        (r"(?<=\| --- \| --- \| --- \|\n).*", "\n".join(rows) + "\n"),
     ):
         page, count = re.subn(pattern, lambda match, text=text: text, page, flags=re.DOTALL)
         assert count == 1, pattern
     return page
 
 
-def write_table(path=TABLE):
-    """Write the table that the documentation shows."""
-    path.write_text(table(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    importlib.import_module("hf._walk").write_table()
+    TABLE.write_text(importlib.import_module("hf._walk").table(), encoding="utf-8")
