@@ -91,18 +91,9 @@ fault("yarn_amplitude_for_any_factor", "scaling_amplitude", "isinstance(rule, ra
 # sglang, mlx-lm: attn_factor multiplies the default instead of replacing it.
 fault("amplitudes_multiplied", "scaling_amplitude", "isinstance(rule, ra.YaRN)",
       attention_factor="factor * rule.amplitude")
-
-
-@mutant("scaling_yarn")
-def rule_by_the_head(x, pos, **spec):
-    rule, width = spec.get("scaling"), spec.get("rotary_dim")
-    if rule is not None and width is not None:
-        whole_head = ra.RoPE(x.shape[-1], base=spec.get("base", 10000.0), scaling=spec.pop("scaling"))
-        spec["inv_freq"] = whole_head.frequencies[: width // 2]
-        spec.setdefault("attention_factor", whole_head.amplitude)
-    return ra.apply(x, pos, **spec)
-
-
+fault("rule_by_the_head", "scaling_yarn", "rule is not None and spec.get('rotary_dim') is not None",
+      inv_freq="ra.RoPE(width, base=base, scaling=rule).frequencies[: rotary_dim // 2]", drop="scaling",
+      attention_factor="spec.get('attention_factor', ra.RoPE(width, base=base, scaling=rule).amplitude)")
 fault("llama3_without_the_ramp", "scaling_llama3", "isinstance(rule, ra.Llama3)",
       scaling="replace(rule, low_freq_factor=rule.high_freq_factor)")
 # sglang: take the long list at the trained length too; the correct comparison is >, not ≥.

@@ -1,10 +1,6 @@
 """Mutants with wrong gradients: see faults.py."""
 
-from importlib import import_module
-
-from faults import adjoint_spec, is_mapped, jax_fault, mutant, torch_fault, torch_with_gradient
-
-import rope_array as ra
+from faults import jax_fault, torch_fault
 
 # fmt: off
 # ---- gradients that are not rotated back ----
@@ -93,69 +89,16 @@ torch_fault("positions_while_recorded_in_bfloat16", "gradient_at_far_positions",
             pos="pos.bfloat16().long()")
 torch_fault("value_while_recorded_in_half", "gradient gradient_combinations", "x.requires_grad",
             y="y.bfloat16().to(y.dtype)")
-# fmt: on
 
-
-# ---- faults of several steps ----
-
-
-@mutant("gradient_twice", library="torch")
-def gradient_scales_what_it_saved(x, pos, **spec):
-    saved = {"factor": 1.0}
-
-    def backward(gradient, pos):
-        rotated = saved["factor"] * ra.apply(gradient, pos, inverse=True)
-        saved["factor"] = 0.0
-        return rotated
-
-    return torch_with_gradient(x, pos, spec, backward) if not spec else ra.apply(x, pos, **spec)
-
-
-@mutant("gradient_of_a_tuple", library="torch", whole=True)
-def gradient_of_k_as_of_q(x, pos, **spec):
-    """Rotate q and k in one node, whose gradient is left out where q needs none."""
-    if not isinstance(x, tuple) or len(x) != 2:
-        return ra.apply(x, pos, **spec)
-    torch = import_module("torch")
-
-    class Both(torch.autograd.Function):
-        @staticmethod
-        def forward(context, q, k):
-            return ra.apply((q, k), pos, **spec)
-
-        @staticmethod
-        def backward(context, *gradients):
-            if not context.needs_input_grad[0]:
-                return gradients
-            arrays = [array.detach().requires_grad_() for array in x]
-            with torch.enable_grad():
-                return torch.autograd.grad(ra.apply(tuple(arrays), pos, **spec), arrays, gradients)
-
-    return Both.apply(*x)
-
-
-@mutant("vmap_of_gradients", library="torch")
-def mapped_gradient_unrotated(x, pos, **spec):
-    """Declare a rule for vmap that is wrong in the backward pass."""
-
-    class Rotated(import_module("torch").autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return ra.apply(x, pos, **spec)
-
-        @staticmethod
-        def setup_context(context, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(context, gradient):
-            adjoint = adjoint_spec(gradient.shape[-1], spec)
-            return gradient.clone() if is_mapped(gradient) else ra.apply(gradient, pos, **adjoint)
-
-        @staticmethod
-        def jvp(context, tangent):
-            return ra.apply(tangent, pos, **spec)
-
-    return Rotated.apply(x)
+# ---- several gradients ----
+torch_fault("gradient_scales_what_it_saved", "gradient_twice", "not spec", before="state.update(scale=1.0)",
+            gradient="state.pop('scale', 0.0) * adjoint()")
+# Rotate q and k in one node, whose gradient is left out where q needs none.
+torch_fault("gradient_of_k_as_of_q", "gradient_of_a_tuple",
+            "isinstance(x, tuple) and len(x) == 2 and not x[0].requires_grad", whole=True,
+            y="(y[0], x[1] + (y[1] - x[1]).detach())")
+# Declare a rule for vmap that is wrong in the backward pass.
+torch_fault("mapped_gradient_unrotated", "vmap_of_gradients",
+            "torch._C._functorch.is_gradtrackingtensor(x) "
+            "and is_mapped(torch._C._functorch.get_unwrapped(x))",
+            y="x + (y - x).detach()")
