@@ -1,4 +1,4 @@
-"""Conversion of pairings, judged by index loops and by scores; K-shift, judged by the definition.
+"""Conversion of pairings, judged by index loops and by scores; K-shift, judged by the rope itself.
 
 Each library has the results that NumPy has: `test_each_library_has_numpys_results`.
 """
@@ -13,7 +13,7 @@ from test_errors import refused
 
 import rope_array as ra
 from rope_array import convert
-from rope_array.testing import apply_definition, rotation_matrix
+from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import assert_contract
 
 PAIRINGS = ("interleaved", "half")
@@ -74,16 +74,6 @@ def close(got, want, ulps=8):
 
 
 # ---- weights ----
-
-
-def test_by_hand():
-    """Compare with indices written out: two heads of six features, of which four are rotated."""
-    half = np.array([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15])
-    rope = ra.RoPE(6, rotary_dim=4, pairing="half")
-    same(convert.weights(half, rope, "interleaved"), [0, 2, 1, 3, 4, 5, 10, 12, 11, 13, 14, 15])
-    # With four rotated features both directions are one permutation; with eight they differ.
-    same(convert.weights(np.arange(8), ra.RoPE(8, pairing="half"), "interleaved"), [0, 4, 1, 5, 2, 6, 3, 7])
-    same(convert.weights(np.arange(8), ra.RoPE(8), "half"), [0, 2, 4, 6, 1, 3, 5, 7])
 
 
 @pytest.mark.parametrize("spec", [*SLICES, {"axes": BLOCKS}], ids=words)
@@ -294,12 +284,13 @@ def test_fused_defaults_to_one_group_in_the_order_q_k_v():
 # ---- K-shift ----
 
 
-def rotated_by_definition(x, pos, rope, seq_axis=-2):
-    names = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor")
-    fields = {name: getattr(rope, name) for name in names}
-    return apply_definition(x.astype(np.float64), pos, seq_axis=seq_axis, **fields)
-
-
+RULES = [
+    ra.YaRN(factor=8.0, original_max_position_embeddings=32, attention_factor=3.0),
+    ra.Llama3(factor=8.0, original_max_position_embeddings=32),
+    ra.DynamicNTK(factor=2.0, max_position_embeddings=32),
+    ra.LongRoPE((1.0, 1.5, 2.0, 3.0), (2.0, 4.0, 8.0, 16.0), original_max_position_embeddings=32, factor=8.0),
+]
+MAPS = [ra.Axes.chunked(1, 2, 1), ra.Axes.axial(4, 4), BLOCKS, ra.Axes([0, None, 1, 1])]
 SHIFTED = [
     *({"pairing": p, **s} for s in SLICES for p in PAIRINGS),
     {"attention_factor": 1.5},
@@ -307,6 +298,8 @@ SHIFTED = [
     {"pairing": "interleaved", "out_pairing": "half"},
     {"pairing": "half", "out_pairing": "interleaved", "attention_factor": 1.5, "rotary_dim": 6},
     {"inv_freq": (1.0, 0.1, 0.01, 0.0), "pairing": "half"},
+    *({"scaling": rule, "out_pairing": "half"} for rule in RULES),
+    *({"axes": axes, "pairing": p, "attention_factor": 1.5} for axes in MAPS for p in PAIRINGS),
 ]
 
 
@@ -314,22 +307,32 @@ SHIFTED = [
 def test_shifted_keys_are_rotated_to_the_new_positions(spec):
     """A shift changes neither the amplitude, nor the unrotated features, nor the order of pairs.
 
-    Reported in llama.cpp PR #4889, #13870: context shift with an amplitude.
+    Reported in llama.cpp PR #4889, #13870: context shift with an amplitude. YaRN and LongRoPE have one too.
     """
-    rope, raw, pos = ra.RoPE(D, **spec), normal(2, 3, 5, D).astype(np.float32), np.arange(5) + 1000
+    rope, rng = ra.RoPE(D, **spec).at_length(100), np.random.default_rng(0)
+    coordinates = (rope.axes.count,) if rope.axes else ()
+    raw, pos = normal(2, 3, 5, D), rng.integers(1000, 2000, (5, *coordinates))
     cached = rope.apply(raw, pos)
-    for delta in (-990, 0, 1, 123_456):
-        close(convert.shift_keys(cached, delta, rope), rotated_by_definition(raw, pos + delta, rope))
+    of_each_axis, of_each_token = (rng.integers(-99, 99, shape) for shape in (coordinates, pos.shape))
+    for delta in (np.full(coordinates, -990), np.full(coordinates, 123_456), of_each_axis, of_each_token):
+        close(convert.shift_keys(cached, delta.tolist(), rope), rope.apply(raw, pos + delta))
+    shift = convert.shift_rope(rope)
+    assert (shift.pairing, shift.out_pairing, shift.amplitude) == (
+        rope.out_pairing or rope.pairing,
+        None,
+        1.0,
+    )
+    assert shift.frequencies == rope.frequencies
 
 
 def test_deltas_of_sequences_and_tokens():
     rope = ra.RoPE(D, attention_factor=2.0, pairing="half")
-    raw, pos = normal(2, 5, 3, D).astype(np.float32), np.arange(5) + 100
+    raw, pos = normal(2, 5, 3, D), np.arange(5) + 100
     cached = rope.apply(raw, pos, seq_axis=-3)
     for delta in ([[-3], [40]], [0, 0, -1, -1, -2], [[0, 0, -1, -1, -2], [7, 6, 5, 4, 3]]):
         for given in (delta, np.asarray(delta, np.int32)):
             got = convert.shift_keys(cached, given, rope, seq_axis=-3)
-            close(got, rotated_by_definition(raw, pos + np.asarray(delta), rope, -3))
+            close(got, rope.apply(raw, pos + np.asarray(delta), seq_axis=-3))
 
 
 def test_a_shift_is_one_rotation_within_the_contract(lib, float_dtype):
@@ -341,43 +344,11 @@ def test_a_shift_is_one_rotation_within_the_contract(lib, float_dtype):
     assert_contract(lib.to_numpy(got), lib.to_numpy(cached), -7, dtype=float_dtype, pairing="interleaved")
 
 
-@pytest.mark.parametrize(
-    "axes", [ra.Axes.chunked(1, 2, 1), ra.Axes.axial(4, 4), BLOCKS, ra.Axes([0, None, 1, 1])], ids=words
-)
-@each_pairing
-def test_shifts_along_several_axes(axes, pairing):
-    rope = ra.RoPE(D, axes=axes, pairing=pairing, attention_factor=1.5)
-    rng = np.random.default_rng(0)
-    raw, pos = rng.standard_normal((2, 5, D)), rng.integers(0, 1000, (5, axes.count))
-    cached = rope.apply(raw, pos)
-    for delta in (np.arange(axes.count) - 50, rng.integers(-99, 99, (5, axes.count))):
-        close(convert.shift_keys(cached, delta.tolist(), rope), rope.apply(raw, pos + delta))
-
-
-RULES = [
-    ra.YaRN(factor=8.0, original_max_position_embeddings=32, attention_factor=3.0),
-    ra.Llama3(factor=8.0, original_max_position_embeddings=32),
-    ra.DynamicNTK(factor=2.0, max_position_embeddings=32),
-    ra.LongRoPE((1.0, 1.5, 2.0, 3.0), (2.0, 4.0, 8.0, 16.0), original_max_position_embeddings=32, factor=8.0),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=words)
-def test_a_shift_takes_no_amplitude_of_a_rule(rule):
-    """YaRN and LongRoPE have an amplitude, which the cached keys already contain."""
-    rope = ra.RoPE(D, scaling=rule, out_pairing="half").at_length(100)
-    raw = normal(2, 5, D)
-    cached = rope.apply(raw, np.arange(5) + 60)
-    close(convert.shift_keys(cached, -60, rope), rope.apply(raw, range(5)))
-    shift = convert.shift_rope(rope)
-    assert (shift.pairing, shift.out_pairing, shift.amplitude) == ("half", None, 1.0)
-    assert shift.frequencies == rope.frequencies
-
-
 # ---- other frequencies ----
 
 
 def test_rerotated_keys_equal_keys_of_the_new_rope():
+    """Keys for one length and a query for another mix two rotations (transformers#25104, PR #33129)."""
     raw, pos = normal(2, 5, D), range(100, 105)
     ropes = [
         ra.RoPE(D, attention_factor=1.5),
@@ -385,24 +356,15 @@ def test_rerotated_keys_equal_keys_of_the_new_rope():
         ra.RoPE(D, rotary_dim=0),
         ra.RoPE(D, rotary_start=4, attention_factor=0.5),
     ]
-    for old, new in itertools.permutations(ropes, 2):
-        got = convert.rerotate(old.apply(raw, pos), pos, old, new)
-        close(got, rotated_by_definition(raw, pos, new), ulps=16)
+    lengths = [[ra.RoPE(D, scaling=rule).at_length(n) for n in (20, 100)] for rule in RULES[-2:]]
+    for old, new in (*itertools.permutations(ropes, 2), *lengths):
+        cached, want = old.apply(raw, pos), new.apply(raw, pos)
+        assert np.abs(cached - want).max() > 0.1
+        close(convert.rerotate(cached, pos, old, new), want, ulps=16)
     old, new = ropes[0], ra.RoPE(D, base=50.0)
     raw, pos = normal(2, 5, 3, D), np.arange(10).reshape(2, 5)
     got = convert.rerotate(old.apply(raw, pos, seq_axis=1), pos.tolist(), old, new, seq_axis=1)
     close(got, new.apply(raw, pos, seq_axis=1), ulps=16)
-
-
-@pytest.mark.parametrize("rule", RULES[-2:], ids=["DynamicNTK", "LongRoPE"])
-def test_a_cache_at_another_length(rule):
-    """Keys for one length and a query for another mix two rotations (transformers#25104, PR #33129)."""
-    rope = ra.RoPE(D, pairing="half", scaling=rule)
-    old, new = rope.at_length(20), rope.at_length(100)
-    raw = normal(2, 20, D)
-    cached, want = old.apply(raw, range(20)), new.apply(raw, range(20))
-    close(convert.rerotate(cached, range(20), old, new), want, ulps=16)
-    assert np.abs(cached - want).max() > 0.1
 
 
 HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

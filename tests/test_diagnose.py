@@ -54,15 +54,6 @@ def half(x, cos, sin, signs=(-1, 1)):
     return made.astype(x.dtype)
 
 
-def definition_of(rope, x, pos, **more):
-    """Rotate by the suite's definition, which knows no rules."""
-    fields = {"pairing": rope.pairing, "out_pairing": rope.out_pairing or rope.pairing}
-    fields |= {"rotary_dim": rope.rotary_dim, "rotary_start": rope.rotary_start, **more}
-    wide, factor = x.astype("float64"), rope.amplitude
-    y = apply_definition(wide, pos, inv_freq=rope.frequencies, attention_factor=factor, **fields)
-    return y.astype(x.dtype)
-
-
 def close_to(found, rope):
     """Return whether frequencies agree to 0.1 %, and all else is equal."""
     same = [(r.pairing, r.out_pairing, r.rotary_dim, r.rotary_start) for r in (found, rope)]
@@ -110,6 +101,18 @@ def test_random_ropes(base, pairing, out_pairing, start, width, factor, inverse,
 FAR = [10**8 + i for i in range(64)]
 BEYOND_FLOAT64 = [2**60 + i for i in range(64)]
 FLAT = np.stack(np.meshgrid(range(8), range(9), indexing="ij"), -1).reshape(-1, 2)
+GRID = np.stack(np.meshgrid(range(3), range(5), range(7), indexing="ij"), -1).reshape(-1, 3)
+MAPS = {
+    "chunked": (GRID, ra.Axes.chunked(8, 12, 12)),
+    "interleaved": (GRID, ra.Axes.interleaved(12, 10, 10)),
+    "alternating": (GRID, ra.Axes.alternating(8, 12, 12)),
+    "axial": (GRID, ra.Axes.axial(16, 24, 24)),
+    "axial of two": (FLAT, ra.Axes.axial(32, 32)),
+    "axial in another order": (FLAT, ra.Axes.axial(32, 32, order=(1, 0))),
+    "blocks": (FLAT, ra.Axes.axial(32, 32, blocks=True)),
+    "even and odd": (FLAT, ra.Axes.even_odd(64)),
+    "no known map": (FLAT, ra.Axes(np.random.default_rng(1).integers(0, 2, 32).tolist(), count=2)),
+}
 LLAMA3, WIDE = (ra.RoPE(d, base=500000.0, pairing="half", scaling=ra.Llama3()) for d in (64, 128))
 AXIAL = ra.RoPE(64, base=100.0, pairing="half", axes=ra.Axes.axial(32, 32), scaling=ra.Periods())
 YARN = ra.YaRN(32.0, 4096, truncate=False)
@@ -147,6 +150,10 @@ FOUND = {
     "yarn": (ra.RoPE(64, pairing="half", scaling=ra.YaRN(16.0, 4096)), 3 * np.arange(256), (2,)),
     "yarn, not truncated": (ra.RoPE(64, base=1.5e5, pairing="half", scaling=YARN), range(0, 768, 3), (2,)),
     "periods": (AXIAL, (2 * FLAT + 1) / np.array([8, 9]) - 1, (2, 2)),
+    **{
+        name: (ra.RoPE(64, base=12345.0, pairing="half", axes=axes), pos, (2, 2), "float64")
+        for name, (pos, axes) in MAPS.items()
+    },
     "large": (WIDE, range(2048), (1, 4)),
     "large bfloat16": (WIDE, range(2048), (1, 4), "bfloat16"),
 }  # fmt: skip
@@ -157,6 +164,7 @@ def test_the_only_rope_is_found(name):
     rope, pos, lead, dtype = (*FOUND[name], "float32")[:4]
     x = features(*lead, len(pos), rope.head_dim, dtype=dtype)
     y = rope.apply(x, pos)
+    x.flags.writeable = y.flags.writeable = False
     found = only(diagnose(x, y, pos), x, y, pos, {"float32": 2e-6, "float64": 1e-12}.get(dtype, 0.02))
     assert (found.rope, found.inverse) == (rope, False)
 
@@ -236,7 +244,7 @@ def test_estimates_of_float64_outputs(seed):
 def test_the_rope_of_an_inverse_rotation_rotates_backwards(fields):
     """-φ: features (a, b) become (a cos φ + b sin φ, b cos φ - a sin φ)."""
     x = features(2, 4, 64, 32, dtype="float64")
-    y = definition_of(ra.RoPE(32, **fields), x, range(64), inverse=True)
+    y = ra.RoPE(32, **fields).apply(x, range(64), inverse=True)
     found = diagnose(x, y, range(64))
     assert abs(found.rope.apply(x, range(64)) - y).max() < 1e-11
     assert max(found.rope.frequencies) < 0
@@ -257,13 +265,32 @@ def test_the_rope_of_an_inverse_rotation_by_float32_angles():
 LONG_RULE = ra.LongRoPE([1.5] * 16, [*np.linspace(1, 9, 16) ** 2], 4096, factor=8.0, length=5000)
 
 
-def test_candidates_are_tried():
-    rope = ra.RoPE(32, scaling=LONG_RULE, pairing="half")
-    x = features(2, 64, 32)
-    y = rope.apply(x, range(64))
-    assert "no rule" in str(diagnose(x, y, range(64)))
-    for candidate in (LONG_RULE, rope):
-        assert diagnose(x, y, range(64), candidates=[ra.RoPE(32), candidate]).rope == rope
+LONG = ra.RoPE(32, scaling=LONG_RULE, pairing="half")
+SEVENS = ra.LongRoPE([1.5] * 16, [7.0] * 16, 4096, factor=8.0, length=5000)  # the frequencies of Linear(7)
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 77777.0}
+OF_LLAMA, TWO_ROWS = ra.RoPE.from_config(LLAMA), features(1, 2, 32).astype("float16")
+# A rope, x, positions, candidates.
+CANDIDATES = {
+    "a rule": (LONG, features(2, 64, 32), range(64), [ra.RoPE(32), LONG_RULE]),
+    "a rope": (LONG, features(2, 64, 32), range(64), [ra.RoPE(32), LONG]),
+    "another name of a rule": (ra.RoPE(32, scaling=SEVENS), features(2, 64, 32), range(64), [SEVENS]),
+    "a config": (OF_LLAMA, TWO_ROWS, range(2), LLAMA),
+    "configs": (OF_LLAMA, TWO_ROWS, range(2), [{**LLAMA, "rope_theta": 88888.0}, LLAMA]),
+    "a limit of positions": (
+        LONG,
+        features(2, 64, 32),
+        range(64),
+        [dataclasses.replace(LONG, max_position=10)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_candidates_are_tried(name):
+    rope, x, pos, candidates = CANDIDATES[name]
+    y = rope.apply(x, pos)
+    assert diagnose(x, y, pos).rope != rope
+    assert diagnose(x, y, pos, candidates=candidates).rope == rope
 
 
 def test_a_much_worse_fit_is_no_explanation():
@@ -274,31 +301,6 @@ def test_a_much_worse_fit_is_no_explanation():
     size = np.repeat(np.hypot(y[..., ::2], y[..., 1::2]), 2, -1)
     assert (abs(loose.apply(x, range(64)) - y) < tolerance * size).all()
     assert diagnose(x, y, range(64), candidates=[loose, close], tolerance=tolerance).rope == right
-
-
-def test_two_names_of_the_same_frequencies_are_one_explanation():
-    rule = ra.LongRoPE([1.5] * 16, [7.0] * 16, 4096, factor=8.0, length=5000)
-    x = features(2, 64, 32)
-    y = ra.apply(x, range(64), scaling=rule)
-    assert diagnose(x, y, range(64)).rope.scaling == ra.Linear(7.0)
-    for candidate in (rule, ra.RoPE(32, scaling=rule)):
-        assert diagnose(x, y, range(64), candidates=[candidate]).rope.scaling == rule
-
-
-def test_candidates_can_be_configs():
-    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 77777.0}
-    rope = ra.RoPE.from_config(config)
-    x = features(1, 2, 32).astype("float16")
-    y = rope.apply(x, range(2))
-    assert diagnose(x, y, range(2)).rope is None
-    for candidates in (config, [{**config, "rope_theta": 88888.0}, config]):
-        assert diagnose(x, y, range(2), candidates=candidates).rope == rope
-
-
-def test_a_candidate_s_limit_of_positions_does_not_matter():
-    x, rope = features(1, 8, 64, 64), ra.RoPE(64, base=1234.5, pairing="half")
-    candidate = dataclasses.replace(rope, max_position=10)
-    assert diagnose(x, rope.apply(x, range(64)), range(64), candidates=[candidate]).rope == rope
 
 
 def test_an_inverse_undoes_an_amplitude_in_place_of_the_rules():
@@ -312,11 +314,10 @@ def test_an_inverse_undoes_an_amplitude_in_place_of_the_rules():
 
 def test_positions_beyond_float64_integers():
     rules = [ra.LongRoPE([1.5] * n, [2.0] * n, 4096, factor=8.0, length=9) for n in (8, 16)]
-    x, rope = features(2, 64, 32), ra.RoPE(32, scaling=rules[1])
-    y = definition_of(rope, x, BEYOND_FLOAT64)
-    assert diagnose(x, y, BEYOND_FLOAT64, candidates=rules).rope == rope
-    y = apply_definition(x.astype("float64"), BEYOND_FLOAT64, base=500000.0).astype("float32")
-    assert diagnose(x, y, BEYOND_FLOAT64).rope == ra.RoPE(32, base=500000.0)
+    x = features(2, 64, 32)
+    for rope in (ra.RoPE(32, scaling=rules[1]), ra.RoPE(32, base=500000.0)):
+        y = rope.apply(x.astype("float64"), BEYOND_FLOAT64).astype("float32")
+        assert diagnose(x, y, BEYOND_FLOAT64, candidates=rules).rope == rope
 
 
 # ---- tolerances and few tokens ----
@@ -345,7 +346,7 @@ _UNIT = {"bfloat16": 2.0**-7, "float64": 2.0**-52, "float32": 2.0**-23, "float16
 def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype):
     rope, pos, unit = ROPES[name], range(3, 67), _UNIT[dtype]
     x = cast(features(2, 4, 64, 64, dtype="float64"), dtype)
-    y = definition_of(rope, x, pos)
+    y = rope.apply(x, pos)
     found = None
     for tolerance in (unit / 4, 2 * unit, 64 * unit, 0.25) if NIGHTLY else (2 * unit, 0.25):
         diagnosis = diagnose(x, y, pos, tolerance=tolerance)
@@ -359,7 +360,7 @@ def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype)
 @pytest.mark.parametrize("name", [*ROPES][:6])
 def test_64_tokens_in_bfloat16_are_enough(name):
     x = features(1, 8, 64, 64, dtype="bfloat16")
-    found = diagnose(x, definition_of(ROPES[name], x, range(64)), range(64)).rope
+    found = diagnose(x, ROPES[name].apply(x, range(64)), range(64)).rope
     assert close_to(found, ROPES[name])
     assert found.base == ROPES[name].base
 
@@ -394,7 +395,7 @@ def test_an_output_of_a_narrower_precision_needs_a_tolerance():
 @pytest.mark.parametrize("name", [*ROPES] if NIGHTLY else [*ROPES][::2])
 def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
     rope, x = ROPES[name], features(1, 1, tokens, 64, dtype="bfloat16")
-    y = definition_of(rope, x, range(tokens))
+    y = rope.apply(x, range(tokens))
     found = diagnose(x, y, range(tokens))
     assert found.rope is None or close_to(found.rope, rope)
     assert found.rope is not None or "candidates" in found.reason
@@ -418,52 +419,6 @@ def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
         assert rope is None or (rope.rotary_dim, rope.base) == (24, 500000.0)
 
 
-# ---- coordinates ----
-
-GRID = np.stack(np.meshgrid(range(3), range(5), range(7), indexing="ij"), -1).reshape(-1, 3)
-SOME = tuple(np.random.default_rng(1).integers(0, 2, 32).tolist())
-
-
-def rotate_by_coordinate(x, pos, omegas, coordinates, blocks=1):
-    """Rotate half pairs inside blocks by the formula, pair i by coordinate coordinates[i]."""
-    y = x.astype("float64")
-    width = x.shape[-1] // blocks
-    for i, coordinate in enumerate(coordinates):
-        block, index = divmod(i, width // 2)
-        a = block * width + index
-        b = a + width // 2
-        angle = pos[:, coordinate] * omegas[i]
-        u, v = y[..., a].copy(), y[..., b].copy()
-        y[..., a], y[..., b] = u * np.cos(angle) - v * np.sin(angle), v * np.cos(angle) + u * np.sin(angle)
-    return y.astype(x.dtype)
-
-
-@pytest.mark.parametrize(
-    ("pos", "axes"),
-    [
-        (GRID, ra.Axes.chunked(8, 12, 12)),
-        (GRID, ra.Axes.interleaved(12, 10, 10)),
-        (GRID, ra.Axes.alternating(8, 12, 12)),
-        (GRID, ra.Axes.axial(16, 24, 24)),
-        (FLAT, ra.Axes.axial(32, 32)),
-        (FLAT, ra.Axes.axial(32, 32, order=(1, 0))),
-        (FLAT, ra.Axes.axial(32, 32, blocks=True)),
-        (FLAT, ra.Axes.even_odd(64)),
-        (FLAT, ra.Axes(SOME, count=2)),
-    ],
-)
-def test_maps_of_pairs_to_coordinates(pos, axes):
-    x = features(2, 2, len(pos), 64)
-    for base in (12345.0, 100.0)[: None if NIGHTLY else 1]:
-        omegas = [base ** (-2 * number / width) for width, number in axes.sources(64)]
-        y = rotate_by_coordinate(x, pos, omegas, axes.coordinates, axes.blocks)
-        found = only(diagnose(x, y, pos), x, y, pos)
-        assert math.isclose(found.rope.base, base, rel_tol=1e-6)
-        of = found.rope.axes
-        assert (of.coordinates, of.blocks) == (axes.coordinates, axes.blocks)
-        assert of.sources(64) == axes.sources(64)
-
-
 # ---- mistakes ----
 
 
@@ -481,49 +436,54 @@ def mistaken(x, y, pos, words, **fields):
         assert abs(again(found, x, pos) - y).max() < 1e-5
 
 
-def rotated_twice(x, cos, sin):
-    return half(half(x, cos, sin), cos, sin)
+def by(pos):
+    """Return a rotation of half pairs by positions that `diagnose` is not given."""
+    return lambda x: half(x, *tables(pos, 32, 10000.0))
+
+
+def by_columns(columns, swapped):
+    """Return a rotation by tables in the order of one pairing, of features paired by the other."""
+    cos, sin = (columns(t) for t in tables(N, 32, 10000.0))
+    return lambda x: (x * cos + swapped(x) * sin).astype("float32")
 
 
 N = np.arange(64)
+COS, SIN = tables(N, 32, 10000.0)
 PADDED = np.maximum(N - np.array([[0], [9]]), 0)  # on the left
-AXIS_4 = {"pos": range(16), "shape": (6, 4, 16, 32)}
-# The positions that rotate, words of the mistake, fields, and positions and shapes other than of 64 rows.
+# V-JEPA 2 rotates interleaved pairs by cos and sin that are repeated for half pairs.
+VJEPA2 = by_columns(
+    lambda t: np.concatenate([t, t], -1),
+    lambda x: np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape),
+)
+REPEATED = by_columns(
+    lambda t: np.repeat(t, 2, -1), lambda x: np.concatenate([-x[..., 16:], x[..., :16]], -1)
+)
+# A rotation of x, words of the mistake, fields, and positions and shapes other than of 64 rows.
 MISTAKES = [
-    (N + 1, "off by 1", {"base": 10000.0, **HALF}),
-    (N - 7, "off by -7", HALF, {"pos": N}),
-    (N + 100, "off by 100", HALF),
-    (-(N + 3), "off by 3", {"inverse": True}),
-    (np.arange(4)[:, None], "along axis -3", {"seq_axis": -3}, AXIS_4),
-    (np.arange(6)[:, None, None], "along axis -4", {"seq_axis": -4}, AXIS_4),
-    (N, "counted from 0", HALF, {"pos": PADDED}),
-    (17, "of position 17", {"code": "ra.apply(x, 17, pairing='half')"}),
-    (np.where(N < 40, N, 0), "from 40 on are not rotated", HALF, {"pos": N}),
-    (np.minimum(N, 40), "past 40 are rotated as 40", HALF),
+    (by(N + 1), "off by 1", {"base": 10000.0, **HALF}),
+    (by(N - 7), "off by -7", HALF),
+    (by(N + 100), "off by 100", HALF),
+    (by(-(N + 3)), "off by 3", {"inverse": True}),
+    (by(np.arange(4)[:, None]), "along axis -3", {"seq_axis": -3}, range(16), (6, 4, 16, 32)),
+    (by(np.arange(6)[:, None, None]), "along axis -4", {"seq_axis": -4}, range(16), (6, 4, 16, 32)),
+    (by(N), "counted from 0", HALF, PADDED),
+    (by(17), "of position 17", {"code": "ra.apply(x, 17, pairing='half')"}),
+    (by(np.where(N < 40, N, 0)), "from 40 on are not rotated", HALF),
+    (by(np.minimum(N, 40)), "past 40 are rotated as 40", HALF),
+    (lambda x: half(half(x, COS, SIN), COS, SIN), "twice", {"scaling": ra.Linear(0.5)}),
+    (lambda x: half(x, COS, SIN, (1, 1)), "same sign", {"direction": 1, **HALF}),
+    (lambda x: half(x, COS, SIN, (-1, -1)), "same sign", {"direction": -1, **HALF}),
+    (np.copy, "nothing was rotated", {"rotary_dim": 0, "code": "x"}),
+    (VJEPA2, "features pair interleaved", {"pairing": "interleaved"}),
+    (REPEATED, "features pair half", HALF),
 ]
 
 
 @pytest.mark.parametrize("case", MISTAKES, ids=lambda case: case[1])
-def test_rotation_by_other_positions(case):
-    pos, words, fields, given = (*case, {})[:4]
-    x = features(*given.get("shape", (2, 4, 64, 32)))
-    y = half(x, *tables(pos, 32, 10000.0))
-    mistaken(x, y, given.get("pos", range(64)), words, **fields)
-
-
-@pytest.mark.parametrize(
-    ("rotate", "words", "fields"),
-    [
-        (rotated_twice, "twice", {"scaling": ra.Linear(0.5)}),
-        (lambda x, cos, sin: half(x, cos, sin, (1, 1)), "same sign", {"direction": 1, **HALF}),
-        (lambda x, cos, sin: half(x, cos, sin, (-1, -1)), "same sign", {"direction": -1, **HALF}),
-        (lambda x, cos, sin: x.copy(), "nothing was rotated", {"rotary_dim": 0, "code": "x"}),
-    ],
-    ids=["twice", "plus", "minus", "nothing"],
-)
-def test_another_computation(rotate, words, fields):
-    x = features(2, 4, 64, 32)
-    mistaken(x, rotate(x, *tables(N, 32, 10000.0)), N, words, **fields)
+def test_mistakes_are_named(case):
+    rotate, words, fields, pos, shape = (*case, *(N, (2, 4, 64, 32))[len(case) - 3 :])
+    x = features(*shape)
+    mistaken(x, rotate(x), pos, words, **fields)
 
 
 @pytest.mark.parametrize(
@@ -536,19 +496,6 @@ def test_only_a_factor(factor, dtype):
     assert explained.mistake == f"not rotated, scaled by {factor:g}"
     assert explained.code == f"{factor!r} * x"
     assert found.rope is None
-
-
-def test_tables_laid_out_for_the_other_pairing():
-    """V-JEPA 2 rotates interleaved pairs by cos and sin that are repeated for half pairs."""
-    x = features(2, 4, 64, 32)
-    cos, sin = (np.concatenate([t, t], -1) for t in tables(range(64), 32, 10000.0))
-    turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
-    y = (x * cos + turned * sin).astype("float32")
-    mistaken(x, y, range(64), "features pair interleaved", pairing="interleaved")
-    cos, sin = (np.repeat(t, 2, -1) for t in tables(range(64), 32, 10000.0))
-    a, b = np.split(x, 2, -1)
-    y = (x * cos + np.concatenate([-b, a], -1) * sin).astype("float32")
-    mistaken(x, y, range(64), "features pair half", pairing="half")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
@@ -575,7 +522,7 @@ def test_positions_off_by_one_where_float32_angles_are_rounded():
 # ---- ambiguous data ----
 
 ZEROS, PAIR, TURN = features(2, 8, 32), features(2, 8, 2), features(4, 1, 8, dtype="float64")
-FEW, ONE = features(2, 2, 4).astype("float16"), features(1, 4, 1, 64)
+FEW, ONE = features(2, 2, 4).astype("float16"), features(1, 4, 1, 32)
 EQUAL, SHORT = features(1, 2, 40, 64), features(2, 5, 64).astype("float16")
 EQUAL_POS = np.repeat(np.arange(40)[:, None], 3, 1)
 CHUNKED = ra.Axes.chunked(8, 12, 12)
@@ -692,9 +639,9 @@ def test_far_rules_are_not_explained_by_a_misfit(start):
 
 
 def test_every_row_of_a_large_array_is_checked():
-    x = features(1, 8, 2048, 32)
+    x = features(1, 2, 2048, 32)
     y = ra.apply(x, range(2048), pairing="half")
-    for head, row in ((3, 1111), (7, 2046)):
+    for head, row in ((0, 1111), (1, 2046)):
         wrong = y.copy()
         wrong[0, head, row] = x[0, head, row]
         found = diagnose(x, wrong, range(2048))
@@ -703,7 +650,7 @@ def test_every_row_of_a_large_array_is_checked():
 
 
 def test_the_end_of_a_table_is_found_in_a_large_array():
-    x, pos, end = features(1, 8, 2048, 32), np.arange(2048), 2040
+    x, pos, end = features(1, 2, 2048, 32), np.arange(2048), 2040
     for kept, words in (
         (np.minimum(pos, end), f"positions past {end} are rotated as {end}"),
         (np.where(pos < end, pos, 0), f"positions from {end} on are not rotated"),
@@ -793,11 +740,3 @@ X = np.ones((4, 8), "float32")
 def test_errors(args, options, error, match):
     with pytest.raises(error, match=match):
         diagnose(*args, **options)
-
-
-def test_arguments_are_not_written():
-    x, pos = features(2, 64, 32), np.arange(64)
-    y = ra.apply(x, pos)
-    for array in (x, y, pos):
-        array.flags.writeable = False
-    assert diagnose(x, y, pos).rope == ra.RoPE(32)
