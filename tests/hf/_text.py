@@ -33,12 +33,9 @@ GRID = np.stack([np.arange(20) // 5 * 3, np.arange(20) % 5 * 7 + 1], axis=-1)
 FINE = (GRID * 0.75 + 0.125).astype(np.float32)
 ROWS_OF_TEXT = np.array([[0, 0], [1, 1], [2, 9], [3, 11], [17, 5], [4, 4]])
 VOLUME = np.stack([np.arange(24) // 12 * 2, np.arange(24) // 4 * 5 + 1, np.arange(24) % 4 * 3], axis=-1)
-
-
-def mrope_positions():
-    """Return positions (S, 3): coordinates that differ everywhere, then equal coordinates, as in text."""
-    unequal = np.arange(9)[:, None] * [1, 5, 11] + [40, 0, 7]
-    return unequal, unequal[::-1] + 900, np.repeat(np.arange(5)[:, None], 3, axis=1)
+# Three coordinates that differ everywhere, and equal coordinates, as in text.
+UNEQUAL = np.arange(9)[:, None] * [1, 5, 11] + [40, 0, 7]
+TRIPLES = (UNEQUAL, UNEQUAL[::-1] + 900, np.repeat(np.arange(5)[:, None], 3, axis=1))
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class Form:
     axes: int = 1
     layers: tuple[Layer, ...] = ()  # of the config
     sign: int = 1
-    frequencies: Callable[[Any, Any], Any] | None = None
+    frequencies: Callable[[Any], Any] | None = None
     positions: tuple[np.ndarray, ...] = LINE
     arrange: Callable[[Any], Any] = lambda positions: positions[None]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the class
@@ -171,9 +168,8 @@ HALF = Form()
 INTERLEAVED = Form(repeats="interleaved")
 LATENT = Form(latent)
 ROWS_OF_AXES = Form(axes=2, arrange=lambda positions: positions.T[:, None])
-MROPE = replace(ROWS_OF_AXES, axes=3, positions=mrope_positions())
-MROPE_INTERLEAVED = replace(MROPE, repeats="interleaved")
-FOR_EACH_AXIS = {"axes": 2, "frequencies": lambda made, config: made.inv_freq.tile(2), "positions": (GRID,)}
+MROPE = replace(ROWS_OF_AXES, axes=3, positions=TRIPLES)
+FOR_EACH_AXIS = {"axes": 2, "frequencies": lambda made: made.inv_freq.tile(2), "positions": (GRID,)}
 TOWER = Form(packed, arrange=lambda positions: positions, **FOR_EACH_AXIS)
 SAM = replace(TOWER, apply=by_name("apply_rotary_pos_emb_2d"), repeats="interleaved", positions=(GRID, FINE))
 MEMORIES = replace(SAM, width=width_in_memories)
@@ -203,7 +199,7 @@ def rotary(form, layer, model, cls, config, pos):
         out = made(torch.zeros(1, 1), form.arrange(torch.tensor(pos)), **option)
     tables = out if isinstance(out, tuple) else (out,)
     prefix = "" if layer.key is None else f"{layer.key}_"
-    frequencies = form.frequencies(made, config) if form.frequencies else getattr(made, f"{prefix}inv_freq")
+    frequencies = form.frequencies(made) if form.frequencies else getattr(made, f"{prefix}inv_freq")
     parts = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
     cos, sin = (one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
 
@@ -244,10 +240,10 @@ class Row:
 
     kind: str
     form: Form
-    parts: tuple[str | None, ...] = ()
-    change: Callable[[Any], None] = lambda config: None
-    more: tuple[tuple[Form, Callable[[Any], None]], ...] = ()
-    tables: str | None = None
+    parts: tuple[str | None, ...]
+    change: Callable[[Any], None]
+    more: tuple[tuple[Form, Callable[[Any], None]], ...]
+    tables: str | None
 
 
 def probes(row, model, cls):
@@ -276,15 +272,17 @@ def of_config(form, model, cls, whole, part):
 # The classes
 
 
-def of_layers(*keys, turns=(), still=(), form=HALF, **options):
-    """Return a form for layer types with keys of parameters, that rotate by the others, or do not rotate."""
+def layers(*keys, turns=(), still=()):
+    """Return layer types with keys of parameters, that rotate by the others, or that do not rotate."""
     rotated = (*(Layer(key, key) for key in keys), *map(Layer, turns))
-    return replace(form, layers=(*rotated, *(Layer(one, turns=False) for one in still)), **options)
+    return (*rotated, *(Layer(one, turns=False) for one in still))
 
 
-def row(form, names, **options):
+def row(form, names, parts=(), change=lambda config: None, more=(), tables=None, **of_form):
     """Return rows of classes, named without "RotaryEmbedding"; the first is their kind."""
-    return {name: Row(names.split()[0], form, **options) for name in names.split()}
+    kind, *others = names.split()
+    one = Row(kind, replace(form, **of_form), parts, change, more, tables)
+    return dict.fromkeys((kind, *others), one)
 
 
 def cases_without(listed):
@@ -292,15 +290,14 @@ def cases_without(listed):
     found = []
     for model, cls in sorted(classes() - {(case.model, case.cls) for case in listed}):
         name = cls.removesuffix("RotaryEmbedding")
-        default = Row("Qwen2_5_VLVision", TOWER) if name.endswith("Vision") else Row("Llama", HALF)
-        one = ROWS.get(name, default)
+        one = ROWS.get(name, ROWS["Qwen2_5_VLVision" if name.endswith("Vision") else "Llama"])
         takes = f"an attention layer, which takes its tables from `{one.tables}`"
         made = functools.partial(probes, one, model, cls)
         found.append(Case(model, cls, made, takes if one.tables else EQUAL, row=one))
     return found
 
 
-def ernie_frequencies(made, config):
+def ernie_frequencies(made):
     """Reorder the class's frequencies, h, w, t, by pair: h and w alternate, then t."""
     h, w, t = made.inv_freq.split(made.mrope_section)
     return torch.cat((torch.stack((h, w), dim=-1).flatten(), t))
@@ -346,15 +343,20 @@ def dense(config):
 
 
 TYPES = FULL, SLIDING = "full_attention", "sliding_attention"
-SLIDING_TURNS = of_layers(turns=(SLIDING,), still=(FULL,))
-STILL = of_layers(still=(None,))
+SLIDING_TURNS = layers(turns=(SLIDING,), still=(FULL,))
+SLIDING_KEYED = layers(SLIDING, still=(FULL,))
+STILL = replace(HALF, layers=layers(still=(None,)))
+ALL_TURN = replace(HALF, layers=layers(turns=(FULL,)))
+FRONT_TURNS = replace(INTERLEAVED, layers=layers(turns=(0, 1), still=(3,)))
 LAYERS_OF_THETA = fields(layer_rope_theta=[10000.0, 50000.0, 0, 10000.0] * 8)
-THETAS = of_layers(turns=(0, 1), still=(2,))
+THETAS = replace(HALF, layers=layers(turns=(0, 1), still=(2,)))
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 # The two types of layers of Step 3.7's checkpoints; the default has one.
 STEP_RULES = {FULL: {**DEFAULT, "rope_theta": 5e6, "partial_rotary_factor": 0.5}, SLIDING: DEFAULT}
 # The default has no parameters, and cannot run.
 COMPASS = {SLIDING: {**DEFAULT, "rope_theta": 50000.0, "mrope_section": [24, 20, 20]}, FULL: None}
+SCALED_LAYER = replace(HALF, layers=layers(turns=(0,)), options={"scaled": True})
+OTHER_LAYER = replace(HALF, layers=layers(turns=(1,)), options={"scaled": False})
 SCALED = fields(
     rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, rope_scaling_layers=[0, 2]
 )
@@ -371,6 +373,9 @@ NEOMME = {
 }
 
 ROWS: dict[str, Row] = {
+    # Of the classes without a row
+    **row(HALF, "Llama"),
+    **row(TOWER, "Qwen2_5_VLVision"),
     # Places of configs that the annotations do not tell
     **row(HALF, "Csm", parts=(None, "depth_decoder")),
     **row(HALF, "DeepseekOcr2Vision", parts=("vision.encoder",)),
@@ -383,13 +388,13 @@ ROWS: dict[str, Row] = {
     **row(INTERLEAVED, "Blt", parts=("patcher", "encoder", "decoder", "global")),
     **row(INTERLEAVED, "Cohere"),
     **row(HALF, "Glm Glm4 Ernie4_5 Ernie4_5_Moe Helium"),  # the function reorders half tables
-    **row(replace(HALF, repeats=None), "GptOss OpenAIPrivacyFilter"),
-    **row(replace(HALF, apply=sliced), "GPTNeoXJapanese Persimmon Phi StableLm"),
-    **row(replace(HALF, sign=-1), "NanoChat"),  # its rotate_half has the opposite sign
+    **row(HALF, "GptOss OpenAIPrivacyFilter", repeats=None),
+    **row(HALF, "GPTNeoXJapanese Persimmon Phi StableLm", apply=sliced),
+    **row(HALF, "NanoChat", sign=-1),  # its rotate_half has the opposite sign
     # The index of a head is its position
-    **row(replace(HALF, apply=positions_first("apply_rotary_pos_emb")), "NeuCodec Xcodec2"),
-    **row(replace(HALF, apply=first_head), "Qwen2_5OmniDiT"),
-    **row(replace(HALF, positions=(*LINE, np.array([-7, -1, 0, 1, 4, 30]))), "TimesFm2_5"),
+    **row(HALF, "NeuCodec Xcodec2", apply=positions_first("apply_rotary_pos_emb")),
+    **row(HALF, "Qwen2_5OmniDiT", apply=first_head),
+    **row(HALF, "TimesFm2_5", positions=(*LINE, np.array([-7, -1, 0, 1, 4, 30]))),
     # q_pe and k_pe
     **row(
         LATENT,
@@ -397,38 +402,29 @@ ROWS: dict[str, Row] = {
     ),
     **row(LATENT, "Dots3NoteText"),  # parameters by layer type
     **row(HALF, "HYV4 MiniCPM3"),
-    **row(Form(by_name("apply_rotary_emb"), None), "DeepseekV2"),  # complex numbers
+    **row(HALF, "DeepseekV2", apply=by_name("apply_rotary_emb"), repeats=None),  # complex numbers
     **row(
-        of_layers(
-            turns=(None, 0),
-            still=(3,),
-            form=LATENT,
-            frequencies=lambda made, config: made.inv_freq * made.alpha.exp(),
-        ),
-        "MistralLarge4Text",
+        *(LATENT, "MistralLarge4Text"),
+        layers=layers(turns=(None, 0), still=(3,)),
+        frequencies=lambda made: made.inv_freq * made.alpha.exp(),
     ),
     # Layers that do not rotate
     **row(
-        of_layers(
-            turns=("chunked_attention", 0),
-            still=(FULL, 3),
-            form=Form(positions_first("apply_rotary_emb"), None),
-        ),
-        "Llama4Text",
+        *(HALF, "Llama4Text"),
+        layers=layers(turns=("chunked_attention", 0), still=(FULL, 3)),
+        apply=positions_first("apply_rotary_emb"),
+        repeats=None,
     ),
-    **row(SLIDING_TURNS, "Afmoe ExaoneMoe Flint Kolibri1"),
+    **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_TURNS),
     # Without a window, all layers rotate.
-    **row(SLIDING_TURNS, "Exaone4", more=((of_layers(turns=(FULL,)), fields(sliding_window=None)),)),
-    **row(replace(SLIDING_TURNS, repeats="interleaved"), "Cohere2"),
+    **row(HALF, "Exaone4", layers=SLIDING_TURNS, more=((ALL_TURN, fields(sliding_window=None)),)),
+    **row(INTERLEAVED, "Cohere2", layers=SLIDING_TURNS),
     # The dense layers at the front also rotate, although they have full attention.
-    **row(
-        *(replace(SLIDING_TURNS, repeats="interleaved"), "Cohere2Moe"),
-        more=((of_layers(turns=(0, 1), still=(3,), form=INTERLEAVED), dense),),
-    ),
-    **row(of_layers(turns=(0,), still=(3,)), "SmolLM3"),
+    **row(INTERLEAVED, "Cohere2Moe", layers=SLIDING_TURNS, more=((FRONT_TURNS, dense),)),
+    **row(HALF, "SmolLM3", layers=layers(turns=(0,), still=(3,))),
     **row(HALF, "GraniteSWA GraniteMoeSWA", more=((THETAS, LAYERS_OF_THETA),)),
-    **row(of_layers(turns=(50,), still=(51,)), "MuseGlimmerText"),
-    **row(of_layers(turns=(60,), still=(61,)), "MuseSparkText"),
+    **row(HALF, "MuseGlimmerText", layers=layers(turns=(50,), still=(51,))),
+    **row(HALF, "MuseSparkText", layers=layers(turns=(60,), still=(61,))),
     # Models that rotate by a field of the config
     **row(
         *(HALF, "Esm"),
@@ -441,27 +437,22 @@ ROWS: dict[str, Row] = {
     **row(STILL, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
     **row(STILL, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
     **row(HALF, "Falcon", more=((STILL, fields(alibi=True)),)),
-    **row(
-        *(HALF, "Molmo2"),
-        more=tuple((of_layers(turns=(n,), options={"scaled": n == 0}), SCALED) for n in (0, 1)),
-    ),
+    **row(HALF, "Molmo2", more=((SCALED_LAYER, SCALED), (OTHER_LAYER, SCALED))),
     # Parameters by layer type
     **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert"),
     **row(HALF, "T5Gemma2", parts=("encoder.text", "decoder")),
     **row(HALF, "Gemma3n"),  # one array at a time
-    **row(
-        replace(HALF, width=width_of_layer), "Gemma4Text DiffusionGemmaText EmbeddingGemma2 Gemma4UnifiedText"
-    ),
+    **row(HALF, "Gemma4Text DiffusionGemmaText EmbeddingGemma2 Gemma4UnifiedText", width=width_of_layer),
     **row(HALF, "Laguna Mellum", more=((HALF, alternating(*TYPES)),)),
     **row(HALF, "Zaya", more=((HALF, alternating("hybrid", "hybrid_sliding")),)),
     **row(HALF, "Step3p7", more=((HALF, alternating(*TYPES, rope_parameters=STEP_RULES)),)),
-    **row(of_layers(SLIDING, still=(FULL,)), "Beam"),
+    **row(HALF, "Beam", layers=SLIDING_KEYED),
     # The last features of a head
     **row(
-        of_layers(
-            "main", "compress", form=Form(repeats=None, width=lambda config, layer: head_width(config))
-        ),
-        "DeepseekV4",
+        *(HALF, "DeepseekV4"),
+        layers=layers("main", "compress"),
+        repeats=None,
+        width=lambda config, layer: head_width(config),
     ),
     # Three coordinates
     **row(
@@ -473,34 +464,27 @@ ROWS: dict[str, Row] = {
     **row(MROPE, "Qwen3OmniMoeTalker", parts=("talker.text",)),
     # The default width, 73, is odd and cannot run.
     **row(MROPE, "Qwen3OmniMoeThinkerText", change=fields(head_dim=128)),
-    **row(MROPE_INTERLEAVED, "Glm4vText", change=sections(16, 24, 24)),
-    **row(MROPE_INTERLEAVED, "GlmOcrText"),
+    **row(MROPE, "Glm4vText", repeats="interleaved", change=sections(16, 24, 24)),
+    **row(MROPE, "GlmOcrText", repeats="interleaved"),
     **row(MROPE, "Glm4vMoeText", change=sections(3, 4, 4)),
     **row(MROPE, "GlmImageText", change=sections(16, 24, 24)),
-    **row(replace(MROPE_INTERLEAVED, frequencies=ernie_frequencies), "Ernie4_5_VLMoeText"),
+    **row(MROPE, "Ernie4_5_VLMoeText", repeats="interleaved", frequencies=ernie_frequencies),
     **row(
-        *(of_layers(SLIDING, still=(FULL,), form=MROPE), "CohereCompass"),
+        *(MROPE, "CohereCompass"),
+        layers=SLIDING_KEYED,
         change=alternating(SLIDING, FULL, rope_parameters=COMPASS),
     ),
     # Two coordinates
     **row(TOWER, "MLCD"),
     **row(Form(in_blocks, "blocks", **FOR_EACH_AXIS), "Gemma4Vision"),
-    **row(replace(TOWER, width=lambda config, layer: config.embed_dim // config.num_heads), "Qwen2VLVision"),
-    **row(replace(TOWER, repeats="interleaved"), "Inkling2Vision"),
+    **row(TOWER, "Qwen2VLVision", width=lambda config, layer: config.embed_dim // config.num_heads),
+    **row(TOWER, "Inkling2Vision", repeats="interleaved"),
+    **row(TOWER, "Kimi_K25Vision", frequencies=lambda made: made.inv_freq.repeat_interleave(2)),
+    **row(TOWER, "MiniMaxM3VLVision", frequencies=lambda made: made.inv_freq.tile(3), positions=(VOLUME,)),
     **row(
-        replace(TOWER, frequencies=lambda made, config: made.inv_freq.repeat_interleave(2)), "Kimi_K25Vision"
-    ),
-    **row(
-        replace(TOWER, frequencies=lambda made, config: made.inv_freq.tile(3), positions=(VOLUME,)),
-        "MiniMaxM3VLVision",
-    ),
-    **row(
-        replace(
-            TOWER,
-            apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
-            frequencies=lambda made, config: made.inv_freq.flatten(),
-        ),
-        "PixtralVision",
+        *(TOWER, "PixtralVision"),
+        apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
+        frequencies=lambda made: made.inv_freq.flatten(),
     ),
     **row(OF_NEOMME, "NeoMME", more=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
     # SAM, and the attention layers that take its tables

@@ -74,7 +74,7 @@ class Tiny:
 
     def inputs(self, model):
         """Return keyword arguments for the model, with floats of the default dtype."""
-        return _tiny_inputs.INPUTS.get(self.model_type, _tiny_inputs.text)(model)
+        return _tiny_inputs.inputs(self.model_type, model)
 
 
 FAMILIES = tuple(Tiny(name) for name in sorted({case.model for case in cases()} - ABSENT.keys()))

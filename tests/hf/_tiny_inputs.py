@@ -110,6 +110,12 @@ def places(model):
 # Others
 
 
+def inputs(model_type, model):
+    """Return keyword arguments for a model, with floats of the default dtype."""
+    takes_grids = "image_grid_thw" in inspect.signature(model.forward).parameters
+    return INPUTS.get(model_type, patches if takes_grids else text)(model)
+
+
 def sound(model):
     """Return a text with 12 tokens of sound."""
     inputs = text(model)
@@ -118,20 +124,14 @@ def sound(model):
     return {**inputs, "input_features": normal(BATCH, 96, 128), "input_features_mask": mask}
 
 
-WITH_GRID = (
-    *("cohere_compass", "cosmos3_edge", "dots3_note", "ernie4_5_vl_moe", "exaone4_5", "glm4v", "glm4v_moe"),
-    *("glm5_next", "glm_ocr", "inkling2", "kimi_k25", "lfm3_vl", "minimax_m3_vl", "muse_glimmer"),
-    *("muse_spark", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe"),
-    *("qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "video_llama_3"),
-)
 IMAGE = features("pixel_values", BATCH, 3, 64, 56)
 SPEECH = features("input_values", BATCH, 4000, decoder_input_ids=ids(BATCH, 12))
 CODED = features("input_values", BATCH, 1, 2560, input_features=lambda: normal(BATCH, 8, 160))
 SPECTRUM = features("input_features", BATCH, 96, 128)
 
-# By model type; the others have a text.
+# By model type; the others have a text, with pictures if they take grids.
 INPUTS: Mapping[str, Maker] = {
-    **dict.fromkeys(WITH_GRID, patches),
+    **dict.fromkeys(("glm_image", "hunyuan_vl"), text),
     "clvp": features("input_features", BATCH, 80, 24, input_ids=ids(BATCH, 12)),
     "dia": lambda model: {"input_ids": tokens(BATCH, LENGTH), "decoder_input_ids": tokens(BATCH, 12, 9)},
     "diffusion_gemma": lambda model: {**text(model), "decoder_input_ids": tokens(BATCH, 256)},

@@ -4,7 +4,6 @@ Coordinates differ from each other at nearly every position, so that each map of
 result. `theirs` of a class takes a config and positions.
 """
 
-import functools
 import math
 from dataclasses import replace
 from functools import partial
@@ -138,35 +137,25 @@ def clvp(config, pos):
     return theirs(each(rotate), module.inv_freq, pairs.cos(), pairs.sin())
 
 
-@functools.cache
-def windows(longest, step):
-    """Return the seconds of the frames of three windows of sound, by the bytes of our coordinates."""
-    turn, known = 2 * math.pi, {}
-    for start in (0.0, 2.4, 7.2):
-        frames = np.arange(20)
-        seconds = (start + frames * 0.04).astype(np.float32)
-        window = np.round(start / (step * 4 * frames.size))
-        angle = -turn * seconds.astype(np.float64) / longest
-        known[np.stack([window * angle, turn * frames * angle], axis=-1).tobytes()] = seconds
-    return known
-
-
-def flamingo(config, pos):
+def flamingo(config, seconds, pos):
     owner = modeling("musicflamingo")
     module = owner.MusicFlamingoRotaryEmbedding(config)
-    known = windows(config.max_position_embeddings, config.audio_frame_step)
-    cos, sin = module(torch.tensor(known[pos.tobytes()])[None], seq_len=pos.shape[0])
+    cos, sin = module(torch.tensor(seconds)[None], seq_len=len(seconds))
     rotate = each(lambda x: owner.apply_rotary_time_emb(x, cos, sin))
     return theirs(rotate, module.inv_freq.tile(2), cos[0, :, ::2], sin[0, :, ::2])
 
 
 def flamingo_probes():
+    """Yield the probes of three windows of sound: the module takes the seconds of frames."""
     kind = config_class("musicflamingo", "MusicFlamingoConfig")
     changed = {"rope_type": "default", "rope_theta": 600.0, "partial_rotary_factor": 0.1}
-    for config in (kind(), kind(rope_parameters=changed)):
-        known = windows(config.max_position_embeddings, config.audio_frame_step)
-        positions = tuple(np.frombuffer(data).reshape(-1, 2) for data in known)
-        yield Probe(config, partial(flamingo, config), config.head_dim, positions)
+    frames = np.arange(20)
+    for config, start in product((kind(), kind(rope_parameters=changed)), (0.0, 2.4, 7.2)):
+        seconds = (start + frames * 0.04).astype(np.float32)
+        window = np.round(start / (config.audio_frame_step * 4 * frames.size))
+        angle = -2 * math.pi * seconds.astype(np.float64) / config.max_position_embeddings
+        pos = np.stack([window * angle, 2 * math.pi * frames * angle], axis=-1)
+        yield Probe(config, partial(flamingo, config, seconds), config.head_dim, (pos,))
 
 
 def hunyuan_configs():
