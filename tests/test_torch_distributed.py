@@ -31,8 +31,9 @@ def check_losses(lines):
         assert line[-1] < line[0] / 2
 
 
-def test_examples_and_cases_on_two_processes():
-    lines = child.torchrun(2, CASES, *EXAMPLES).splitlines()
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_examples_and_cases(processes):
+    lines = child.torchrun(processes, CASES, *EXAMPLES).splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("one process")]
     assert len(starts) == len(EXAMPLES)
     for start, stop in zip(starts, [*starts[1:], None], strict=True):
@@ -41,13 +42,8 @@ def test_examples_and_cases_on_two_processes():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).stem)
-def test_examples_on_four_processes(path):
-    check_losses(child.torchrun(4, path).splitlines())
-
-
-@pytest.mark.nightly
-def test_cases_on_four_processes():
-    child.torchrun(4, CASES)
+def test_each_example_by_its_own_command(path):
+    check_losses(child.torchrun(2, path).splitlines())
 
 
 def test_the_page_names_every_example():

@@ -155,15 +155,6 @@ def test_tables_of_full_width(make, dtype):
             assert (table - exact).abs().max() <= limit
 
 
-def test_tables_rotate_as_the_module_does():
-    """With the function of Hugging Face's models: x·cos + rotate_half(x)·sin."""
-    q, pos = normal(2, 4, 5, 16), torch.arange(5)[None]
-    for module in (RotaryEmbedding(HALF), changed(Learned(HALF))):
-        cos, sin = (table[:, None] for table in module(normal(2, 5, 64), pos))
-        swapped = torch.cat([-q[..., 8:], q[..., :8]], -1)
-        assert torch.allclose(q * cos + swapped * sin, module(q, q, pos)[0], atol=1e-6)
-
-
 # ---- calls that are wrong ----
 
 Q, K, IDS, TWO = normal(1, 4, 5, 16), normal(1, 2, 5, 16), torch.arange(5), torch.ones(5, 2)
@@ -365,18 +356,12 @@ def test_state_round_trip(make):
 # ---- mixed frequencies ----
 
 
-def test_mixed_frequencies_rotate_by_their_definition():
-    torch.manual_seed(0)
-    module, q, k = Mixed(HALF, 2, 3), normal(2, 2, 6, 16), normal(2, 2, 6, 16, seed=1)
-    pos = normal(2, 6, 3, seed=2) * 5
-    angle = np.einsum("bsa,hai->bhsi", pos.double().numpy(), module.inv_freq.detach().double().numpy())
-    for y, x in zip(module(q, k, pos), (q, k), strict=True):
-        pairs = x.double().numpy()
-        rotated = (pairs[..., :8] + 1j * pairs[..., 8:]) * np.exp(1j * angle)
-        want = np.concatenate([rotated.real, rotated.imag], -1)
-        assert np.abs(y.detach().numpy() - want).max() <= 1e-5
-    cos, _ = module(normal(2, 2, 6, 16), position_ids=pos)
-    assert np.abs(cos.detach().numpy()[..., :8] - np.cos(angle)).max() <= 2e-6
+def test_mixed_frequencies_rotate_as_those_given_to_the_rope():
+    module, q, k, pos = Mixed(HALF, 2, 3), normal(2, 2, 6, 16), normal(2, 2, 6, 16, seed=1), normal(2, 6, 3)
+    rotation = HALF.rotation_mixed(pos, like=q, inv_freq=module.inv_freq.detach())
+    assert all(map(same, (y.detach() for y in module(q, k, pos)), rotation.apply((q, k))))
+    cos, _ = module(q, position_ids=pos)
+    assert same(cos.detach(), rotation.full_width(torch.float32)[0])
 
 
 @pytest.mark.parametrize("rope", [HALF, SCALED], ids=["plain", "scaled"])

@@ -33,9 +33,9 @@ TOLERANCE = {"float64": 2e-14, "float32": 2e-6, "float16": 4e-3}
 class Call(torch.nn.Module):
     """A function of (q, k, positions) as a module."""
 
-    def __init__(self, function, *modules):
+    def __init__(self, function):
         super().__init__()
-        self.function, self.used = function, torch.nn.ModuleList(modules)
+        self.function = function
 
     def forward(self, q, k, positions):
         return self.function(q, k, positions)
@@ -213,12 +213,6 @@ def test_a_rotation_is_an_input_of_the_program(dynamo):
 # ---- conversion to float16 ----
 
 
-def attention(rope):
-    """Return a module with a rotary module inside."""
-    rotary = ra.torch.RotaryEmbedding(rope)
-    return Call(lambda q, k, positions: rotary(q, k, positions), rotary)
-
-
 def by_common(model):
     casts = [node.name for node in model.graph.node if node.op_type == "Cast"]
     return float16.convert_float_to_float16(model, keep_io_types=True, node_block_list=casts)
@@ -229,8 +223,8 @@ def by_onnx_runtime(model):
 
 
 CONVERTED = {
-    "exact": Case(attention(HALF), OF_HALF),
-    "float32": Case(attention(ra.RoPE(16, pairing="half", angles="float32")), {"pairing": "half"}),
+    "exact": module(HALF, OF_HALF),
+    "float32": module(ra.RoPE(16, pairing="half", angles="float32"), {"pairing": "half"}),
     "learned": Case(LEARNED, CASES["learned"].fields),
 }
 
@@ -338,7 +332,7 @@ def test_frequencies_of_each_head_are_recorded():
 
 def test_symbolic_trace_needs_the_call_as_a_leaf():
     with pytest.raises(torch.fx.proxy.TraceError):
-        torch.fx.symbolic_trace(attention(HALF))
+        torch.fx.symbolic_trace(ra.torch.RotaryEmbedding(HALF))
 
 
 # ---- models of transformers, patched ----
@@ -354,10 +348,9 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 TWO_ROPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 16}
 LISTS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 LONG = {"max_position_embeddings": 64, "original_max_position_embeddings": 16, "rope_parameters": LISTS}
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-DYNAMIC = {"max_position_embeddings": 16, "rope_parameters": DYNAMIC}
-MODELS = {"Llama": {}, "Qwen2": {}, "Gemma3": TWO_ROPES, "Phi3": LONG, "Glm": {"head_dim": 16}}
-MODELS |= {"Cohere": {}, "GPTNeoX": {}}
+DYNAMIC_RULE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+DYNAMIC = {"max_position_embeddings": 16, "rope_parameters": DYNAMIC_RULE}
+MODELS = {"Llama": {}, "Gemma3": TWO_ROPES, "Phi3": LONG, "Glm": {"head_dim": 16}, "GPTNeoX": {}}
 
 
 class Logits(torch.nn.Module):
