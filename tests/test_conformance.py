@@ -52,8 +52,9 @@ REFUSED = {
     *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_positions", "_of_gradients")),
     ("torch:triton-interpret", "first_calls_under_other_settings"),
 }
-# Checks that take a library long: MLX compiles by a C++ compiler.
+# Checks that take a library long: MLX compiles by a C++ compiler, and each operation of dask is a graph.
 LONG = {
+    ("dask", "strides_of_positions"),
     *(("mlx", name) for name in ("jit", "jit_of_fields")),
     *(("mlx", "calls_after_a_compiled_one"), ("ndonnx", "large_results_are_kept")),
 }
@@ -126,12 +127,12 @@ def is_cover(check):
 
 def is_shared(target, check):
     """Return whether another target has the code that a check calls."""
-    subject, (_, how) = subject_of(check), target
+    subject = subject_of(check)
     if target in COMPILING_EACH:
         return subject == "combinations"
     if target in SECONDARY and not is_cover(check):
         return True
-    if how == "RoPE" or target == ("torch", "array-api"):
+    if target[1] == "RoPE" or target == ("torch", "array-api"):
         return subject in OF_THE_KERNEL
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
 
