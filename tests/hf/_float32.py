@@ -6,13 +6,16 @@ Write them on an x86-64 CPU with AVX-512: on others PyTorch's float32 power has 
 no multiple of 64.
 """
 
+import copy
 import json
 import pathlib
+from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 import transformers
-from hf._walk import modeling
+from hf import _text
+from hf._walk import cases
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "transformers" / "float32.json"
 KEYS = ("name", "config", "layer_type", "length")
@@ -21,34 +24,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def rotary_of(config):
-    """Return the rotary module of a config, given as a dict."""
-    made = transformers.AutoConfig.for_model(**json.loads(json.dumps(config)))
-    model = modeling(config["model_type"].removesuffix("_text"))
-    (cls,) = (
-        value
-        for name, value in vars(model).items()
-        if name.endswith("RotaryEmbedding") and "Vision" not in name
-    )
-    return cls(made)
-
-
-def tables(config, positions, layer=None):
-    """Return cos and sin (S, num_pairs) at positions (S,), the frequencies, and the amplitude."""
-    rotary, prefix = rotary_of(config), f"{layer}_" if layer else ""
-    cos, sin = rotary(torch.zeros(1), positions[None], **({"layer_type": layer} if layer else {}))
-    omega = getattr(rotary, f"{prefix}inv_freq")
-    pairs = len(omega)
-    return cos[0, :, :pairs], sin[0, :, :pairs], omega.tolist(), getattr(rotary, f"{prefix}attention_scaling")
+def probe_of(name):
+    """Return the probe of a case, with all positions of its length."""
+    _, config, layer_type, length = CASES[name].values()
+    made = transformers.AutoConfig.for_model(**copy.deepcopy(config))
+    folder = config["model_type"].removesuffix("_text")
+    (case,) = (one for one in cases() if one.model == folder and "Vision" not in one.cls)
+    form = replace(case.row.form, positions=(np.arange(length),))
+    (layer,) = (one for one in _text.layers_of(form, made) if one.ask == layer_type)
+    return _text.probe(form, layer, folder, case.cls, config, made)
 
 
 def golden():
     """Return the content of the golden file: the frequencies and the amplitude of each case."""
     rows = []
-    for case in CASES.values():
-        last = torch.tensor([case["length"] - 1])
-        _, _, omega, amplitude = tables(case["config"], last, case["layer_type"])
-        numbers = {"amplitude": amplitude.hex(), "inv_freq": [float(w).hex() for w in omega]}
+    for name, case in CASES.items():
+        theirs = probe_of(name).theirs(np.array([case["length"] - 1]))
+        numbers = {"amplitude": theirs.factor.hex(), "inv_freq": [float(w).hex() for w in theirs.inv_freq]}
         rows.append(json.dumps(case | numbers))
     return '{"cases": [\n' + ",\n".join(rows) + "\n]}\n"
 

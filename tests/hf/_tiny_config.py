@@ -258,7 +258,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     },
     "nemotron": {"num_key_value_heads": 1},
     "nemotron3_5_transcribe": text(n_groups=1, mamba_num_heads=4, layers_block_type=[LINEAR, "moe", FULL]),
-    "pe_audio": {"audio_config": {"dac_config": {**DAC, "hop_length": 32}}},
+    "pe_audio": {"audio_config": {"dac_config": {**DAC, "hop_length": 32, "codebook_dim": 128}}},
     "phi4_multimodal": {"vision_config": {"crop_size": 56}},
     "qwen2_5_omni": {"vision_start_token_id": 110, **text(**mrope(4, 6, 6))},
     "qwen3_omni_moe": {"vision_start_token_id": 110, **text(**mrope(6, 5, 5))},
