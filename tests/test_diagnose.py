@@ -120,8 +120,7 @@ YARN = ra.YaRN(32.0, 4096, truncate=False)
 FOUND = {
     **{
         f"{dtype} {pairing}": (ra.RoPE(32, base=500000.0, pairing=pairing), range(64), (2, 4), dtype)
-        for dtype in ("float16", "bfloat16")
-        for pairing in ("interleaved", "half")
+        for dtype, pairing in (("float16", "interleaved"), ("bfloat16", "half"))
     },
     "far rows": (ra.RoPE(32, base=500000.0, pairing="half"), [0, 1000, 3000, 5000, 70000], (3,)),
     "repeated": (ra.RoPE(32, base=500000.0, pairing="half"), [3, 3, 8, 100, 2], (3,)),
@@ -154,8 +153,8 @@ FOUND = {
         name: (ra.RoPE(64, base=12345.0, pairing="half", axes=axes), pos, (2, 2), "float64")
         for name, (pos, axes) in MAPS.items()
     },
-    "large": (WIDE, range(2048), (1, 4)),
-    "large bfloat16": (WIDE, range(2048), (1, 4), "bfloat16"),
+    "large": (WIDE, range(2048), (1, 2)),
+    "large bfloat16": (WIDE, range(2048), (1, 2), "bfloat16"),
 }  # fmt: skip
 
 
@@ -341,11 +340,11 @@ _UNIT = {"bfloat16": 2.0**-7, "float64": 2.0**-52, "float32": 2.0**-23, "float16
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", [*ROPES] if NIGHTLY else [*ROPES][1::2])
 @pytest.mark.parametrize("dtype", [*_UNIT] if NIGHTLY else ["bfloat16"])
 def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype):
     rope, pos, unit = ROPES[name], range(3, 67), _UNIT[dtype]
-    x = cast(features(2, 4, 64, 64, dtype="float64"), dtype)
+    x = cast(features(1, 4, 64, 64, dtype="float64"), dtype)
     y = rope.apply(x, pos)
     found = None
     for tolerance in (unit / 4, 2 * unit, 64 * unit, 0.25) if NIGHTLY else (2 * unit, 0.25):
@@ -462,7 +461,6 @@ REPEATED = by_columns(
 MISTAKES = [
     (by(N + 1), "off by 1", {"base": 10000.0, **HALF}),
     (by(N - 7), "off by -7", HALF),
-    (by(N + 100), "off by 100", HALF),
     (by(-(N + 3)), "off by 3", {"inverse": True}),
     (by(np.arange(4)[:, None]), "along axis -3", {"seq_axis": -3}, range(16), (6, 4, 16, 32)),
     (by(np.arange(6)[:, None, None]), "along axis -4", {"seq_axis": -4}, range(16), (6, 4, 16, 32)),
@@ -481,7 +479,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("case", MISTAKES, ids=lambda case: case[1])
 def test_mistakes_are_named(case):
-    rotate, words, fields, pos, shape = (*case, *(N, (2, 4, 64, 32))[len(case) - 3 :])
+    rotate, words, fields, pos, shape = (*case, *(N, (2, 2, 64, 32))[len(case) - 3 :])
     x = features(*shape)
     mistaken(x, rotate(x), pos, words, **fields)
 
@@ -501,15 +499,15 @@ def test_only_a_factor(factor, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("quantity", ["angles", "positions", "frequencies", "cos and sin"])
 def test_numbers_of_16_bits(dtype, quantity):
-    pos, omegas = np.arange(4000, 4512)[:, None].astype(float), 10000.0 ** (-np.arange(0, 32, 2) / 32)
+    pos, omegas = np.arange(4000, 4256)[:, None].astype(float), 10000.0 ** (-np.arange(0, 32, 2) / 32)
 
     def narrow(array, *of):
         return cast(array, dtype).astype(float) if quantity in of else array
 
     angles = narrow(narrow(pos, "angles", "positions") * narrow(omegas, "angles", "frequencies"), "angles")
-    x = features(1, 2, 512, 32)
+    x = features(1, 2, 256, 32)
     y = half(x, narrow(np.cos(angles), "cos and sin"), narrow(np.sin(angles), "cos and sin"))
-    mistaken(x, y, np.arange(4000, 4512), f"{quantity} are {dtype}", pairing="half")
+    mistaken(x, y, np.arange(4000, 4256), f"{quantity} are {dtype}", pairing="half")
 
 
 def test_positions_off_by_one_where_float32_angles_are_rounded():
@@ -650,7 +648,7 @@ def test_every_row_of_a_large_array_is_checked():
 
 
 def test_the_end_of_a_table_is_found_in_a_large_array():
-    x, pos, end = features(1, 2, 2048, 32), np.arange(2048), 2040
+    x, pos, end = features(1, 1, 2048, 32), np.arange(2048), 2040
     for kept, words in (
         (np.minimum(pos, end), f"positions past {end} are rotated as {end}"),
         (np.where(pos < end, pos, 0), f"positions from {end} on are not rotated"),
