@@ -114,7 +114,7 @@ BY_HAND |= {
     key: {**ZORK, key: value}
     for value, keys in (
         (2.0, "dynamic_ntk_alpha longrope_factor num_swa_attention_heads rope_dim rope_local_base_freq"),
-        (2.0, "rope_scaling_factor rotary_interpolation_factor swa_head_dim yarn_factor"),
+        (2.0, "global_head_dim rope_scaling_factor seq_len_interpolation_factor swa_head_dim yarn_factor"),
         (True, "no_rope position_encoding_2d rope_reorder use_alibi use_dynamic_ntk use_nope use_xpos"),
         (False, "original_rope rope use_rope use_rotary_embedding use_rotary_pos_emb"),
         ([1, 2], "mrope_section nope_layers partial_rotary_factors rope_scaling_layers"),
