@@ -9,7 +9,7 @@ from hf._tiny_config import merged, reduced, with_tokens
 from transformers.core_model_loading import PermuteForRope
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rope_array import Linear, RoPE, hf
+from rope_array import Linear, RoPE
 from rope_array._config._document import CONVENTIONS
 from rope_array.config import ConfigError, read, read_layers
 
@@ -150,18 +150,6 @@ def test_the_pairing_of_the_file_gives_the_same_scores():
         q = RoPE(16, pairing=pairing).apply((x @ weight.T).view(7, 2, 16).transpose(0, 1), positions)
         scores.append(q @ q.transpose(1, 2))
     torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-4)
-
-
-def test_a_model_with_the_flag_of_its_indexer_is_patched():
-    cls = CONFIG_MAPPING["glm_moe_dsa"]
-    config = cls(**reduced(cls().to_dict()), indexer_rope_interleave=True)
-    torch.manual_seed(0)
-    model = model_file("glm_moe_dsa").GlmMoeDsaForCausalLM(config).eval()
-    ids = torch.randint(3, 100, (1, 9))
-    with torch.no_grad():
-        before = model(ids).logits
-        hf.patch(model)
-        torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=1e-5)
 
 
 def test_a_rule_that_is_assigned_to_a_config_object_has_no_base():
