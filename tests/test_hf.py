@@ -1,7 +1,8 @@
 """Every rotary class of transformers: `RoPE.from_config` reads its config and rotates as the model does.
 
-Collected only with `--models`, as it needs transformers and PyTorch. A class of a new version fails until
-`hf/_text.py` or `hf/_vision.py` has its case. Each push compares one class of each kind, `nightly` all.
+Collected only with `--models`, as it needs transformers and PyTorch. A class of a new version is compared as
+most classes are, until `hf/_text.py` or `hf/_vision.py` has its row, and fails until the documentation has
+it. Each push compares one class of each row, `nightly` all.
 """
 
 import re
