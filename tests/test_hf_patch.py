@@ -481,15 +481,11 @@ def test_a_patched_model_is_not_pickled():
 
 
 def test_saved_weights_do_not_contain_the_patch(tmp_path):
-    model, second = build(), build()
+    model = build()
     want = logits(model)
     ra.hf.patch(model)
     model.save_pretrained(tmp_path)
-    second.load_state_dict(model.state_dict())
-    for other in (type(model).from_pretrained(tmp_path).eval(), second):
-        assert torch.equal(logits(other), want)
-        ra.hf.patch(other)
-        assert torch.equal(logits(other), logits(model))
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), want)
 
 
 def protein_model(change=lambda frequencies: frequencies):

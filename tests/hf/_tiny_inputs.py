@@ -38,14 +38,14 @@ def text(model):
     return inputs
 
 
-def features(name, *shape, **more):
-    """Return the maker of one array of features, and of more inputs."""
-    return lambda model: {name: normal(*shape), **{key: make() for key, make in more.items()}}
+def made(inputs):
+    """Return inputs whose tuples, the shapes of features, are made into features."""
+    return {name: normal(*value) if isinstance(value, tuple) else value for name, value in inputs.items()}
 
 
-def ids(*shape):
-    """Return the maker of token ids."""
-    return lambda: tokens(*shape)
+def features(**inputs):
+    """Return the maker of inputs, given as arrays or as the shapes of features."""
+    return lambda model: made(inputs)
 
 
 # Texts with a picture in each row
@@ -92,8 +92,7 @@ def pixels(count, **more):
     """Return the maker of a text with a picture of `count` tokens, in an array of pixels."""
     return lambda model: {
         **with_image_tokens(model, count),
-        "pixel_values": normal(BATCH, 3, SIDE, SIDE),
-        **{key: make() for key, make in more.items()},
+        **made({"pixel_values": (BATCH, 3, SIDE, SIDE), **more}),
     }
 
 
@@ -124,51 +123,46 @@ def sound(model):
     return {**inputs, "input_features": normal(BATCH, 96, 128), "input_features_mask": mask}
 
 
-IMAGE = features("pixel_values", BATCH, 3, 64, 56)
-SPEECH = features("input_values", BATCH, 4000, decoder_input_ids=ids(BATCH, 12))
-CODED = features("input_values", BATCH, 1, 2560, input_features=lambda: normal(BATCH, 8, 160))
-SPECTRUM = features("input_features", BATCH, 96, 128)
+SHORT = tokens(BATCH, 12)
+IMAGE = features(pixel_values=(BATCH, 3, 64, 56))
+SPEECH = features(input_values=(BATCH, 4000), decoder_input_ids=SHORT)
+CODED = features(input_values=(BATCH, 1, 2560), input_features=(BATCH, 8, 160))
+SPECTRUM = features(input_features=(BATCH, 96, 128))
 
 # By model type; the others have a text, with pictures if they take grids.
 INPUTS: Mapping[str, Maker] = {
     **dict.fromkeys(("glm_image", "hunyuan_vl"), text),
-    "clvp": features("input_features", BATCH, 80, 24, input_ids=ids(BATCH, 12)),
-    "dia": lambda model: {"input_ids": tokens(BATCH, LENGTH), "decoder_input_ids": tokens(BATCH, 12, 9)},
+    **dict.fromkeys(("dinov3_vit", "mlcd", "pixtral", "sapiens2"), IMAGE),
+    **dict.fromkeys(("lasr", "nemotron3_diarization"), SPECTRUM),
+    **dict.fromkeys(("moonshine", "moonshine_streaming"), SPEECH),
+    **dict.fromkeys(("neucodec", "xcodec2"), CODED),
+    "clvp": features(input_features=(BATCH, 80, 24), input_ids=SHORT),
+    "dia": features(input_ids=tokens(BATCH, LENGTH), decoder_input_ids=tokens(BATCH, 12, 9)),
     "diffusion_gemma": lambda model: {**text(model), "decoder_input_ids": tokens(BATCH, 256)},
-    "dinov3_vit": IMAGE,
-    "efficientloftr": features("pixel_values", BATCH, 2, 3, 64, 64),
-    "eomt_dinov3": features("pixel_values", BATCH, 3, 64, 64),
+    "efficientloftr": features(pixel_values=(BATCH, 2, 3, 64, 64)),
+    "eomt_dinov3": features(pixel_values=(BATCH, 3, 64, 64)),
     "gemma4": places,
     "idefics": features(
-        *("pixel_values", BATCH, 1, 3, SIDE, SIDE),
-        input_ids=ids(BATCH, LENGTH),
-        image_attention_mask=lambda: torch.ones(BATCH, LENGTH, 1),
+        pixel_values=(BATCH, 1, 3, SIDE, SIDE),
+        input_ids=tokens(BATCH, LENGTH),
+        image_attention_mask=torch.ones(BATCH, LENGTH, 1),
     ),
-    "kyutai_speech_to_text": lambda model: {"input_ids": tokens(BATCH, LENGTH, 33)},
-    "lasr": SPECTRUM,
+    "kyutai_speech_to_text": features(input_ids=tokens(BATCH, LENGTH, 33)),
     "llama4": pixels(4),
-    "mimi": features("input_values", BATCH, 1, 400, audio_codes=ids(BATCH, 4, LENGTH)),
-    "mistral_large4": pixels(4, image_sizes=lambda: torch.tensor([[SIDE, SIDE]] * BATCH)),
-    "mlcd": IMAGE,
-    "moonshine": SPEECH,
-    "moonshine_streaming": SPEECH,
+    "mimi": features(input_values=(BATCH, 1, 400), audio_codes=tokens(BATCH, 4, LENGTH)),
+    "mistral_large4": pixels(4, image_sizes=torch.tensor([[SIDE, SIDE]] * BATCH)),
     "muse_glimmer_assistant": features(
-        *("noise_embeds", BATCH, 8, HIDDEN), context_hidden_states=lambda: normal(BATCH, 16, HIDDEN)
+        noise_embeds=(BATCH, 8, HIDDEN), context_hidden_states=(BATCH, 16, HIDDEN)
     ),
     "nemotron3_5_transcribe": sound,
-    "nemotron3_diarization": SPECTRUM,
-    "neucodec": CODED,
-    "pe_audio": features("input_values", BATCH, 1, 4000, input_ids=ids(BATCH, 12)),
-    "pixtral": IMAGE,
-    "pocket_tts_audio_tokenizer": features("input_values", BATCH, 1, 400),
-    "sam3": features("pixel_values", BATCH, 3, SIDE, SIDE, input_ids=ids(BATCH, 12)),
-    "sapiens2": IMAGE,
-    "seamless_m4t": features("input_features", BATCH, LENGTH, 160, decoder_input_ids=ids(BATCH, 12)),
+    "pe_audio": features(input_values=(BATCH, 1, 4000), input_ids=SHORT),
+    "pocket_tts_audio_tokenizer": features(input_values=(BATCH, 1, 400)),
+    "sam3": features(pixel_values=(BATCH, 3, SIDE, SIDE), input_ids=SHORT),
+    "seamless_m4t": features(input_features=(BATCH, LENGTH, 160), decoder_input_ids=SHORT),
     "step3p7": pixels(1),
-    "timesfm2_5": features("past_values", BATCH, 256),
-    "vjepa2": features("pixel_values_videos", BATCH, 4, 3, 32, 32),
-    "voxtral_realtime": features("input_features", BATCH, 128, 96, input_ids=ids(BATCH, 12)),
-    "wav2vec2_bert": features("input_features", BATCH, LENGTH, 160),
-    "wav2vec2_conformer": features("input_values", BATCH, 4000),
-    "xcodec2": CODED,
+    "timesfm2_5": features(past_values=(BATCH, 256)),
+    "vjepa2": features(pixel_values_videos=(BATCH, 4, 3, 32, 32)),
+    "voxtral_realtime": features(input_features=(BATCH, 128, 96), input_ids=SHORT),
+    "wav2vec2_bert": features(input_features=(BATCH, LENGTH, 160)),
+    "wav2vec2_conformer": features(input_values=(BATCH, 4000)),
 }
