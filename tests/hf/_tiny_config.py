@@ -22,6 +22,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r".*(hidden_size(_global)?|embed_dim|d_model|hidden_dim|embedding_size|emb_dim|projection_dim)", HIDDEN),
     (r"(lru_)?width|upsample_groups|condition_dim|projector_(in|out)put_dim|vision_output_dim", HIDDEN),
     (r"(ext_pw|depthwise_separable)_out_channel|nemo_conv_channels", HIDDEN),
+    (r"adapter_((in|out)_dim|input_size)", HIDDEN),
     (r"num_blocks", 1),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|intermediate_dim)", 96),
     (r".*(num_experts_per_tok|moe_topk|moe_top_k|moe_k|experts_per_token)", 2),
@@ -200,13 +201,12 @@ CHANGES: Mapping[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", SLIDING],
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
-        "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
+        "compress_rates": {"heavily_compressed_attention": 8},
         "rope_parameters": {key: {"partial_rotary_factor": 0.5} for key in ("main", "compress")},
     },
     "diffusion_gemma": text(num_experts=4, top_k_experts=2, moe_intermediate_size=32),
     "dinov3_vit": {"out_features": ["stage2"], "out_indices": [2]},
     "dots1": {**MOE, "n_shared_experts": 1, "n_routed_experts": 4},
-    "dots3_note": {"vision_config": {"num_experts_per_tok": 2}},
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "emu3": {
         "vocabulary_map": {"<image>": 127, "<|extra_200|>": 126},
@@ -214,11 +214,10 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     },
     "ernie4_5_vl_moe": text(**mrope(6, 6, 4, base=500_000.0)),
     "esm": {"position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
-    "falcon_h1": {"mamba_d_head": 32, "mamba_n_heads": 4},
+    "falcon_h1": {"mamba_d_head": 32},
     "gemma3n": {"num_kv_shared_layers": 0, "intermediate_size": 96},
     "gemma4": {
         "vision_config": {
-            "model_type": "gemma4_vision",
             "hidden_size": HIDDEN,
             "intermediate_size": 96,
             "num_hidden_layers": 2,
@@ -243,7 +242,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
         "text_config": {"moe_layers": [0, 1], "intermediate_size_mlp": 96},
         "vision_config": {"intermediate_size": 4 * HIDDEN},
     },
-    "longcat_flash": {"expert_ffn_hidden_size": 32, "zero_expert_num": 2, "n_routed_experts": 4},
+    "longcat_flash": {"expert_ffn_hidden_size": 32, "zero_expert_num": 2},
     "mistral_large4": text(kv_source_layers=[0, 1, 2]),
     "molmo2": {
         "text_config": {"rope_scaling_layers": [0]},
@@ -268,17 +267,13 @@ CHANGES: Mapping[str, dict[str, Any]] = {
         indexer_n_heads=2,
         indexer_kv_heads=1,
         indexer_head_dim=HEAD,
-        ple_embed_dim=HIDDEN,
     ),
     "recurrent_gemma": {"num_hidden_layers": 3},
     "sapiens2": {"num_key_value_heads_per_layer": [2, 1], "out_features": ["stage2"], "out_indices": [2]},
-    "step3p7": text(
-        sliding_window=16, layer_types=[FULL, SLIDING], rope_parameters={FULL: rule(), SLIDING: rule()}
-    ),
+    "step3p7": text(sliding_window=16, layer_types=[FULL, SLIDING]),
     "zamba2": {
         "use_mem_rope": True,
         "mamba_headdim": 16,
-        "n_mamba_heads": 8,
         "attention_head_dim": 64,
         "attention_hidden_size": 128,
         "num_query_groups": 2,
