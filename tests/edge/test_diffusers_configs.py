@@ -93,9 +93,8 @@ def by_halves(x, tables):
 
 
 def by_complex(x, table):
-    return embeddings.apply_rotary_emb(x[None, :, None], table.reshape(1, len(x), -1), use_real=False)[
-        0, :, 0
-    ]
+    table = table.reshape(1, len(x), -1)
+    return embeddings.apply_rotary_emb(x[None, :, None], table, use_real=False)[0, :, 0]
 
 
 def by_wan(x, tables):
@@ -281,8 +280,9 @@ def allegro(name):
 
 
 # Qwen3-VL's map, at coordinates that differ
-OF_SECTIONS = {"places": GRID + np.array([5, 0, 0]), "rotate": by_halves}
-COSMOS3 = (torch.tensor(OF_SECTIONS["places"]).T[:, None], "cpu", torch.float32)
+MOVED = GRID + np.array([5, 0, 0])
+OF_SECTIONS = {"places": MOVED, "rotate": by_halves}
+COSMOS3 = ("Cosmos3VLTextRotaryEmbedding", torch.tensor(MOVED).T[:, None], "cpu", torch.float32)
 SECTIONS = {"rope_type": "default", "mrope_section": [20, 22, 22], "mrope_interleaved": True}
 
 
@@ -313,9 +313,10 @@ def stable_audio3(name):
     return of_call(name, "StableAudio3RotaryEmbedding", 7, "cpu", places=LINE, rotate=rotate)
 
 
-WAN = {"patch": (1, 2, 2), "rotate": by_wan}
+WAN, IMAGE = {"patch": (1, 2, 2), "rotate": by_wan}, {"sizes": (H, W), "patch": (1, 1)}
 BY_MATRICES, BY_TABLE = {"rotate": by_matrices}, {"rotate": by_complex, "dtype": torch.int64}
 ON_LINE = {"places": LINE, "rotate": by_part}
+HELIOS = ("HeliosRotaryPosEmbed", torch.arange(T)[None], H, W, "cpu")
 AUDIO = {"axes_dims_a": [16, 24, 24], "audio_freqs_scaling": 0.5}
 HIDREAM = {"axes_dims_rope": [64, 32, 32], "patch_size": 2}
 COGVIEW = {"places": grid(H, W) * 256 // np.array([H, W]), "rotate": by_halves}
@@ -338,13 +339,9 @@ CASES = {
     "HunyuanVideoTransformer3DModel": case(of_latents, "HunyuanVideoRotaryPosEmbed", patch=(1, 2, 2)),
     "HunyuanVideo15Transformer3DModel": case(of_latents, "HunyuanVideo15RotaryPosEmbed"),
     "HunyuanVideoFramepackTransformer3DModel": framepack,
-    "HunyuanImageTransformer2DModel": case(
-        of_latents, "HunyuanImageRotaryPosEmbed", sizes=(H, W), patch=(1, 1)
-    ),
+    "HunyuanImageTransformer2DModel": case(of_latents, "HunyuanImageRotaryPosEmbed", **IMAGE),
     "MotifVideoTransformer3DModel": case(of_latents, "MotifVideoRotaryPosEmbed", patch=(1, 2, 2)),
-    "HeliosTransformer3DModel": case(
-        of_call, "HeliosRotaryPosEmbed", torch.arange(T)[None], H, W, "cpu", rotate=by_helios
-    ),
+    "HeliosTransformer3DModel": case(of_call, *HELIOS, rotate=by_helios),
     "JoyImageEditTransformer3DModel": joy,
     "JoyImageEditPlusTransformer3DModel": joy,
     "Lumina2Transformer2DModel": lumina2,
@@ -380,13 +377,9 @@ CASES = {
     "LTX2VideoTransformer3DModel, audio": case(of_ltx2, "split", "audio"),
     "SanaWMLTX2RefinerTransformer3DModel": case(of_ltx2, "split"),
     "CosmosTransformer3DModel": cosmos,
-    "Cosmos3OmniTransformer": case(of_call, "Cosmos3VLTextRotaryEmbedding", *COSMOS3, **OF_SECTIONS),
-    "Cosmos3OmniTransformer, stated": case(
-        of_call, "Cosmos3VLTextRotaryEmbedding", *COSMOS3, **OF_SECTIONS, rope_scaling=SECTIONS
-    ),
-    "Ideogram4Transformer2DModel": case(
-        of_ids, "Ideogram4MRoPE", OF_SECTIONS["places"], by_halves, torch.int64
-    ),
+    "Cosmos3OmniTransformer": case(of_call, *COSMOS3, **OF_SECTIONS),
+    "Cosmos3OmniTransformer, stated": case(of_call, *COSMOS3, **OF_SECTIONS, rope_scaling=SECTIONS),
+    "Ideogram4Transformer2DModel": case(of_ids, "Ideogram4MRoPE", MOVED, by_halves, torch.int64),
     "CogView4Transformer2DModel": case(of_call, "CogView4RotaryPosEmbed", latents(2 * H, 2 * W), **COGVIEW),
     "GlmImageTransformer2DModel": case(of_latents, "GlmImageRotaryPosEmbed", by_halves, (H, W), (2, 2)),
     "AllegroTransformer3DModel": allegro,
@@ -457,13 +450,7 @@ def test_a_model_that_no_rope_states_is_refused(name):
 
 
 def test_a_model_object_is_read():
-    model = CLASSES["FluxTransformer2DModel"](
-        num_layers=1,
-        num_single_layers=0,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        axes_dims_rope=(4, 6, 6),
-        joint_attention_dim=8,
-        pooled_projection_dim=8,
-    )
+    sizes = {"num_layers": 1, "num_single_layers": 0, "attention_head_dim": 16, "num_attention_heads": 2}
+    sizes |= {"axes_dims_rope": (4, 6, 6), "joint_attention_dim": 8, "pooled_projection_dim": 8}
+    model = CLASSES["FluxTransformer2DModel"](**sizes)
     assert ra.RoPE.from_config(model) == ra.RoPE(16, axes=ra.Axes.axial(4, 6, 6))
