@@ -198,8 +198,6 @@ CALLS = {
         "apply(x, 0, dim=4, nonsense=1)": "'dim' (give head_dim | 'nonsense'",
         "apply(x, 0, inv_freq=ones(2))": "float32[2] | tuple | rotation( | inv_freq=",
         "RoPE(8, seq_dim=1)": "'seq_dim' (give seq_axis, an argument of apply)",
-        "RoPE(8, inplace=True)": "give out=x, an argument of apply",
-        "RoPE(8, position_ids=1)": "give pos, an argument of apply",
         "RoPE(8, 10000.0)": "head_dim by position | (8, 10000.0)",
     },
     ShapeError: {

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import doctest
+import graphlib
 import importlib
 import inspect
 import re
@@ -253,20 +254,12 @@ def is_within(name, folder):
 
 
 def cycles(graph):
-    """Return import cycles. A package counts as its `__init__`; its submodules are no imports."""
-    found, done = [], set()
-
-    def visit(name, trail):
-        if name in trail:
-            found.append("cycle: " + " -> ".join([*trail[trail.index(name) :], name]))
-        elif name not in done:
-            for target in graph.get(name, ()):
-                visit(target, [*trail, name])
-            done.add(name)
-
-    for name in sorted(graph):
-        visit(name, [])
-    return found
+    """Return an import cycle. A package counts as its `__init__`; its submodules are no imports."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return ["cycle: " + " -> ".join(error.args[1])]
+    return []
 
 
 GRAPH = import_graph(sources())
