@@ -6,6 +6,7 @@ device. The code runs nowhere.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -70,10 +71,12 @@ def elements(kernel):
 def generate(dtype, pairing, source):
     """Compile the call of one case; return the modules of its graphs."""
     import torch
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     import rope_array as ra
 
-    rope = ra.RoPE(SHAPE[-1], pairing=pairing)
+    rope, modules = ra.RoPE(SHAPE[-1], pairing=pairing), []
 
     def rotate(x, *arrays):
         if source == "positions":
@@ -82,30 +85,15 @@ def generate(dtype, pairing, source):
         out = x if source == "tables in place" else None
         return rope.rotation_from(*arrays).apply(x, out=out, backend="torch")
 
-    def make_arguments():
-        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
-        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
-        return (x, torch.arange(SHAPE[-2])) if source == "positions" else (x, *tables)
-
-    return modules_of(rotate, make_arguments)
-
-
-def modules_of(function, make_arguments):
-    """Compile a function; return the modules of its graphs."""
-    import torch
-    from torch._inductor.compile_fx import compile_fx
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    modules = []
-
     def backend(graph, inputs):
-        return compile_fx(
-            graph, inputs, inner_compile=lambda *args, **kwargs: on_cuda(modules, *args, **kwargs)
-        )
+        return compile_fx(graph, inputs, inner_compile=functools.partial(on_cuda, modules))
 
     torch._dynamo.reset()
     with FakeTensorMode(), contextlib.suppress(Generated):
-        torch.compile(function, fullgraph=True, backend=backend)(*make_arguments())
+        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
+        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
+        arrays = [torch.arange(SHAPE[-2])] if source == "positions" else tables
+        torch.compile(rotate, fullgraph=True, backend=backend)(x, *arrays)
     return modules
 
 
@@ -158,12 +146,8 @@ def described_device():
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.graph import GraphLowering
 
-    answers = {
-        "get_device_properties": H100,
-        "get_compute_capability": 90,
-        "is_available": True,
-        "is_bf16_supported": True,
-    }
+    answers = {"get_device_properties": H100, "get_compute_capability": 90}
+    answers |= {"is_available": True, "is_bf16_supported": True}
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(CudaInterface, name, return_value=answer))
