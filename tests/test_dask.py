@@ -81,6 +81,7 @@ POSITIONS = {
     "range": range(12, 2, -1),
     "list": [*range(5), 9, 8, 2**31 - 1, -(2**31), 0],
     "NumPy (B, S)": BS,
+    "NumPy strided": np.arange(2 * S)[::-2],
     "NumPy (1, H, 1)": np.arange(H)[None, :, None],
     "dask alike": array(BS, chunks=(2, 4)),
     "dask one by one": array(BS, chunks=1),

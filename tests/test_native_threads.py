@@ -1,5 +1,6 @@
 """The kernel has the same bits with any number of threads, with streamed results, and after a fork."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -138,16 +139,9 @@ def runs_while_called(call, tries):
     return False
 
 
-@pytest.fixture
-def no_switches():
-    """Another thread runs only if the running thread releases the GIL."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)
-    yield
-    sys.setswitchinterval(interval)
-
-
-def test_other_python_threads_run_during_a_large_call(monkeypatch, no_switches):
+def test_other_python_threads_run_during_a_large_call(monkeypatch, request):
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1000.0)  # another thread runs only if the running thread releases the GIL
     monkeypatch.setenv(THREADS, "1")
     x, rope = np.zeros((4 * MIB // 64, 64), F32), RoPE(64)
     assert runs_while_called(lambda: rope.apply(x, range(len(x)), out=x), 500)
