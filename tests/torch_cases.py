@@ -192,9 +192,9 @@ DECLINED = {
 }
 
 
-def pulled(of, x, weight):
+def pulled(of, x, weight, **options):
     x = x.clone().requires_grad_()
-    return torch.autograd.grad(of(x), x, weight)[0]
+    return torch.autograd.grad(of(x), x, weight, **options)[0].detach()
 
 
 def pulled_within(context):
@@ -226,15 +226,10 @@ def checkpointed(reentrant):
     return run
 
 
-def create_graph(of, x, weight):
-    x = x.clone().requires_grad_()
-    return torch.autograd.grad(of(x), x, weight, create_graph=True)[0].detach()
-
-
 # Every method to compute a gradient of x.
 GRADIENTS = {
     "plain": pulled,
-    "with create_graph": create_graph,
+    "with create_graph": functools.partial(pulled, create_graph=True),
     "checkpoint": checkpointed(False),
     "reentrant checkpoint": checkpointed(True),
     "under autocast": pulled_within(autocast(torch.bfloat16)),
@@ -242,5 +237,4 @@ GRADIENTS = {
     "backward in a dispatch mode": pulled_later(RecordDispatch),
     "backward in a function mode": pulled_later(RecordFunctions),
     "backward on meta": pulled_later(lambda: torch.device("meta")),
-    "torch.compile": lambda of, x, weight: pulled(lambda x: call_compiled(of, x), x, weight),
 }
