@@ -37,10 +37,11 @@ class Config:
 
 
 def test_all_entry_points_read_the_same_config(tmp_path):
-    file = tmp_path / "config.json"
+    file, marked = tmp_path / "config.json", tmp_path / "marked.json"
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    marked.write_text(json.dumps(LLAMA), "utf-8-sig")  # with a byte order mark
     expected = ra.RoPE(128, base=5e5, pairing="half")
-    for source in (LLAMA, Config(LLAMA), file, str(file), tmp_path, str(tmp_path)):
+    for source in (LLAMA, Config(LLAMA), file, str(file), marked, tmp_path, str(tmp_path)):
         assert rope(source) == ra.RoPE.from_config(source) == expected
 
     class Own(ra.RoPE):
