@@ -88,12 +88,10 @@ def test_dtypes_asked_for(lib, like):
 
 
 @pytest.mark.library("jax")
-def test_settings_of_jax():
+def test_jax_with_64_bits():
     import jax
     import jax.numpy as jnp
 
-    with jax.numpy_rank_promotion("raise"):
-        assert positions.offset(2, jnp.asarray([[1], [3]])).tolist() == [[[1, 2]], [[3, 4]]]
     with jax.enable_x64(True):
         assert positions.offset(2, jnp.asarray([1], jnp.int32)).dtype == jnp.int64
         assert positions.normalized_grid(2, like=jnp.ones(1), dtype="float64").dtype == jnp.float64
@@ -186,15 +184,6 @@ def test_context_parallel_of_packed_sequences(layout, lengths, padding, size):
             for array, axis in ((whole, -1), (whole.T, 0), (whole.T, -2)):
                 is_made(cut(array, axis=axis), np.take(array, np.array(want, int), axis=axis))
     assert sorted(held) == [*range(total)]
-
-
-def test_context_parallel_keeps_a_dtype_and_copies(lib, like, float_dtype):
-    x = lib.asarray(np.arange(8).reshape(4, 2).astype(np.float32), float_dtype)
-    for rank in (0, integers(lib, 0)):
-        part = positions.context_parallel(x, rank, 2, axis=0)
-        assert part.dtype == x.dtype
-        assert lib.to_numpy(part).tolist() == [[0, 1], [2, 3]]
-        assert not lib.shares_memory(part, x)
 
 
 # ---- text ----
@@ -307,89 +296,13 @@ def test_random_generators(make, name):
     assert used.random() == numbers.random()
 
 
-# ---- mrope: goldens are of transformers 5.23.0 ----
-
-
-def by_segments(segments, spatial=False):
-    """Return tokens and coordinates of segments: ("text", n) or (kind, frames, rows, columns, dt)."""
-    tokens, points, start = [], [], 0
-    for kind, *what in segments:
-        if kind == "text":
-            tokens += [0] * what[0]
-            points += [[start + k] * 3 for k in range(what[0])]
-            start += what[0]
-            continue
-        t, rows, columns, dt = what
-        tokens += [{"image": 1, "video": 2}[kind]] * (t * rows * columns)
-        points += [
-            [start + math.floor(k * dt), start + i, start + j]
-            for k, i, j in itertools.product(range(t), range(rows), range(columns))
-        ]
-        start = start + max(rows, columns) if spatial else max(max(p) for p in points) + 1
-    return tokens, points
-
-
-def some_segments(rng):
-    made = []
-    for _ in range(rng.randint(0, 4)):
-        kind = rng.choice(["text", "image", "video"])
-        if kind == "text":
-            made.append(("text", rng.randint(1, 4)))
-        else:
-            t, dt = (1, 1) if kind == "image" else (rng.randint(1, 4), rng.choice([1, 2, 0.5, 1.75]))
-            made.append((kind, t, rng.randint(1, 3), rng.randint(1, 4), dt))
-    return made
-
-
-@pytest.mark.without("dask")  # mrope reads values
-@pytest.mark.parametrize("seed", range(12))
-def test_mrope(lib, like, seed):
-    """Random layouts, padded left or right; adjacent images need no text between them."""
-    rng = random.Random(seed)
-    merge, advance = rng.choice([1, 2, 3]), ["max", "spatial"][seed % 2]
-    batch = [some_segments(rng) for _ in range(rng.randint(1, 3))]
-    expected = [by_segments(segments, advance == "spatial") for segments in batch]
-    width = max(len(tokens) for tokens, _ in expected) + rng.randint(0, 2)
-    left = rng.random() < 0.5
-
-    def padded(row, pad):
-        gap = [pad] * (width - len(row))
-        return [*gap, *row] if left else [*row, *gap]
-
-    rows = [padded(tokens, 9) for tokens, _ in expected]
-    mask = [padded([1] * len(tokens), 0) for tokens, _ in expected]
-    want = [padded(points, [-7] * 3) for _, points in expected]
-    deltas = [max(map(max, points), default=-1) + 1 - len(tokens) for tokens, points in expected]
-    grids = {
-        k: [(t, merge * h, merge * w) for s in batch for kind, t, h, w, _ in [x for x in s if x[0] == k]]
-        for k in ("image", "video")
-    }
-    options = {"spatial_merge_size": merge, "advance": advance, "pad": -7}
-    options["second_per_grid_ts"] = [x[4] for s in batch for x in s if x[0] == "video"] or 1
-    host = positions.mrope(rows, grids["image"], grids["video"], mask=mask, like=like, **options)
-    given = [integers(lib, np.array(grids[k], int).reshape(-1, 3)) for k in ("image", "video")]
-    own = positions.mrope(
-        integers(lib, np.array(rows, int)), *given, mask=lib.asarray(np.array(mask, bool)), **options
-    )
-    for pos, delta in (host, own):
-        equals(lib, pos, np.reshape(want, (len(batch), width, 3)))
-        equals(lib, delta, deltas)
+# ---- mrope: goldens are of transformers 5.23.0; test_hf_mrope.py has random calls of Qwen-Omni ----
 
 
 def ids(text):
     return [[float(x) for x in point.split(",")] for point in text.split()]
 
 
-# The golden rows of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
-OMNI = {"image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(3, 4, 2)], "audio_token_id": 3}
-OMNI |= {"tokens_per_second": 2, "time_rounding": "seconds", "advance": "last"}
-OMNI_2_5 = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
-OMNI_3 = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
-OMNI_3_IDS = (
-    "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
-    "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-    "19,19,19 20,20,20"
-)
 AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
 LATE = float(np.float32(1.7))
 SHARED = {"audio_token_id": 3, "shared_delimiters": True}
@@ -405,22 +318,29 @@ MROPE = [
     # Qwen3VLModel: text between the frames of a video
     ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance='spatial')",
      "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9", 0),
-    # Qwen2_5Omni: chunks of one second
-    ("mrope(OMNI_2_5, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)",
-     "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
-     "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
-     "19,19,19", -8),
-    # Qwen3Omni: fractions of seconds
-    ("mrope(OMNI_3, **OMNI, second_per_grid_ts=0.75, dtype='float32')", OMNI_3_IDS, -6),
+    # Qwen2_5Omni: two tokens before a video with audio share a position, and so do two after it
+    ("mrope([9, 4, 4, 2, 3, 5, 5, 9], (), [(1, 2, 2)], **SHARED)",
+     "0,0,0 1,1,1 1,1,1 2,2,2 2,2,2 3,3,3 3,3,3 4,4,4", -3),
     # Ernie4_5_VLMoeModel: two frames are one token in time
     ("mrope([0, 2, 2, 2, 2, 0, 1, 1, 0], [(1, 2, 4)], [(4, 2, 4)], temporal_merge_size=2, advance='spatial')",
      "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2),
+    # Grids are in the order of the rows; the first has no padding, the second has it on the left.
+    ("mrope([[0, 1, 1, 1, 1], [9, 9, 0, 1, 0]], [(1, 2, 2), (1, 1, 1)], spatial_merge_size=1, pad=-7,"
+     " mask=[[1] * 5, [0, 0, 1, 1, 1]])",
+     "0,0,0 1,1,1 1,1,2 1,2,1 1,2,2 -7,-7,-7 -7,-7,-7 0,0,0 1,1,1 2,2,2", [-2, 0]),
+    # Each video has its own seconds; integers are cut; adjacent videos need no text between them.
+    ("mrope([2, 2, 2, 2, 2, 0], (), [(3, 2, 2), (2, 2, 2)], second_per_grid_ts=[0.5, 1.75])",
+     "0,0,0 0,0,0 1,0,0 2,2,2 3,2,2 4,4,4", -1),
     # Fractions are rounded once.
     ("mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype='float32')",
      f"0,0,0 1,1,1 {1 + LATE},1,1 {2 + LATE},{2 + LATE},{2 + LATE}", LATE - 1),
     # A video of 3 rows with 2 tokens of audio: "last" continues after the audio, the others after the rows.
     ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3, advance='last')", f"{AUDIO} 3,3,3", -3),
     ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3)", f"{AUDIO} 4,4,4", -2),
+    # Text continues after the last frame, or with "spatial" after the rows and columns alone.
+    ("mrope([0, 2, 2, 2, 0], (), [(3, 2, 2)])", "0,0,0 1,1,1 2,1,1 3,1,1 4,4,4", 0),
+    ("mrope([0, 2, 2, 2, 2, 0], (), [(2, 2, 4)], advance='spatial')",
+     "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3", -2),
     # Audio alone is text.
     ("mrope([0, 3, 3, 0, 1, 3], [(1, 2, 2)], **SHARED)", "0,0,0 1,1,1 2,2,2 3,3,3 4,4,4 5,5,5", 0),
     ("mrope([5, 91, 91, 6, 92, 7], [(1, 2, 4)], [(1, 2, 2)], image_token_id=91, video_token_id=92)",
@@ -435,10 +355,10 @@ def evaluate(call):
 
 
 @pytest.mark.parametrize(("call", "want", "more"), MROPE, ids=[call for call, _, _ in MROPE])
-def test_golden_mrope(call, want, more):
+def test_mrope(call, want, more):
     pos, delta = evaluate(call)
-    np.testing.assert_array_equal(pos, np.array(ids(want), pos.dtype))
-    assert delta == np.asarray(more, pos.dtype)
+    np.testing.assert_array_equal(pos, np.array(ids(want), pos.dtype).reshape(pos.shape))
+    np.testing.assert_array_equal(delta, np.array(more, pos.dtype), strict=True)
 
 
 @pytest.mark.parametrize("tokens", [[], [[]], [[], []], [[0, 0, 0]], np.zeros((0, 4), int)], ids=str)
@@ -449,18 +369,21 @@ def test_mrope_of_text(tokens):
     is_made(delta, np.zeros(shape[:-1]))
 
 
+@pytest.mark.without("dask")  # whose arrays have no values
 def test_mrope_of_packed_rows(lib, like):
     """Each sequence has positions of its own, with its images; tokens after the last are padding."""
     tokens = [0, 1, 1, 0, 0, 2, 2, 0, 0, 1, 0, 9, 9]
     cu, images, videos = [0, 4, 4, 8, 11], [(1, 2, 4), (1, 2, 2)], [(2, 2, 2)]
     parts = "0,0,0 1,1,1 1,1,2 3,3,3", "0,0,0 1,1,1 2,1,1 3,3,3", "0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"
     want = np.array(ids(" ".join(parts)), int)
-    arrays = [] if lib.name == "dask" else [lib.asarray(np.array(cu, np.int32))]  # dask's has no values
-    for given, ends in itertools.product((tokens, [tokens]), (cu, np.array(cu), *arrays)):
-        pos, delta = positions.mrope(given, images, videos, cu_seqlens=ends, pad=-1, like=like)
-        equals(lib, pos, want.reshape(*np.shape(given), 3))
+    own, row = [integers(lib, values) for values in (tokens, images, videos)], integers(lib, [tokens])
+    given = [(tokens, images, videos), ([tokens], images, videos), own, [row, *own[1:]]]
+    for (rows, *grids), ends in itertools.product(given, (cu, np.array(cu), integers(lib, cu))):
+        pos, delta = positions.mrope(rows, *grids, cu_seqlens=ends, pad=-1, like=like)
+        equals(lib, pos, want.reshape(tuple(pos.shape)))
         equals(lib, delta, [0, 0, 0, 0])
-    pos, _ = positions.mrope(tokens, images, videos, cu_seqlens=cu, mask=[0] + [1] * 12, like=like)
+    mask = lib.asarray(np.array([False] + [True] * 12))
+    pos, _ = positions.mrope(*own, cu_seqlens=cu, mask=mask)
     equals(lib, pos[:11, ...], [*np.array(ids("0,0,0 0,0,0 0,0,1 2,2,2"), int), *want[4:11]])
 
 
@@ -468,10 +391,8 @@ def test_mrope_of_packed_rows(lib, like):
 
 GOLDEN = [
     # Megatron-LM's get_batch_on_this_cp_rank: four ranks, eight chunks
-    ("zigzag(16, 0, 4)", [0, 1, 14, 15]),
     ("zigzag(16, np.int64(1), 4)", [2, 3, 12, 13]),
-    ("zigzag(16, np.array(2), 4)", [4, 5, 10, 11]),
-    ("zigzag(16, np.uint8(3), 4)", [6, 7, 8, 9]),
+    ("zigzag(16, np.array(3, np.uint8), 4)", [6, 7, 8, 9]),
     # Transformer Engine's test of thd_get_partitioned_indices
     ("zigzag(16, 0, 2, cu_seqlens=[0, 8, 16])", [0, 1, 6, 7, 8, 9, 14, 15]),
     ("zigzag(16, 1, 2, cu_seqlens=[0, 8, 16])", [2, 3, 4, 5, 10, 11, 12, 13]),
@@ -550,7 +471,7 @@ def edges(a):
         "rank of packed on the host": zigzag(32, a["rank"], 2, cu_seqlens=[0, 4, 4, 28]),
         "rank of none": zigzag(8, a["rank"], 2, cu_seqlens=a["none"][:1]),
         "rank of no token": zigzag(0, a["rank"], 4, cu_seqlens=a["none"]),
-        "cut along the first axis": cut(a["mask"], 0, 2, axis=-2),
+        "cut along the first axis": cut(a["coords"][:2, ...], 0, 2, axis=-2),
         "text of floats": positions.text(a["uniform"], 4),
         "text of the host": positions.text(range(3), 2, like=like),
         "grid of no point": positions.grid(0, 3, like=like),
@@ -603,19 +524,21 @@ def test_each_library_has_the_values_of_numpy(lib, like):
 def test_under_jax_jit(lib, like):
     import jax
 
-    for name, made in jax.jit(calls)(arguments(lib)).items():
+    with jax.numpy_rank_promotion("raise"):
+        results = jax.jit(calls)(arguments(lib))
+    results |= jax.jit(edges)(arguments(lib))
+    for name, made in results.items():
         np.testing.assert_allclose(made, WANT[name], rtol=1e-6, err_msg=name)
     with pytest.raises(ra.ArrayTypeError, match="cannot be read"):
         jax.jit(lambda t: positions.mrope(t)[0])(integers(lib, [0, 0]))
 
 
 @pytest.mark.library("torch")
-def test_under_torch_compile(lib, like):
+def test_under_torch_compile(lib, like, fresh_dynamo):
     """Other values compile nothing more."""
     import torch
     from torch._dynamo.testing import CompileCounter
 
-    torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(calls, backend=counter, fullgraph=True)
     numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 4, 4, 8, 8, 16, 20]}
@@ -642,11 +565,10 @@ def of_length(x, start, cu, mask):
 
 
 @pytest.mark.library("torch")
-def test_lengths_and_offsets_that_change_compile_twice_at_most():
+def test_lengths_and_offsets_that_change_compile_twice_at_most(fresh_dynamo):
     import torch
     from torch._dynamo.testing import CompileCounter
 
-    torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(of_length, backend=counter, fullgraph=True)
     for n, start in ((4, 5), (8, 6), (12, 7), (20, 100)):
@@ -656,9 +578,8 @@ def test_lengths_and_offsets_that_change_compile_twice_at_most():
 
 
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_exported_over_lengths(strict):
+def test_exported_over_lengths():
     import torch
 
     class Module(torch.nn.Module):
@@ -669,17 +590,8 @@ def test_exported_over_lengths(strict):
         return torch.ones(n), torch.tensor([0, 3, 4]), torch.ones(2, n, dtype=torch.uint8)
 
     n = torch.export.Dim("n", min=2)
-    program = torch.export.export(Module(), given(4), dynamic_shapes=({0: n}, None, {1: n}), strict=strict)
+    program = torch.export.export(Module(), given(4), dynamic_shapes=({0: n}, None, {1: n}), strict=False)
     assert all(map(torch.equal, program.module()(*given(9)), Module()(*given(9))))
-
-
-@pytest.mark.library("jax")
-def test_ranks_of_a_mesh():
-    """Under vmap, jax.lax.axis_index is a traced rank, as in shard_map."""
-    import jax
-
-    made = jax.vmap(lambda _: zigzag(8, jax.lax.axis_index("cp"), 2), axis_name="cp")(np.zeros(2, np.float32))
-    assert made.tolist() == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
 
 # ---- errors ----
@@ -718,7 +630,6 @@ REFUSED = [
     ("context_parallel(7, 0, 2)", Shape, "7 tokens, no multiple of size = 2"),
     ("context_parallel(6, 0, 2, layout='zigzag')", Shape, "no multiple of 2·size = 4"),
     ("context_parallel(8, 2, 2)", Spec, "rank is 2 of size 2"),
-    ("context_parallel(8, -1, 2)", Spec, "rank is -1"),
     ("context_parallel(8, np.array([0]), 2)", Shape, "give one number"),
     ("context_parallel(8, 0, 0)", Spec, "size is 0"),
     ("context_parallel(8, 0, 2, layout='striped')", Spec, "layout is 'striped'"),
@@ -739,9 +650,7 @@ REFUSED = [
     ("grid(2, step=0.5, dtype='int64')", Spec, "give an integer, or dtype='float32'"),
     ("grid(2, origin=HUGE)", Position, "a coordinate of the grid"),
     ("grid(2, origin=1e39)", Position, "beyond float32"),
-    ("grid(2, step=1e308, origin=1e308, dtype='float64')", Position, "beyond float64"),
     ("video_grid(1, 3, 2, spatial_merge_size=2)", Shape, "height is 3"),
-    ("video_grid(1, 2, 3, spatial_merge_size=2)", Shape, "width is 3"),
     ("normalized_grid(2, normalize='mean')", Spec, "normalize is 'mean'"),
     ("normalized_grid(2, dtype='int64')", Type, "dtype is 'int64'"),
     ("shift(COORDS, -0.5, [0, 0])", Spec, "amount is -0.5"),

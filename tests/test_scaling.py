@@ -23,17 +23,9 @@ LONG = {
 # ---- golden tables: float32 of the named library; by default 8 pairs and base 10000 ----
 
 GOLDEN = {
-    "default": (None, {}, "1 .3162278 .1 .03162278 .01 .003162278 .001 .0003162278"),
-    "linear, transformers": (
-        ra.Linear(4.0), {}, ".25 .07905694 .025 .007905695 .0025 .0007905695 .00025 7.905695e-05"
-    ),
     "dynamic at 8192, transformers": (
         ra.DynamicNTK(2.0, 4096, length=8192), {},
         "1 .2702961 .07306 .01974783 .005337763 .001442777 .0003899769 .0001054093",
-    ),
-    "dynamic at 4096, transformers": (
-        ra.DynamicNTK(2.0, 4096, length=4096), {},
-        "1 .3162278 .1 .03162278 .01 .003162278 .001 .0003162278",
     ),
     "alpha, HunYuan": (
         ra.NTKAware(4.0), {},
@@ -60,10 +52,6 @@ GOLDEN = {
         ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.707), {},
         "1 .3162278 .1 .02391472 .005125 .0008498622 2.5e-05 7.905694e-06",
     ),
-    "yarn of a part, transformers": (
-        ra.YaRN(4.0, 4096), {"head_dim": 32, "rotary_dim": 16},
-        "1 .3162278 .1 .02569351 .00625 .001383497 .00025 7.905695e-05",
-    ),
     "llama3, transformers": (
         ra.Llama3(8.0, 1.0, 4.0, 8192), {"base": 500_000.0},
         "1 .1939228 .03760603 .007292665 .000524846 3.428102e-05 6.64787e-06 1.289173e-06",
@@ -77,6 +65,14 @@ GOLDEN = {
         ".5 .1054092 .025 .006324556 .001666667 .000451754 .000125 3.513642e-05",
     ),
     "proportional, transformers": (ra.Proportional(0.25), {"base": 1e6}, "1 .1778279 0 0 0 0 0 0"),
+    # The periods of a head of 16: 1, 3.162278, 10, 31.62278; and 0.5, 2, 8, 32.
+    "periods, DINOv3": (
+        ra.Periods(), {"base": 100.0, "axes": ra.Axes.axial(8, 8)},
+        "6.283185 1.986918 .6283185 .1986918 6.283185 1.986918 .6283185 .1986918",
+    ),
+    "periods between two, DINOv3": (
+        ra.Periods(0.5, 32.0), {"axes": ra.Axes.axial(8, 8)}, "12.56637 3.141593 .7853982 .1963495"
+    ),
 }  # fmt: skip
 
 
@@ -93,10 +89,7 @@ def test_golden_frequencies(name):
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [
-        (ra.YaRN(4.0, 4096), 1.13862944),
         (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.707), 1.0857264),
-        (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0), 1.0),
-        (ra.YaRN(40.0, 4096, mscale=0.707), 1.36888795),  # mscale alone is not read: g(1)
         (ra.YaRN(40.0, 4096, mscale=0.0, mscale_all_dim=0.707), 1.36888795),  # 0 counts as missing
         (ra.YaRN(40.0, 4096, attention_factor=1.5, mscale=1.0, mscale_all_dim=0.7), 1.5),
         (ra.YaRN(0.5, 4096), 1.0),
@@ -106,21 +99,11 @@ def test_golden_frequencies(name):
         (ra.LongRoPE(**LONG, attention_factor=2.0, length=1), 2.0),
         (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4096), 1.1),
         (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4097), 1.2),
-        (ra.Llama3(), 1.0),
     ],
     ids=str,
 )
 def test_golden_amplitudes(rule, wanted):
     assert RoPE(16, scaling=rule).amplitude == pytest.approx(wanted, rel=1e-8)
-
-
-def test_golden_periods():
-    """DINOv3's periods for a head of 16: 1, 3.162278, 10, 31.62278 (facebookresearch/dinov3)."""
-    rope = RoPE(16, base=100.0, axes=ra.Axes.axial(8, 8), scaling=ra.Periods())
-    periods = [2 * math.pi / omega for omega in rope.frequencies]
-    np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
-    between = RoPE(16, axes=ra.Axes.axial(8, 8), scaling=ra.Periods(0.5, 32.0)).frequencies
-    np.testing.assert_allclose([2 * math.pi / omega for omega in between[:4]], [0.5, 2.0, 8.0, 32.0])
 
 
 # ---- against the definition ----
@@ -176,12 +159,6 @@ def test_llama3_with_equal_bounds_is_a_step():
     np.testing.assert_allclose(rope.frequencies, wanted)
 
 
-def test_the_attention_factor_of_the_rope_replaces_the_rule_s():
-    rope = RoPE(16, scaling=ra.YaRN(4.0, 4096), attention_factor=2.0)
-    assert rope.amplitude == 2.0
-    assert rope.frequencies == RoPE(16, scaling=ra.YaRN(4.0, 4096)).frequencies
-
-
 @pytest.mark.parametrize("angles", ["exact", "float32"])
 @pytest.mark.parametrize("rule", [None, ra.Linear(4.0), ra.YaRN(4.0, 64), ra.Proportional(0.5)], ids=str)
 def test_reversed_rotates_in_the_other_direction(rule, angles):
@@ -197,7 +174,7 @@ def test_reversed_rotates_in_the_other_direction(rule, angles):
 
 def test_a_long_chain_of_reversals_is_short():
     rule = ra.Linear(2.0)
-    for _ in range(10_001):
+    for _ in range(2_001):  # more than Python's calls may nest
         rule = ra.Reversed(rule)
     assert rule == ra.Reversed(ra.Linear(2.0))
 
@@ -223,15 +200,6 @@ def test_an_angle_before_the_length_is_an_error(rule):
     ):
         with pytest.raises(SpecError, match=r"at_length\(n\)"):
             ask()
-
-
-@each_waiting
-def test_a_rope_without_its_length_is_a_value(rule):
-    rope = RoPE(16, scaling=rule)
-    assert pickle.loads(pickle.dumps(rope)) == rope
-    assert hash(rope) == hash(RoPE(16, scaling=rule))
-    assert eval(repr(rope), vars(ra)) == rope
-    assert dataclasses.replace(rope, base=5.0).scaling == rule
 
 
 @each_waiting
@@ -312,7 +280,6 @@ REFUSED = {
     "RoPE(64, scaling=Reversed(LongRoPE(**LONG)))": "short_factor has 8 numbers",
     "RoPE(4, base=1e300, scaling=NTKAware(1e300))": "range of floats",
     "rope(NTKAware(1e300, 'mixed', 1e300))": "range of floats",
-    "RoPE(4, base=1e300, scaling=NTKAware(1e300, 'base'))": "range of floats",
     "rope(DynamicNTK(1e308, 2, length=2**60))": "range of floats",
     "rope(Periods(1e-300, 1e300))": "range of floats",
     "rope({'rope_type': 'linear'})": r"Linear\(factor=4.0\)",
@@ -341,14 +308,15 @@ def test_numbers_become_plain_ones():
     assert {type(v) for v in dataclasses.astuple(rule)} <= {tuple, int, float, type(None)}
 
 
-def test_a_rule_is_a_value():
+def test_a_rule_and_its_rope_are_values():
     yarn = ra.YaRN(4.0, 64)
-    for rule in (ra.Linear(2.0), yarn, ra.LongRoPE(**LONG, length=5), ra.Reversed(), ra.Reversed(yarn)):
-        assert eval(repr(rule), vars(ra)) == rule
-        assert pickle.loads(pickle.dumps(rule)) == rule
-        assert hash(pickle.loads(pickle.dumps(rule))) == hash(rule)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            rule.factor = 3.0
+    rules = ra.Linear(2.0), yarn, ra.LongRoPE(**LONG, length=5), ra.Reversed(), ra.Reversed(yarn), *WAITING
+    for value in (*rules, *(RoPE(16, scaling=rule) for rule in rules)):
+        assert eval(repr(value), vars(ra)) == value
+        assert pickle.loads(pickle.dumps(value)) == value
+        assert hash(pickle.loads(pickle.dumps(value))) == hash(value)
+        with pytest.raises(AttributeError):  # FrozenInstanceError is one
+            value.factor = 3.0
 
 
 @pytest.mark.parametrize("name", ["Linear", "Llama3", "LongRoPE", "Reversed"])
