@@ -115,7 +115,7 @@ def test_memory_is_known_before_anything_runs(spec):
 def test_many_positions_of_the_host_are_in_chunks(spec):
     """More than the megabyte that cubed's own asarray takes, in tables and by the array-api backend."""
     x, rope = cubed.ones((2, 2**17, 64), dtype=np.float32, chunks=(1, 2**10, 64), spec=spec), ra.RoPE(64)
-    for pos in (range(2**17), np.arange(2**18).reshape(2, -1), [*range(2**17, 0, -1)]):
+    for pos in (range(2**17), np.arange(2**18).reshape(2, -1)):
         for y in (rope.rotation(pos, like=x).apply(x), rope.apply(x, pos, backend="array-api")):
             assert y.plan().max_projected_mem <= spec.allowed_mem
 
