@@ -4,6 +4,8 @@ Collected only with `--proof` (`nox -s proof`), as it needs these programs. The 
 replaced by mutants; a mutant breaks its bound or has a form that the proof refuses.
 """
 
+import contextlib
+import functools
 import json
 import sys
 from fractions import Fraction
@@ -25,13 +27,7 @@ pytestmark = pytest.mark.slow
 DTYPES = ("float32", "float64")
 # Errors are largest near an eighth of a turn, so mutants are tried there.
 LAST = Fraction(15, 16)
-_PROVED = {}
-
-
-def bounds(dtype):
-    if dtype not in _PROVED:
-        _PROVED[dtype] = theorems.prove(dtype)
-    return _PROVED[dtype]
+bounds = functools.cache(theorems.prove)
 
 
 def last_cells(dtype):
@@ -48,23 +44,11 @@ def last_cells(dtype):
     )
 
 
-def fails(dtype):
-    try:
-        return not last_cells(dtype)
-    except ProofError:
-        return True
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_proved_bounds_are_within_the_contract(dtype, capsys):
-    rows = report.rows_of(dtype, bounds(dtype))
+def test_proved_bounds_are_within_the_contract_and_in_the_docs(capsys):
+    rows = [row for dtype in DTYPES for row in report.rows_of(dtype, bounds(dtype))]
     with capsys.disabled():
         print(f"\n{report.table(rows)}")
     assert [row for row in rows if not row.holds] == []
-
-
-def test_docs_have_the_proved_bounds():
-    rows = [row for dtype in DTYPES for row in report.rows_of(dtype, bounds(dtype))]
     assert report.table(rows) in (ROOT / "docs" / "numerics.md").read_text("utf-8")
 
 
@@ -124,7 +108,7 @@ def test_unchanged_code_is_proved_near_an_eighth_of_a_turn(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["SIN", "COS"])
-@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "second", "last"])
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.nightly), -1])
 def test_a_changed_constant_fails(monkeypatch, dtype, name, place):
     """One unit in the last place of the first constants, a part in a hundred of the last."""
     monkeypatch.setattr(kernel, "source", changed_kernel(monkeypatch, dtype, f"{name}_{dtype[-2:]}", place))
@@ -153,15 +137,6 @@ def one_is_added_first(u):
     return cos, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def powers_of_u(u):
-    z = u * u
-    s0, s1, s2, s3 = angles.SIN_32
-    c1, c2, c3, c4 = angles.COS_32
-    cube = z * u
-    sin = ((u * s0 + cube * s1) + cube * z * s2) + cube * z * z * s3
-    return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, sin
-
-
 def one_term_less(u):
     z = u * u
     s0, s1, s2, _ = angles.SIN_32
@@ -183,13 +158,11 @@ def products_rounded_to_the_dtype_of_x(x, cos, sin, layout, ops):
     ("module", "name", "mutant"),
     [
         (angles, "_polynomials32", one_is_added_first),
-        (angles, "_polynomials32", powers_of_u),
         (angles, "_polynomials32", one_term_less),
         (angles, "_rotate_quadrants", another_sign_of_a_quadrant),
         (pairs, "_rotate_block", products_rounded_to_the_dtype_of_x),
         # The number of an eighth's bits, an eighth, its mask, the unit.
         (angles, "_SPLIT32", (30, 2**28, 2**30 - 1, 2.0**-29)),
-        (angles, "_SPLIT32", (31, 2**30, 2**31 - 1, 2.0**-29)),
         (angles, "_SPLIT32", (30, 2**29, 2**29 - 1, 2.0**-29)),
         (angles, "_SPLIT32", (29, 2**29, 2**30 - 1, 2.0**-29)),
         (angles, "_SPLIT32", (30, 2**29, 2**30 - 1, 2.0**-30)),
@@ -199,7 +172,8 @@ def test_other_arithmetic_fails(monkeypatch, module, name, mutant):
     """If the C++ kernel had the same mutant too."""
     monkeypatch.setattr(theorems, "check_kernel", lambda dtype: None)
     monkeypatch.setattr(module, name, mutant)
-    assert fails("float32")
+    with contextlib.suppress(ProofError):
+        assert not last_cells("float32")
 
 
 def test_an_amplitude_that_multiplies_twice_fails(monkeypatch):
@@ -233,8 +207,3 @@ def test_another_kernel_fails(monkeypatch, mutant):
     monkeypatch.setattr(kernel, "source", lambda name="angles": text[name].replace(old, new))
     with pytest.raises(ProofError):
         theorems.check_kernel("float32")
-
-
-def test_bounds_are_shown_rounded_up():
-    assert report.shown(Fraction("1.2301e-7")) == "1.24e-07"
-    assert report.shown(Fraction("2.0769")) == "2.08"
