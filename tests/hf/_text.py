@@ -279,10 +279,12 @@ def layers(*keys, turns=(), still=()):
 
 
 def row(form, names, parts=(), change=lambda config: None, more=(), tables=None, **of_form):
-    """Return rows of classes, named without "RotaryEmbedding"; the first is their kind."""
-    kind, *others = names.split()
-    one = Row(kind, replace(form, **of_form), parts, change, more, tables)
-    return dict.fromkeys((kind, *others), one)
+    """Return rows of classes, named without "RotaryEmbedding"; the first is their kind.
+
+    Classes of other places that rotate as Llama does are of its kind.
+    """
+    kind = "Llama" if parts and form is HALF else names.split()[0]
+    return dict.fromkeys(names.split(), Row(kind, replace(form, **of_form), parts, change, more, tables))
 
 
 def cases_without(listed):
