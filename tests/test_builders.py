@@ -107,7 +107,7 @@ def test_frequencies_and_positions_have_gradients(lib: Any, function: Any) -> No
             return function(x, *map(library.numpy.asarray, (pos, inv_freq)))
 
         check = importlib.import_module("jax.test_util").check_grads
-        check(of_arrays, (pos, inv_freq), order=1, modes=["rev"])
+        check(library.jit(of_arrays), (pos, inv_freq), order=1, modes=["rev"])
 
 
 @pytest.mark.library("jax", "torch")
