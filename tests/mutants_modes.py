@@ -66,6 +66,10 @@ torch_fault("mapped_rows_reversed", "vmap",
             "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2", y="y.flip(0)")
 torch_fault("mapped_positions_of_the_first", "vmap_of_positions", "is_mapped(pos)",
             pos="torch._C._functorch.get_unwrapped(pos)[0]")
+torch_fault("positions_mapped_alone_negated", "vmap_of_positions", "is_mapped(pos) and not mapped",
+            pos="-pos")
+torch_fault("mapped_twice_negated", "vmap",
+            "mapped and is_mapped(torch._C._functorch.get_unwrapped(x)) and not x.requires_grad", pos="-pos")
 torch_fault("mapped_batches_at_the_first_positions", "vmap", "mapped and pos_ndim == 2", pos="pos[:1]")
 jax_fault("mapped_batches_in_another_order", "vmap", "mapped and pos_ndim == 2 and len(pos) > 1",
           pos="pos[::-1]")

@@ -238,10 +238,15 @@ def joined(*programs: Program) -> Program:
     return Program(function, tuple(each.arguments for each in programs), judge)
 
 
+def _has_fields(j: Judge, call: Call) -> bool:
+    """Return whether a call differs from the plain one, except in its largest position."""
+    return bool(call.differing(plain_call(j).replace(reach=call.reach)))
+
+
 def _mapped_over_x(j: Judge, call: Call, seed: int) -> Program:
     """Return a call mapped over axis 1 of x; a call without fields over other axes, and over two, too."""
     over = partial(_mapped, j, call, seed)
-    if call.differing(plain_call(j)):
+    if _has_fields(j, call):
         return over((1,))
     return joined(*(over(axes) for axes in ((0,), (1,), (2,), (0, 0))))
 
@@ -249,7 +254,7 @@ def _mapped_over_x(j: Judge, call: Call, seed: int) -> Program:
 def _mapped_over_positions(j: Judge, call: Call, seed: int) -> Program:
     """Return a call mapped over x and positions; a call without fields over positions alone, too."""
     over = partial(_mapped, j, call, seed, with_positions=True)
-    return over() if call.differing(plain_call(j)) else joined(over(), over((None,)))
+    return over() if _has_fields(j, call) else joined(over(), over((None,)))
 
 
 # ---- derivatives ----
