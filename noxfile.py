@@ -56,10 +56,9 @@ PASSED = ROOT / ".ci" / "passed.json"
 READ_BY = {
     "gpu-code": [
         *("pyproject.toml", "backends", "rope_array/*.py", "rope_array/_array_api", "rope_array/_spec"),
-        *("bench/*speed*", "bench/_targets.py", "docs/speed"),
         *(
             f"tests/*{name}*"
-            for name in ("cuda", "gpu", "inductor", "native_cases", "offline", "triton", "xla")
+            for name in ("cuda", "gpu_compile", "inductor", "native_cases", "offline", "triton", "xla")
         ),
     ],
     "proof": [
@@ -97,7 +96,7 @@ REACHED = {
     "rope_array/vllm": ("vllm", "torch"),
     "rope_array": ("conformance out rotation errors positions imports", "numpy strict"),
     "bench/roformer": ("roformer*", "numpy torch"),
-    "bench": ("figures", "numpy"),
+    "bench": ("figures bench_gpu", "numpy torch"),
     "docs": ("docs readme figures", "numpy"),
     "README.md": ("docs readme figures", "numpy"),
     "tests/hf": ("hf*", "numpy torch"),
@@ -467,7 +466,7 @@ def gpu_code(session: nox.Session) -> None:
     session.install(TORCH)  # first and alone, as another package would bring another build
     install(session, *GROUPS["test"], *GROUPS["triton"], *GROUPS["gpu-code"])
     # Each worker compiles for itself, so a file is for one worker; the longest are first.
-    names = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
+    names = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline")
     compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in names))
     pytest(session, ["numpy", "torch", "jax"], *compiled)
     record_pass(session, "gpu-code", files)

@@ -43,7 +43,7 @@ from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
 LONG_CASES = {"jax", "dask"}  # they compile each case, or make a graph of it
-GPU_CODE = ("test_bench_gpu", "test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton")
+GPU_CODE = ("test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton")
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
