@@ -313,7 +313,8 @@ def changed(session: nox.Session) -> None:
 def tests_more(session: nox.Session) -> None:
     """Test the libraries of the group `more`: the suite, and the tests that name them."""
     install(session, *GROUPS["test"], *GROUPS["more"])
-    pytest(session, MORE, *(f"tests/test_{name}.py" for name in ("conformance", "libraries", "docs")))
+    names = ("conformance", "libraries", "docs", "readme")
+    pytest(session, MORE, *(f"tests/test_{name}.py" for name in names))
 
 
 @nox.session(requires=["build"], reuse_venv=False)
