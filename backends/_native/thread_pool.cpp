@@ -1,6 +1,7 @@
 #include "thread_pool.hpp"
 
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -21,6 +22,9 @@ struct Job {
     int64_t tasks;
     void (*work)(void*, int, int64_t);
     void* context;
+    // How the caller's thread rounds, and whether it flushes subnormal numbers. A thread of the pool has the settings
+    // of the thread that started it, such as a thread of XLA, which flushes.
+    std::fenv_t arithmetic;
 };
 
 class Pool {
@@ -62,6 +66,7 @@ class Pool {
             if (worker > wanted_) continue;
             const Job job = job_;
             lock.unlock();
+            std::fesetenv(&job.arithmetic);
             take_tasks(job, worker);
             lock.lock();
             if (--busy_ == 0) done_.notify_one();
@@ -117,7 +122,11 @@ int processors() {
 
 void parallel(int64_t tasks, int threads, void (*work)(void*, int, int64_t), void* context) {
     if (threads > tasks) threads = static_cast<int>(tasks);
-    if (threads > 1 && pool()->run({tasks, work, context}, threads)) return;
+    if (threads > 1) {
+        Job job{tasks, work, context, {}};
+        std::fegetenv(&job.arithmetic);
+        if (pool()->run(job, threads)) return;
+    }
     for (int64_t task = 0; task < tasks; ++task) work(context, 0, task);
 }
 
