@@ -3,6 +3,7 @@
 import copyreg
 from collections.abc import Callable
 from typing import Any, NamedTuple, Never
+from weakref import WeakValueDictionary
 
 from . import _dispatch, _dynamo
 from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
@@ -217,8 +218,21 @@ def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
             watcher(cls)
 
 
+# The type of each layout, while anything holds it: the memo forgets old layouts, but the trees of PyTorch and JAX
+# know a type to the end, and take its name for one type alone.
+_types: WeakValueDictionary[tuple[Any, ...], type[Rotation]] = WeakValueDictionary()
+
+
 def _make_type(*layout: Any) -> type[Rotation]:
-    names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": Layout(*layout)}
+    with _dynamo.lock:
+        cls = _types.get(_type_key(*layout))
+        if cls is None:
+            cls = _types[_type_key(*layout)] = _make_new_type(Layout(*layout))
+    return cls
+
+
+def _make_new_type(layout: Layout) -> type[Rotation]:
+    names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": layout}
     cls = type("Rotation", (Rotation,), names)
     for watcher in _watchers:
         watcher(cls)
