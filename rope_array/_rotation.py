@@ -218,8 +218,8 @@ def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
             watcher(cls)
 
 
-# The type of each layout, while anything holds it: the memo forgets old layouts, but the trees of PyTorch and JAX
-# know a type to the end, and take its name for one type alone.
+# The type of each layout, while anything holds it. The memo forgets old layouts, but PyTorch and JAX keep a type in
+# their tables of trees to the end, and take its name for no second one.
 _types: WeakValueDictionary[tuple[Any, ...], type[Rotation]] = WeakValueDictionary()
 
 
