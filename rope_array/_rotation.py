@@ -218,8 +218,8 @@ def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
             watcher(cls)
 
 
-# The type of each layout, while anything holds it. The memo forgets old layouts, but PyTorch and JAX keep a type in
-# their tables of trees to the end, and take its name for no second one.
+# The type of each layout, while anything holds it. The memo forgets old layouts, but PyTorch and JAX keep
+# their types to the end, and take the name of a type for no second one.
 _types: WeakValueDictionary[tuple[Any, ...], type[Rotation]] = WeakValueDictionary()
 
 
