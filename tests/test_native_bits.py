@@ -50,7 +50,7 @@ def test_every_kind_of_spec(level, dtype, spec):
     x, rng = normal((2, 3, 5, rope.head_dim), dtype), np.random.default_rng(1)
     check(rope, x, rng.integers(-(2**31), 2**31, (2, 5, *last)))
     check(rope, x, np.resize([0, 1, -7, 123_456_789, 2**40], (5, *last)))
-    check(rope, x, rng.integers(-(2**31), 2**31, (5, *last), dtype=np.int32)[::-1], "int32")
+    check(rope, x, rng.integers(-(2**31), 2**31, (*last, 5), dtype=np.int32).T[::-1], "int32, transposed")
     check(rope, x[:, :1], rng.integers(-(2**31), 2**31, (2, 5, *last)), "one head")
     check(rope, x[0, 0, 0], [1, 2, 3][: last[0]] if last else 3, "a vector")
     for shape in [(5,), (2, 5), (2, 1), (1,), (2, 3, 5), ()]:

@@ -1,6 +1,5 @@
 """The kernel's entry point: it declines each call that it cannot rotate, and writes nothing."""
 
-import copy
 import math
 
 import numpy as np
@@ -42,10 +41,10 @@ FAST = [
     *changes("x", values=((), (X, (X,)), "x", ("x",), (None,), [X], X.view(Sub), X.astype(">f4"), 3.0)),
     *changes("x", values=(X[..., :6], np.zeros((3, 5, 8), int), np.float32(3), np.array(3.0), X[0, 0, 0])),
     *({"x": (X, value)} for value in (X.astype(F64), X[:, :4], X[..., :4], "x", None)),
-    *changes("pos", values=("a", 2.5, True, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
+    *changes("pos", values=("a", 2.5, True, None, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
     *changes("pos", values=(np.arange(4), np.arange(5.0), np.arange(5).view(Sub), np.arange(5, dtype="i2"))),
     *changes("pos", values=(np.zeros((1, 3, 5), int), np.zeros((1, 1, 1, 5), int), np.zeros(5, bool))),
-    *changes("seq_axis", values=("a", 1.0, True, 2**70, -1, 2, -4, 9)),
+    *changes("seq_axis", values=("a", None, 1.0, True, 2**70, -1, 2, -4, 9)),
     *changes("out", values=("o", (X,), X[:2], X.astype(F16), (None,), [X], X.view(Sub), X[..., ::-1])),
     *changes("out", values=(np.broadcast_to(F32.type(0), X.shape), np.zeros((3, 5, 16))[..., ::2])),
     *({"x": (X,), "out": value} for value in (X, (X, X), ("o",), ())),
@@ -57,6 +56,8 @@ def test_declined_by_positions():
         return kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out)
 
     assert (rotated() == X).all()
+    assert rotated(out=(out := np.ones_like(X))) is out
+    assert not out.any()
     for given in FAST:
         assert rotated(**given) is NotImplemented, words(given)
 
@@ -93,6 +94,8 @@ def test_declined_by_tables():
         return kernel.rotate(x, Tables(cos, sin, layout), seq_axis, out)
 
     assert_same(rotated(), X)
+    assert rotated(out=(out := np.ones_like(X))) is out
+    assert not out.any()
     for given in BY_TABLES:
         assert rotated(**given) is NotImplemented, words(given)
 
@@ -105,18 +108,6 @@ def test_hostile_layouts_are_refused(name):
             for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
                 with pytest.raises(RoPEError):
                     rotation_type(*layout)(cos, cos).apply(x, backend=name)
-
-
-def test_a_plan_that_changed_after_its_first_use_is_refused():
-    """Its handle is of another layout, or of none."""
-    rope = RoPE(8, base=99.0)
-    rope.apply(X, range(5))
-    object.__setattr__(rope, "_plan", copy.copy(rope._plan))
-    rope._plan.layout = rope._plan.layout._replace(head_dim=16, stop=16)
-    for given in (rope._plan.native, 7):
-        rope._plan.native = given
-        with pytest.raises(RoPEError):
-            rope.apply(np.zeros((3, 5, 16), F32), range(5))
 
 
 def test_invalid_sources():
@@ -138,18 +129,6 @@ def test_invalid_sources():
     for wrong in (good[:-1], good[:9], [], [good[0], -2, *good[2:]], no_amplitude, no_width):
         with pytest.raises(ValueError, match="not a plan"):
             kernel.make_plan(wrong)
-
-
-@pytest.mark.library("numpy", "torch")
-def test_errors_have_the_types_of_array_api():
-    torch = pytest.importorskip("torch")
-    for given in ({"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}):
-        for x in (X, torch.zeros(3, 5, 8)):
-            arguments = {"x": x, "pos": range(5)} | given
-            with pytest.raises(RoPEError) as of_core:
-                RoPE(8).apply(**arguments, backend="array-api")
-            with pytest.raises(type(of_core.value)):
-                RoPE(8).apply(**arguments)
 
 
 def test_a_range_beyond_64_bits():
@@ -184,9 +163,10 @@ def test_tensors_that_are_declined(tensors):
         "x": [
             *(torch.ones(5, 8, dtype=other) for other in (torch.int32, torch.complex64, torch.bool)),
             *(torch.ones(5, 6), torch.ones(()), torch.ones(5, 8).double(), np.ones((5, 8), F32), *neither),
+            *(None, ()),
         ],
         "out": [(out,), out.numpy(), out.double(), out.T, out[:4], torch.zeros(8).expand(5, 8), *neither],
-        "axis": [-1, 1, 2, -4, 2**62, -(2**63)],
+        "axis": [-1, 1, 2, -4, 2**62, -(2**63), None, "a"],
     }
     for name, values in wrong.items():
         for value in values:
@@ -207,19 +187,3 @@ def test_seq_axis_of_numpy_with_out():
     out = np.empty_like(x)
     RoPE(8).apply(x, range(3), seq_axis=np.int64(-3), out=out)
     assert np.array_equal(out, RoPE(8).apply(x, range(3), seq_axis=-3))
-
-
-@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.library("torch"))])
-@pytest.mark.parametrize("backend", [None, "native"])
-def test_coordinates_first_are_read_where_they_are(library, backend, monkeypatch):
-    """Positions of shape (3, tokens), moved by a view: the kernel gets their memory, not a copy."""
-    xp, read, rotate = pytest.importorskip(library), [], kernel.rotate
-
-    def keep(x, source, *others, **options):
-        read.append(np.asarray(source[0]).ctypes.data)
-        return rotate(x, source, *others, **options)
-
-    monkeypatch.setattr(kernel, "rotate", keep)
-    rope, pos = RoPE(8, axes=ra.Axes.chunked(2, 1, 1)), xp.arange(15).reshape(3, 5)
-    rope.apply(xp.ones((2, 5, 8)), xp.moveaxis(pos, 0, -1), backend=backend)
-    assert {*read} == {np.asarray(pos).ctypes.data}

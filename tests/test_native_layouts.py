@@ -10,14 +10,12 @@ from native_cases import (
     DTYPES,
     F16,
     LEVELS,
-    MIB,
     SPECS,
     THREADS,
     RoPE,
     by_array_api,
     check,
     copied,
-    each_level_and_thread_count,
     empty,
     in_pairs_of,
     kernel,
@@ -231,20 +229,3 @@ def test_random_calls(seed):
     for i in range(60):
         kernel.use_level(LEVELS[i % len(LEVELS)])
         run_random_call(rng)
-
-
-@pytest.mark.parametrize("seed", range(6 * TIMES), ids="seed {}".format)
-@pytest.mark.usefixtures("streamed")
-def test_random_large_calls(seed, monkeypatch):
-    rng = np.random.default_rng(seed)
-    rope = ROPES[rng.integers(len(ROPES))]
-    heads, batch = (int(n) for n in rng.choice([1, 1, 2, 5, 40], 2))
-    length = -(-int(rng.integers(MIB, 3 * MIB)) // (2 * heads * batch * rope.head_dim))
-    shape = (*map(int, rng.permutation([batch, heads, length])), rope.head_dim)
-    seq_axis = int(rng.integers(3))
-    dtype = DTYPES[rng.integers(len(DTYPES))]
-    _, _, x = placed(rng, dtype, shape, shared=False)
-    pos = range(shape[seq_axis]) if rng.random() < 0.5 else int(rng.integers(1000))
-    want = by_array_api(rope, x, pos, seq_axis=seq_axis)
-    for setting in each_level_and_thread_count(monkeypatch):
-        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, f"{shape}, {x.strides}, {dtype}, {setting}")

@@ -2,9 +2,8 @@
 
 import child
 import pytest
-from native_cases import DTYPES, LEVEL, LEVELS, kernel, normal
+from native_cases import LEVEL, LEVELS, kernel
 
-import rope_array as ra
 from rope_array._backends import _native
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
@@ -34,8 +33,3 @@ def test_names_of_levels(level):
     with pytest.raises(ValueError, match="no such level"):
         kernel.use_level("none")
     assert kernel.level_name() == level
-
-
-def test_the_kernel_is_chosen_first():
-    for dtype in DTYPES:
-        assert ra.explain(normal((3, 8), dtype), range(3)).backend == "native"
