@@ -20,15 +20,18 @@ def torchrun(processes, path, *arguments):
     return _run(path, *launcher, path, *arguments, OMP_NUM_THREADS="1")
 
 
+def python(*arguments, cwd=None, timeout=300, **environment):
+    """Run Python; in a folder as a user does, who imports from it. Return the finished process."""
+    env = {**os.environ, **environment}
+    if cwd is not None:
+        env.pop("PYTHONSAFEPATH", None)
+    command = [sys.executable, *map(str, arguments)]
+    options = {"capture_output": True, "text": True, "timeout": timeout, "check": False}
+    return subprocess.run(command, cwd=cwd, env=env, **options)
+
+
 def _run(name, *command, **environment):
     paths = [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python(*command, **{"PYTHONPATH": os.pathsep.join(paths), **environment})
     assert done.returncode == 0, f"{name} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout

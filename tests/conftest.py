@@ -36,6 +36,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from rope_array.__main__ import main
 from rope_array._backends import _native
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
@@ -43,7 +44,19 @@ from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
 LONG_CASES = {"jax", "dask"}  # they compile each case, or make a graph of it
-GPU_CODE = ("test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton")
+# Options without which files, and folders, whose names begin like this are left out.
+OPTIONS = {
+    "--peers": (("test_peers",), "compare with other implementations too"),
+    "--models": (("test_hf",), "compare with the models of transformers too"),
+    "--edge": (("edge",), "test against exporters, runtimes and foreign configs"),
+    "--serving": (("serving",), "test inside a serving engine, vLLM"),
+    "--gpu-code": (
+        ("test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton"),
+        "check the GPU code without a GPU",
+    ),
+    "--study": (("test_roformer",), "test the study of the RoFormer paper too"),
+    "--proof": (("test_proof",), "prove the contract; needs sollya and gappa"),
+}
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
@@ -88,15 +101,8 @@ def _importable(name):
 def pytest_addoption(parser):
     group = parser.getgroup("rope_array")
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(ALL)}; default: those installed")
-    group.addoption("--peers", action="store_true", help="compare with other implementations too")
-    group.addoption("--models", action="store_true", help="compare with the models of transformers too")
-    group.addoption(
-        "--edge", action="store_true", help="test against exporters, runtimes and foreign configs"
-    )
-    group.addoption("--serving", action="store_true", help="test inside a serving engine, vLLM")
-    group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
-    group.addoption("--study", action="store_true", help="test the study of the RoFormer paper too")
-    group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")
+    for option, (_, text) in OPTIONS.items():
+        group.addoption(option, action="store_true", help=text)
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -119,25 +125,11 @@ def pytest_report_header(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    if collection_path.name == "test_wheel.py" and not config.getoption("--wheel"):
-        return True
-    if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
-        return True
-    if collection_path.name == "edge" and not config.getoption("--edge"):
-        return True
-    if collection_path.name == "serving" and not config.getoption("--serving"):
-        return True
-    if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
-        return True
-    if collection_path.name.startswith(GPU_CODE) and not config.getoption("--gpu-code"):
-        return True
-    if collection_path.name.startswith("test_roformer") and not config.getoption("--study"):
-        return True
-    if collection_path.name == "test_plots.py" and not _has_plots(config):
-        return True
-    if collection_path.name.startswith("test_hf") and not config.getoption("--models"):
-        return True
-    return None
+    name = collection_path.name
+    asked = [config.getoption(option) for option, (starts, _) in OPTIONS.items() if name.startswith(starts)]
+    asked += [config.getoption("--wheel")] * (name == "test_wheel.py")
+    asked += [_has_plots(config)] * (name == "test_plots.py")
+    return None if all(asked) else True
 
 
 def pytest_collection_finish():
@@ -211,6 +203,20 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def command(capsys):
+    """Return a function that runs `rope_array` in this process: the exit status, the output, the errors."""
+
+    def run(line):
+        try:
+            status = main(line.split() if isinstance(line, str) else line)
+        except SystemExit as error:  # argparse's
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run
 
 
 LEVELS = _native.kernel.level_names() if _native.kernel else []

@@ -4,17 +4,16 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import child
 import numpy as np
 import pytest
 from conftest import NIGHTLY, sample
 
 import rope_array as ra
 from rope_array import _explain, _registry
-from rope_array.__main__ import main
 from rope_array._backends import _native
 from rope_array._command._config_report import report
 from rope_array._command._rope_options import parse_rule
@@ -22,28 +21,6 @@ from rope_array._config._model_defaults import MODELS
 from rope_array._dynamo import traced_memo_of_one
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
-
-
-def in_a_new_process(*arguments, **environment):
-    """Run a command with the options of Python; return the exit status, the output and the errors."""
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture
-def command(capsys):
-    """Return a function that runs a command in this process: the exit status, the output, the errors."""
-
-    def run(line):
-        try:
-            status = main(line.split() if isinstance(line, str) else line)
-        except SystemExit as error:  # argparse's
-            status = error.code
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def in_one_line(text):
@@ -58,7 +35,7 @@ def test_without_a_command_the_help_is_shown(command):
     assert (status, out) == (0, command("--help")[1])
     assert all(f"  {name}" in out for name in ("demo", "check", "backends", "explain", "plot", "--version"))
     assert command("--version")[:2] == (0, f"rope_array {ra.__version__}\n")
-    assert in_a_new_process("-m", "rope_array", "--version")[1] == f"rope_array {ra.__version__}\n"
+    assert child.python("-P", "-m", "rope_array", "--version").stdout == f"rope_array {ra.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -84,14 +61,14 @@ def test_lists_without_importing(tmp_path):
     """A description of a config imports no library either."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), "utf-8")
     for command in (["explain", str(tmp_path)], ["backends"]):
-        status, out, imports = in_a_new_process("-X", "importtime", "-m", "rope_array", *command)
-        assert status == 0
-        assert all(line.startswith("import time:") for line in imports.splitlines())
-        assert "rope_array._command" in imports
-        assert not re.search(r"\| +(numpy|torch|jax|dask|matplotlib)$", imports, re.MULTILINE)
+        done = child.python("-P", "-X", "importtime", "-m", "rope_array", *command)
+        assert done.returncode == 0
+        assert all(line.startswith("import time:") for line in done.stderr.splitlines())
+        assert "rope_array._command" in done.stderr
+        assert not re.search(r"\| +(numpy|torch|jax|dask|matplotlib)$", done.stderr, re.MULTILINE)
     rows = [f"{record.name} {', '.join(record.types)} ?" for record in _registry.RECORDS]
     rows.append("array-api any array with the Array API yes written against the Python Array API")
-    table, _, rest = in_one_line(out).partition(" --import ")
+    table, _, rest = in_one_line(done.stdout).partition(" --import ")
     assert table.endswith(" ".join(rows).replace("?", "? its library is not imported"))
     assert rest
 
@@ -134,19 +111,20 @@ def test_a_library_that_does_not_load_is_named_without_control_characters(numpy_
     raising = "raise OSError('\\x1b]0;title\\x07\\nlibdask.so')"
     (tmp_path / "dask.py").write_text(raising, "utf-8")
     settings = {**numpy_alone, "ROPE_ARRAY_KERNEL_LEVEL": "none"}
-    status, out, err = in_a_new_process("-m", "rope_array", "backends", "--import", **settings)
-    assert status == 0
+    done = child.python("-P", "-m", "rope_array", "backends", "--import", **settings)
+    assert done.returncode == 0
     expected = "dask.array cannot be imported: OSError: \\x1b]0;title\\x07\\nlibdask.so\n"
-    assert err == f"rope_array backends: {expected}"
-    assert "dask dask.array:Array ? " in in_one_line(out)
-    assert "native numpy:ndarray no the C++ kernel " in in_one_line(out)
+    assert done.stderr == f"rope_array backends: {expected}"
+    assert "dask dask.array:Array ? " in in_one_line(done.stdout)
+    assert "native numpy:ndarray no the C++ kernel " in in_one_line(done.stdout)
 
 
 @pytest.mark.skipif(_native.kernel is None, reason="needs the C++ kernel")
 def test_an_unknown_level_is_named(numpy_alone):
     settings = {**numpy_alone, "ROPE_ARRAY_KERNEL_LEVEL": "pentium"}
-    done = in_a_new_process("-m", "rope_array", "backends", "--import", **settings)
-    assert "ROPE_ARRAY_KERNEL_LEVEL is 'pentium'" in one_line(done, "backends")
+    done = child.python("-P", "-m", "rope_array", "backends", "--import", **settings)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "ROPE_ARRAY_KERNEL_LEVEL is 'pentium'" in done.stderr
 
 
 # ---- explain ----
@@ -268,17 +246,16 @@ LLAMA = {
 
 
 @pytest.fixture
-def explained(tmp_path, capsys):
+def explained(tmp_path, command):
     """Explain a config; return the text with single spaces, and the lines."""
 
     def explain(config, *options):
         file = tmp_path / "config.json"
         file.write_text(json.dumps(config), "utf-8")
-        assert main(["explain", str(file), *options]) == 0
-        output = capsys.readouterr()
-        assert output.err == ""
-        assert max(map(len, output.out.replace(str(file), "").splitlines())) <= 100
-        return " ".join(output.out.split()), output.out.splitlines()
+        status, out, err = command(["explain", str(file), *options])
+        assert (status, err) == (0, "")
+        assert max(map(len, out.replace(str(file), "").splitlines())) <= 100
+        return in_one_line(out), out.splitlines()
 
     return explain
 
@@ -539,17 +516,6 @@ def test_the_suite_finds_a_fault_in_the_example_backend(installed, tmp_path, nam
     status, out, _ = installed(f"check numpy --in-process --only {checks} {options}")
     assert (status, out[:8]) == (1, "FAILED: ")
     assert text in out
-
-
-def test_the_example_backend_writes_into_results(installed):
-    installed()
-    x, rope = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32), ra.RoPE(8, pairing="half")
-    y = np.empty_like(x)
-    assert ra.explain(x, range(3), rope).backend == "mylib"
-    assert rope.apply(x, range(3), out=y) is y
-    assert (y == rope.apply(x, range(3), backend="array-api")).all()
-    assert (rope.rotation(range(3), like=x).apply(x, backend="mylib", out=x) == y).all()
-    assert (x == y).all()
 
 
 @pytest.mark.library("torch")

@@ -1,11 +1,13 @@
 """The demo: its output on each library, its reading of files, and its failure for a wrong rotation."""
 
+import functools
 import hashlib
 import io
 import re
 import subprocess
 import sys
 
+import child
 import conftest
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from rope_array.testing._libraries import NumPy
 BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "strict": ("array-api",)}
 BACKENDS |= {"dask": ("dask",), "jax": ("jax",)}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
-COMMAND = [sys.executable, "-P", "-m", "rope_array", "demo"]
+COMMAND = ["-P", "-m", "rope_array", "demo"]
 
 
 class InFloat32(NumPy):
@@ -57,7 +59,7 @@ def rows(output, library):
 @pytest.mark.slow
 def test_the_demo_as_it_is_shipped(request):
     """One test, as two workers would each run the demo."""
-    done = subprocess.run(COMMAND, capture_output=True, text=True, encoding="utf-8", check=False)
+    done = child.python(*COMMAND)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) <= 60
@@ -163,7 +165,8 @@ def test_a_terminal_without_the_characters(demo, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a closed pipe differently")
 def test_a_reader_that_leaves_early():
-    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, *COMMAND], **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
@@ -178,35 +181,28 @@ def test_queries_and_keys_have_the_same_bits_everywhere():
 # ---- wrong rotations ----
 
 
-def of_each(change):
-    return lambda apply: lambda x, pos: tuple(map(change, apply(x, pos)))
-
-
 def one_wrong_in_a_million(y):
     y[-1, -1, -1, -1] *= np.float32(1 + 2**-18)
     return y
 
 
-def fails(apply):
-    def wrong(x, pos):
-        raise RuntimeError("no kernel\nfor this device" + " at all" * 20)
-
-    return wrong
+def fails(apply, x, pos):
+    raise RuntimeError("no kernel\nfor this device" + " at all" * 20)
 
 
 WRONG = {
-    "float32 angles": lambda apply: lambda x, pos: apply(x, pos, angles="float32"),
-    "not rotated": lambda apply: lambda x, pos: x,
-    "one wrong": of_each(one_wrong_in_a_million),
-    "nan": of_each(lambda y: y * np.float32(np.nan)),
-    "one head": of_each(lambda y: y[:1, :1]),
+    "float32 angles": lambda apply, x, pos: apply(x, pos, angles="float32"),
+    "not rotated": lambda apply, x, pos: x,
+    "one wrong": lambda apply, x, pos: tuple(map(one_wrong_in_a_million, apply(x, pos))),
+    "nan": lambda apply, x, pos: tuple(y * np.float32(np.nan) for y in apply(x, pos)),
+    "one head": lambda apply, x, pos: tuple(y[:1, :1] for y in apply(x, pos)),
     "fails": fails,
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rotation_fails(name, demo, monkeypatch):
-    monkeypatch.setattr(ra, "apply", WRONG[name](ra.apply))
+    monkeypatch.setattr(ra, "apply", functools.partial(WRONG[name], ra.apply))
     status, out, _ = demo()
     assert status == 1
     assert out.endswith("\nFAILED: numpy float32\n")

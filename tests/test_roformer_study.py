@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import child
 import pytest
 import svg_files
 
@@ -25,9 +25,8 @@ pytestmark = pytest.mark.library("torch")
 
 def run(out, *arguments):
     """Run the command, and return its output."""
-    command = [sys.executable, "-m", "roformer", *arguments, "--quick", "--seeds=1", f"--out={out}"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "bench")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+    command = ("-m", "roformer", *arguments, "--quick", "--seeds=1", f"--out={out}")
+    done = child.python(*command, timeout=900, PYTHONPATH=str(ROOT / "bench"))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

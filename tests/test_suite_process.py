@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import child
 import pytest
 
 from rope_array.__main__ import main
@@ -245,10 +246,8 @@ def test_no_target_ends_the_search_for_causes(name, has_cause):
 def test_in_this_process_a_report_is_printed_once(folder):
     only = ("--only", "base,scaling_linear,norm")
     arguments = ["acts:harmless", *only, "--junit", "report.xml", "--in-process"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "rope_array", "check", *arguments], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=60, check=False,
-    )  # fmt: skip
+    paths = os.pathsep.join(filter(None, sys.path))
+    done = child.python("-P", "-m", "rope_array", "check", *arguments, PYTHONPATH=paths)
     assert (done.returncode, done.stdout.count("PASSED: 3 of 3")) == (0, 1), done.stderr
     assert (folder / "report.xml").exists()
 

@@ -1,12 +1,11 @@
 """The built wheel, installed without extras: its files, its metadata, and calls that need nothing more."""
 
 import re
-import subprocess
-import sys
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import child
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,8 +38,7 @@ def metadata(wheel):
 
 def python(code):
     """Run `code` in a Python that sees site-packages only, with every optional library blocked."""
-    command = [sys.executable, "-I", "-W", "error", "-c", BLOCK + code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = child.python("-I", "-W", "error", "-c", BLOCK + code)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
