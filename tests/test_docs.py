@@ -1,19 +1,17 @@
 """The documentation: its Python programs run, on the libraries that they import, and print the output shown.
 
 Examples for NumPy with prompts (`>>>`) run in the session `docs`; programs that need transformers or Flax in
-tests/test_hf_docs.py. The pages on the conformance suite have every option, check and factor, and no other.
+tests/test_hf_docs.py. The pages on the conformance suite name checks, options and fields that exist; their
+tables are made from the code.
 """
 
-import argparse
 import re
-import runpy
 import tomllib
 
 import child
 import docs_blocks
 import pytest
 
-from rope_array._command._check import add_check
 from rope_array.testing import plugin, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
@@ -72,62 +70,33 @@ OTHER_NAMES = {
     "aot_eager", "check_backend", "decline_reason", "freqs_cis", "half_of_it", "position_ids", "rope_array",
     "run_checks", "static_argnames",
 }  # fmt: skip
+REFERENCE = (docs_blocks.DOCS / "conformance-reference.md").read_text("utf-8")
 CHECKS = {name for check in checks() for name in (check.name, check.name.partition("[")[0])}
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """The reference, with the rows of its tables in place of their directives."""
-    tables = runpy.run_path(str(docs_blocks.DOCS / "_suite.py"))["TABLES"]
-
-    def table(directive):
-        return "\n".join(f"| {' | '.join(row)} |" for row in tables[directive[1]]())
-
-    page = (docs_blocks.DOCS / "conformance-reference.md").read_text("utf-8")
-    return re.sub(r"^```\{suite-table\} (\w+)\n```$", table, page, flags=re.MULTILINE)
+def test_the_reference_has_every_option_of_the_plugin():
+    """Those of the command are a table, made of its own help."""
+    assert set(re.findall(r"`--rope-([\w-]+)", REFERENCE)) == {"backend", *plugin._OPTIONS}
 
 
-def rows_of(page, cells):
-    """Return the rows of a page's tables with this number of cells."""
-    rows = (line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| "))
-    return [[cell.replace("\\|", "|") for cell in row] for row in rows if len(row) == cells]
-
-
-def test_the_reference_has_every_option_of_the_command_and_of_the_plugin(reference):
-    commands = argparse.ArgumentParser().add_subparsers()
-    add_check(commands)
-    options = re.findall(r"^  (?:-h, )?(--[\w-]+)", commands.choices["check"].format_help(), re.MULTILINE)
-    named = {name for row in rows_of(reference, 2) for name in re.findall(r"^`.*?(--[\w-]+)", row[0])}
-    assert len(options) > 15
-    assert set(options) - named == set()
-    assert set(re.findall(r"`--rope-([\w-]+)", reference)) == {"backend", *plugin._OPTIONS}
-
-
-def test_the_reference_has_every_field_of_the_json(reference):
+def test_the_reference_has_every_field_of_the_json():
     report = run_checks("numpy", cases=["base=500.0"])
-    named = " ".join(row[0] for row in rows_of(reference, 2))
+    named = " ".join(re.findall(r"^\| (.*?) \|", REFERENCE, re.MULTILINE))  # the first cells
     assert [field for field in report.as_dict() if f"`{field}`" not in named] == []
-    of_a_result = re.search(r"^A result has .*?\n\n", reference, re.MULTILINE | re.DOTALL)[0]
+    of_a_result = re.search(r"^A result has .*?\n\n", REFERENCE, re.MULTILINE | re.DOTALL)[0]
     assert [field for field in vars(report.results[0]) if f"`{field}`" not in of_a_result] == []
+
+
+# Options, and sentences, that name checks.
+NAMING = (r"--(?:rope-)?only [\"']?([a-z][\w,\[\]]+)", r"--(?:rope-)?expect [\"']?([a-z][\w\[\]]+)=")
+NAMING += (r"`(accuracy_\w+(?:\[\w+\])?)`", r"\bcheck `(\w+)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_name_of_a_check_exists(page):
     text = page.read_text("utf-8")
-    assert [name for name in named_checks(text) if name not in CHECKS] == []
+    named = {name for form in NAMING for names in re.findall(form, text) for name in names.split(",")}
+    assert named - CHECKS == set()
     if page.name in SUITE_PAGES:
         known = {*CHECKS, *CAPABILITIES, *FACTORS, *PART_NAMES, *OTHER_NAMES}
-        assert [name for name in re.findall(r"`([a-z]\w*_\w+(?:\[\w+\])?)`", text) if name not in known] == []
-
-
-def named_checks(text):
-    """Return the names of checks in options, in text, in reports, and in the scoreboard's lists."""
-    names = re.findall(r"--(?:rope-)?only [\"']?([a-z][\w,\[\]]+)", text)
-    names += re.findall(r"--(?:rope-)?expect [\"']?([a-z][\w\[\]]+)=", text)
-    names += re.findall(r"`(accuracy_\w+(?:\[\w+\])?)`", text)
-    names += re.findall(r"\bcheck `(\w+)`", text)
-    names += re.findall(r"^ +so too: +((?:[\w\[\]]+,\s+)*\w[\w\[\]]*)", text, re.MULTILINE)
-    _, _, failed = text.partition("\n## Failed checks\n")
-    for listed in re.findall(r"^\* (`\w+`.*?): ", failed, re.MULTILINE):
-        names += re.findall(r"`(\w+)`", listed)
-    return [name for some in names for name in re.split(r",\s*", some)]
+        assert set(re.findall(r"`([a-z]\w*_\w+(?:\[\w+\])?)`", text)) - known == set()

@@ -153,13 +153,3 @@ def test_targets_are_told_with_their_verdicts():
     fields = ("target", "limit", "worst", "verdict")
     rows = {(name, *(str(each.get(key, "")) for key in fields)) for name in found for each in found[name]}
     assert told == rows, "run `python bench/_targets.py`"
-
-
-# Results that other tables and pages quote; `kill_matrix.py --against` reads the matrices.
-QUOTED = {"speed", "scoreboard", "roformer", "vllm-engine", "hf-models-compiled"}
-
-
-def test_a_result_that_no_page_quotes_is_gone():
-    benches = {row[0] for row in table(RESULTS.parent / "README.md", "benchmark")}
-    names = [path.stem[11:] for path in RESULTS.glob("*.json") if "kill-matrix" not in path.name]
-    assert sorted(names) == sorted(benches | QUOTED)
