@@ -163,14 +163,9 @@ class Endless(Mapping):
 
 
 FOREIGN = {
-    "getitem": odd(dict, __getitem__=raising)(LLAMA),
     "iter": odd(dict, __iter__=raising)(LLAMA),
-    "nested": {**LLAMA, "rope_parameters": odd(dict, __iter__=raising)()},
-    "list": {**LLAMA, "zork": odd(list, __iter__=raising)()},
-    "division": odd(dict, __iter__=lambda self: iter([1 // 0]))(),
     "to_dict": odd(object, to_dict=raising)(),
     "property": odd(object, to_dict=property(raising))(),
-    "arguments": odd(object, to_dict=lambda self, needed: {})(),
     "class": odd(object, __class__=property(raising))(),
     "path": odd(os.PathLike, __fspath__=raising)(),
     "path that is not a string": odd(os.PathLike, __fspath__=lambda self: 3)(),

@@ -7,7 +7,6 @@ import pytest
 from config_cases import half, heads, model, refuse, rope
 
 import rope_array as ra
-from rope_array.__main__ import main
 from rope_array.config import read
 
 KEYS = {**heads(1024, 8), "rope_theta": 1e4}
@@ -188,26 +187,6 @@ def test_a_rule_that_is_not_read_is_written(scaling, remedy):
     refuse(re.escape(remedy), llama(scaling))
 
 
-SHAPE = ["--shape", "2,8", "--scaling"]
-EXAMPLE = "YaRN(factor=4.0, original_max_position_embeddings=32768)"
-LENGTH = [*SHAPE, "DynamicNTK(2.0, 512)"]
-COMMANDS = {
-    "a length": (LENGTH, "give --length", [*LENGTH, "--length", "1024"]),
-    "a rule": ([*SHAPE, "yarn"], f"such as {EXAMPLE}", [*SHAPE, EXAMPLE]),
-    "a shape": (["--shape", "2x8"], "such as 1,32,2048,128", ["--shape", "1,32,2048,128"]),
-    "a library": (["--library", "nump"], "give one of numpy", ["--library", "numpy"]),
-    "an option without use": (["--part", "text"], "there is no use for --part; leave it out", []),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_remedies_of_a_command_work(name, capsys):
-    arguments, words, followed = COMMANDS[name]
-    assert main(["explain", *arguments]) == 2
-    assert words in capsys.readouterr().err
-    assert main(["explain", *followed]) == 0
-
-
 ATTN_FACTOR = 0.8782488562869419
 
 
@@ -240,12 +219,3 @@ def test_attn_factor_in_vllm_s_rule_multiplies():
     assert any(f"it is {amplitude:.6g}: for that state" in note for note in read(yarn).notes)
     expected = 0.5 * (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
     assert rope({**V3, "rope_scaling": rule}).amplitude == pytest.approx(expected, rel=1e-15)
-
-
-def test_the_note_on_the_other_amplitude_of_deepseek():
-    deepseek = {**V3, "rope_scaling": {**YARN, "mscale": 0.707}}
-    (note,) = read(deepseek).notes
-    assert "state rope_type 'deepseek_yarn', or attention_factor" in note
-    amplitude = float(re.search(r"models it is ([\d.]+):", note)[1])
-    for remedy in ({".rope_type": "deepseek_yarn"}, {".attention_factor": amplitude}):
-        assert rope(follow(deepseek, remedy)).amplitude == pytest.approx(amplitude, rel=1e-5)
