@@ -6,19 +6,17 @@ tests the families of IN_FULL, `nightly` all.
 """
 
 import contextlib
-import copy
 import functools
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from hf import _compare
 from hf._compare import FLOAT32, FLOAT64, is_same, off, state
 from hf._tiny import ABSENT, FAMILIES, answer, rotaries
-from hf._walk import cases, modeling
+from hf._walk import cases
 
-from rope_array import RoPE, convert, hf
+from rope_array import hf
 
 UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
@@ -49,15 +47,8 @@ IN_FULL = {
     *("cohere", "deepseek_v2", "deepseek_v3", "esm", "gemma3", "gemma4", "glm", "gpt_neox", "gpt_oss"),
     *("llama", "llama4", "nanochat", "olmo2", "persimmon", "qwen2_vl"),
 }
-# Of these, the families that each push tests in bfloat16, in training and in generation.
+# Of these, the families that each push tests in bfloat16 and in training.
 TRAINED = {"deepseek_v2", "gemma3", "llama", "qwen2_vl"}
-# Families whose `generate` is not called, with the reason.
-NO_TOKENS = {
-    "diffusion_gemma": "it draws blocks of tokens at random",
-    "higgs_audio_v2": "it generates codes of sound, with a shape of its own",
-    "kyutai_speech_to_text": "it generates from sound",
-    "voxtral_realtime": "it generates as many tokens as there is sound",
-}
 NO_CACHE = {"blt"}  # a forward pass alone fails in making a cache
 NO_BFLOAT16 = {"inkling2"}  # its own code multiplies float32 by bfloat16, and fails
 
@@ -242,7 +233,7 @@ def test_a_bfloat16_model(family):
     assert error <= 1.5 * own_error
 
 
-# Training and generation
+# Training
 
 
 def gradients(family, model):
@@ -266,74 +257,3 @@ def test_gradients_are_the_same(family):
     for angles in ANGLES:
         with hf.patched(family.model, angles=angles):
             assert off(gradients(family, family.model), true) <= 5 * error
-
-
-def generated(family):
-    """Return the tokens that a model generates; None if it does not."""
-    model = family.model
-    if not getattr(model, "can_generate", lambda: False)() or family.name in NO_TOKENS:
-        return None
-    settings = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
-    return model.generate(**family.inputs(model), **settings)
-
-
-@of_each(SERVED, TRAINED)
-def test_generated_tokens_are_the_same(family):
-    tokens = generated(family)
-    for angles in ANGLES:
-        with hf.patched(family.model, angles=angles):
-            got = generated(family)
-        assert got is None if tokens is None else torch.equal(got, tokens)
-
-
-# Converted weights: projections for the other pairing, which another model's function rotates
-
-
-def convert_llama(model, rope, to):
-    config = model.config
-    for layer in model.model.layers:
-        move(layer.self_attn.q_proj, convert.weights, rope, to, num_heads=config.num_attention_heads)
-        move(layer.self_attn.k_proj, convert.weights, rope, to, num_heads=config.num_key_value_heads)
-
-
-def convert_neox(model, rope, to):
-    heads = model.config.num_attention_heads
-    for layer in model.gpt_neox.layers:
-        move(layer.attention.query_key_value, convert.fused, rope, to, num_heads=heads, groups=heads)
-
-
-def convert_deepseek(model, rope, to):
-    """Convert the last features of each head of q, and the last of the latent vector with k."""
-    config, width = model.config, rope.head_dim
-    of_q = replace(rope, head_dim=config.qk_nope_head_dim + width, rotary_start=config.qk_nope_head_dim)
-    of_k = replace(rope, head_dim=config.kv_lora_rank + width, rotary_start=config.kv_lora_rank)
-    for layer in model.model.layers:
-        move(layer.self_attn.q_b_proj, convert.weights, of_q, to, num_heads=config.num_attention_heads)
-        move(layer.self_attn.kv_a_proj_with_mqa, convert.weights, of_k, to, num_heads=1)
-    config.rope_interleave = False  # the model's own switch to half pairs
-
-
-def move(projection, function, *args, **options):
-    for parameter in projection.parameters():
-        parameter.data = function(parameter.data, *args, **options)
-
-
-# By family: the conversion, the new pairing, and the model whose function rotates it.
-CONVERTED = {
-    "llama": (convert_llama, "interleaved", "glm"),
-    "glm": (convert_llama, "half", "gpt_neox"),
-    "gpt_neox": (convert_neox, "interleaved", "glm"),
-    "deepseek_v3": (convert_deepseek, "half", None),
-}
-
-
-@of_each([tiny for tiny in SERVED if tiny.model_type in CONVERTED])
-def test_converted_weights_give_the_same_outputs(family, monkeypatch):
-    conversion, to, function = CONVERTED[family.name]
-    error, model = family.error, copy.deepcopy(family.double)
-    conversion(model, replace(RoPE.from_config(model.config), out_pairing=None), to)
-    if function is not None:
-        assert off(family.run(model), family.true) > 100 * error
-        own = modeling(function).apply_rotary_pos_emb
-        monkeypatch.setattr(modeling(family.name), "apply_rotary_pos_emb", own)
-    assert off(family.run(model), family.true) <= 10 * error * UNITS

@@ -1,4 +1,4 @@
-"""`positions.mrope` against `get_rope_index` of transformers: Qwen2.5-Omni, Qwen3-Omni, ERNIE-4.5-VL.
+"""`positions.mrope` against `get_rope_index` of transformers: Qwen2.5-Omni and Qwen3-Omni.
 
 Collected only with `--models`, as it needs transformers and PyTorch. The tokens of a video with audio are
 sorted by the model's own processor.
@@ -10,7 +10,6 @@ from types import MethodType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as ernie
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5
 from transformers.models.qwen2_5_omni import processing_qwen2_5_omni as processing2_5
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3
@@ -68,12 +67,12 @@ def sorted_tokens(name, grid, seconds, audio, rate, chunk):
 class Prompts:
     """A random batch of prompts, padded on one side, with the grids and lengths of their pictures and sound.
 
-    `mixed`: the videos have sound. `frames`: a model without sound merges so many frames of a video.
+    `mixed`: the videos have sound.
     """
 
-    def __init__(self, name, rng, mixed=False, frames=1):
-        self.name, self.rng, self.mixed, self.frames = name, rng, mixed, frames
-        self.kinds = [self.image, self.video, self.text, *([self.audio] if name in OMNI else [])]
+    def __init__(self, name, rng, mixed):
+        self.name, self.rng, self.mixed = name, rng, mixed
+        self.kinds = [self.image, self.video, self.text, self.audio]
         self.rate, self.chunk = rng.choice([25, 13]), rng.choice([1, 2])
         self.images, self.videos, self.seconds, self.audios = [], [], [], []
         prompts = [self.prompt() for _ in range(rng.randint(1, 3))]
@@ -107,14 +106,14 @@ class Prompts:
         return [AUDIO_START, *[AUDIO] * audio_length(self.name, self.audios[-1]), AUDIO_END]
 
     def video(self):
-        grid = (self.frames * self.rng.choice([1, 3, 16]), self.side(), self.side())
+        grid = (self.rng.choice([1, 3, 16]), self.side(), self.side())
         # Qwen3-Omni's processor sorts by float64 times, its model by float32 times: with 0.08 s these differ,
         # and the model gives an audio token the coordinates of a patch.
         seconds = self.rng.choice([0.08 if self.name == "qwen2_5_omni" else 0.3125, 2 / 3, 1.0, 3.7])
         self.videos.append(grid)
         self.seconds.append(seconds)
         if not self.mixed:
-            return [VISION_START, *[VIDEO] * (np.prod(grid) // MERGE**2 // self.frames), VISION_END]
+            return [VISION_START, *[VIDEO] * (np.prod(grid) // MERGE**2), VISION_END]
         self.audio()
         audio = audio_length(self.name, self.audios[-1])
         inner = sorted_tokens(self.name, grid, seconds, audio, self.rate, self.chunk)
@@ -151,23 +150,3 @@ def test_omni(name, mixed):
         prompts = Prompts(name, random.Random(seed), mixed)
         for got, want, near in zip(prompts.ours(), prompts.theirs(), (0, 1e-3), strict=True):
             np.testing.assert_allclose(got, want, rtol=0 if exact else 3e-6, atol=0 if exact else near)
-
-
-def test_ernie():
-    for seed in range(20):
-        frames = 1 + seed % 2
-        prompts = Prompts("ernie4_5_vl_moe", random.Random(seed), frames=frames)
-        vision = SimpleNamespace(temporal_merge_size=frames, spatial_merge_size=MERGE)
-        names, config = ("get_rope_index", "get_vision_position_ids"), SimpleNamespace(vision_config=vision)
-        model = with_methods(ernie.Ernie4_5_VLMoeModel, *names, config=config)
-        arrays = (prompts.ids, prompts.images, prompts.videos)
-        tokens, images, videos = map(torch.tensor, arrays)
-        types = torch.where(tokens <= VIDEO, tokens, 0)  # IMAGE and VIDEO are the model's numbers too
-        ids, want = model.get_rope_index(
-            tokens, types, images, videos.reshape(-1, 3), torch.tensor(prompts.mask)
-        )
-        pos, deltas = positions.mrope(
-            *arrays, mask=prompts.mask, temporal_merge_size=frames, advance="spatial"
-        )
-        assert pos.tolist() == ids.movedim(0, -1).tolist()
-        assert deltas.tolist() == want[:, 0].tolist()

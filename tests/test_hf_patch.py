@@ -166,7 +166,7 @@ def test_tables_take_the_arguments_of_tensor_to():
 # ---- generation and training ----
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl", *LENGTHS])  # over the trained length
+@pytest.mark.parametrize("name", ["deepseek_v2", "gemma3", "qwen2_vl", *LENGTHS])  # over the trained length
 def test_generated_tokens_of_texts_with_left_padding_are_the_same(name):
     mask = torch.arange(20) >= torch.tensor([[7], [0]])
     model, options = build(name), {"attention_mask": mask.long(), "max_new_tokens": 8, "do_sample": False}

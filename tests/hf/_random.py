@@ -1,9 +1,7 @@
-"""Random configs of text models: rules, widths, sections, layer types, and the keys of older files."""
+"""Random configs of text models: rules, widths, layer types, and the keys of older files."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from hf import _text as t
@@ -16,9 +14,6 @@ STATIC = ("default", "linear", "yarn", "llama3")
 NO_LONG = (*STATIC, "dynamic")
 RULES = (*NO_LONG, "longrope")
 BEFORE = "original_max_position_embeddings"
-Random = np.random.Generator
-Given = dict[str, Any]
-Rule = str | tuple[Given, Given]  # a name, or an older config with the keys of its rule
 
 
 def real(rng, low, high):
@@ -65,17 +60,11 @@ def rule(rng, kind, pairs, longest):
     return {}
 
 
-def positions(rope, longest, axes):
-    """Return positions on both sides of every length at which a rule changes.
-
-    Of several coordinates, each is the largest at some position.
-    """
+def positions(rope, longest):
+    """Return positions on both sides of every length at which a rule changes."""
     ends = {longest, longest + 1, 3 * longest}
     ends |= {rope[BEFORE], rope[BEFORE] + 1} if BEFORE in rope else set()
-    lines = [np.array([0, 1, end // 3, end - 1]) for end in sorted(ends)]
-    if axes > 1:
-        lines = [np.stack([np.roll(pos, shift) for shift in range(axes)], axis=-1) for pos in lines]
-    return tuple(lines)
+    return tuple(np.array([0, 1, end // 3, end - 1]) for end in sorted(ends))
 
 
 def stated(rng, rope, kind):
@@ -89,27 +78,6 @@ def stated(rng, rope, kind):
     return {"rope_theta": theta, "rope_scaling": {"type" if style == 2 else "rope_type": kind, **rope}}
 
 
-# Sections of M-RoPE
-
-
-def split(rng, pairs):
-    """Return three sections that sum to the number of pairs."""
-    t, h = sorted(rng.choice(np.arange(1, pairs), size=2, replace=False).tolist())
-    return [int(t), int(h - t), int(pairs - h)]
-
-
-def third(rng, pairs):
-    """Return sections for the stride-3 map: height and width are below a third of the pairs."""
-    h, w = (int(rng.integers(1, max(2, pairs // 3))) for _ in range(2))
-    return [pairs - h - w, h, w]
-
-
-def equal_pair(rng, pairs):
-    """Return sections for the alternating map: equal height and width, then time."""
-    h = int(rng.integers(1, pairs // 2))
-    return [h, h, pairs - 2 * h]
-
-
 # Configs
 
 
@@ -117,23 +85,18 @@ def equal_pair(rng, pairs):
 class Drawn:
     """Random configs of a class, named without "RotaryEmbedding".
 
-    `rules` are names, or whole older configs. `old` has the older names of the base and of the share.
+    `old` has the older names of the base and of the share.
     """
 
     name: str
     first: bool  # of the classes of these fields
-    rules: tuple[Rule, ...] = RULES
+    rules: tuple[str, ...] = RULES
     explicit: bool | None = None  # whether head_dim is given; None: at times
     shares: tuple[float, ...] = ()  # of the features that rotate
     old: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     latent: bool = False
-    sections: Callable[[Random, int], list[int]] | None = None
     others: tuple[str, ...] = ()  # rules of the second layer type
     global_width: bool = False  # heads of twice the width in the layers of full attention
-
-    @property
-    def id(self):
-        return self.name if isinstance(self.rules[0], str) else f"{self.name}, older keys"
 
     def draw(self, rng, kind, in_older_keys):
         """Return a config, its rule's keys, and the rule whose slack holds."""
@@ -141,9 +104,6 @@ class Drawn:
         longest = int(rng.integers(64, 512))
         given = {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "num_hidden_layers": 4}
         given["max_position_embeddings"] = longest
-        if not isinstance(kind, str):
-            own, rope = kind
-            return {**given, "hidden_size": heads * 64, **own}, rope, "yarn"
         explicit = rng.random() < 0.5 if self.explicit is None else self.explicit
         given |= {"hidden_size": heads * (32 if explicit else width)}
         given |= {"head_dim": width} if explicit else {}
@@ -157,7 +117,7 @@ class Drawn:
             given |= {"global_head_dim": 2 * width} if self.global_width else {}
             both = {key: value for rope in ropes.values() for key, value in rope.items()}
             return given, both, "llama3"  # the largest slack, for either rule
-        if self.sections or (self.shares and not in_older_keys):
+        if self.shares and not in_older_keys:
             rope = self.parameters(rng, kind, width, longest)
             return {**given, "rope_parameters": rope}, rope, kind
         share, (theta, part) = float(rng.choice(self.shares or [1.0])), self.old
@@ -168,12 +128,11 @@ class Drawn:
         return {**given, theta: base(rng), part: share, **scaling}, rope, kind
 
     def parameters(self, rng, kind, width, longest):
-        """Return rotary parameters with a share and sections."""
+        """Return rotary parameters with a share."""
         has_share = self.shares and kind != "proportional"
         share = float(rng.choice(self.shares)) if has_share else 1.0
         pairs = int(width * share) // 2
         more = {"partial_rotary_factor": share} if has_share else {}
-        more |= {"mrope_section": self.sections(rng, pairs)} if self.sections else {}
         rope = rule(rng, kind, pairs, longest)
         if self.others:
             rope.pop("truncate", None)  # transformers reads it from the outer dict
@@ -186,7 +145,7 @@ class Drawn:
         for number, kind in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
             given, rope, kind = self.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
-            at = positions(rope, given["max_position_embeddings"], form.axes)
+            at = positions(rope, given["max_position_embeddings"])
             made = owner(**copy.deepcopy(given))
             for layer in t.layers_of(form, made):
                 probe = t.probe(replace(form, positions=at), layer, case.model, case.cls, made, made)
@@ -201,25 +160,6 @@ def drawn(names, **fields):
 
 GLOBAL = ("default", "linear", "proportional")
 SHARES = (0.25, 0.5, 0.75, 1.0)
-LISTS = {"short_factor": [1.0 + i / 8 for i in range(32)], "long_factor": [2.0 + i for i in range(32)]}
-YARN = {"rope_type": "yarn", "factor": 8.0, BEFORE: 100}
-ALPHA = {"type": "dynamic", "alpha": 1e3, "factor": 1.0}
-TYPED = {"layer_types": [*t.TYPES] * 2}
-GEMMA3 = {**TYPED, "head_dim": 64, "rope_theta": 1e6, "rope_local_base_freq": 2e4}
-MODERNBERT = {**TYPED, "global_rope_theta": 1.6e5, "local_rope_theta": 2e4}
-# By class, configs with keys of their own, and the keys of the rule
-OLDER: dict[str, tuple[Rule, ...]] = {
-    "Phi3": (
-        ({"rope_theta": 5e3, "rope_scaling": {"type": "su", **LISTS, BEFORE: 100}}, {BEFORE: 100}),
-        ({"rope_theta": 5e3, BEFORE: 100, "rope_scaling": {"type": "longrope", **LISTS}}, {BEFORE: 100}),
-    ),
-    "MiniMaxM2": tuple(({"rope_theta": 5e6, "head_dim": 64, "rotary_dim": n}, {}) for n in (16, 32, 64)),
-    "HunYuanDenseV1": (({"head_dim": 64, "rope_theta": 1e4, "rope_scaling": ALPHA}, {}),),
-    "Gemma3": ((GEMMA3, {}), ({**GEMMA3, "rope_scaling": YARN}, YARN)),
-    "ModernBert": ((MODERNBERT, {}), ({**MODERNBERT, "rope_scaling": YARN}, YARN)),
-    "Qwen2VL": (({"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}, {}),),
-    "DeepseekV3": tuple(({"rope_theta": 2e4, "rope_interleave": value}, {}) for value in (False, True)),
-}
 FORMS: tuple[Drawn, ...] = (
     *drawn("Llama Mistral", rules=(*RULES, "proportional")),
     *drawn("Qwen2 Cohere NanoChat", explicit=False),
@@ -231,14 +171,8 @@ FORMS: tuple[Drawn, ...] = (
     *drawn("Nemotron Glm4 Qwen3Next", explicit=True, shares=SHARES),
     *drawn("DeepseekV2", rules=NO_LONG, explicit=False, latent=True),
     *drawn("DeepseekV3 DeepseekV32 MiniCPM3", explicit=False, latent=True),
-    *drawn("Qwen2VL Qwen2_5_VL", explicit=False, sections=split),
-    *drawn("GlmOcrText", explicit=True, sections=split),
-    *drawn("Qwen3VLText", explicit=True, sections=third),
-    *drawn("Qwen3_5Text", explicit=True, sections=third, shares=(0.5, 1.0)),
-    *drawn("Ernie4_5_VLMoeText", rules=("default",), explicit=True, sections=equal_pair),
     *drawn("Gemma3 Olmo3", rules=NO_LONG, explicit=True, others=STATIC),
     *drawn("Laguna MiMoV2Flash", rules=NO_LONG, explicit=True, others=STATIC, shares=(0.25, 0.5, 1.0)),
     *drawn("Lfm3", rules=STATIC, explicit=True, others=(*STATIC, "proportional")),
     *drawn("Gemma4Text", rules=GLOBAL, explicit=True, others=GLOBAL[:2], global_width=True),
-    *(Drawn(name, first=True, rules=rows) for name, rows in OLDER.items()),
 )

@@ -158,14 +158,6 @@ def flamingo_probes():
         yield Probe(config, partial(flamingo, config, seconds), config.head_dim, (pos,))
 
 
-def hunyuan_configs():
-    """Yield configs with a head width and sections: the defaults have none."""
-    sections = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}
-    text = {"head_dim": 128, "rope_parameters": sections}
-    yield config_class("hunyuan_vl", "HunYuanVLTextConfig")(**text), None
-    yield config_class("hunyuan_vl", "HunYuanVLConfig")(text_config=text), "text"
-
-
 # The list
 
 
@@ -251,12 +243,10 @@ CASES: list[Case] = [
     Case(
         *("hunyuan_vl", "HunYuanVLRotaryEmbedding"),
         status="no rotation, as the two features of a pair have different coordinates, and norms change",
-        refused=hunyuan_configs,
     ),
     Case(
         *("vjepa2", "VJEPA2RopeAttention"),
         status="no rotation, as the two features of a pair have different frequencies, and norms change",
-        refused=lambda: [(config_class("vjepa2", "VJEPA2Config")(), None)],
     ),
 ]
 

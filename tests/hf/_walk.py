@@ -68,16 +68,14 @@ class Probe:
 class Case:
     """A class of `transformers.models.<model>`, and its expected result.
 
-    `status` is "equal", or a reason that the table shows instead. `refused` returns (config, part) that
-    `RoPE.from_config` refuses. Each push compares the first class of each row of `_text`, and each class
-    without a row.
+    `status` is "equal", or a reason that the table shows instead. Each push compares the first class of each
+    row of `_text`, and each class without a row.
     """
 
     model: str
     cls: str
     probes: Callable[[], Iterable[Probe]] | None = None
     status: str = EQUAL
-    refused: Callable[[], Iterable[tuple[Any, str | None]]] | None = None
     row: Any = None
 
     @property
