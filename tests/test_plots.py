@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 import child
@@ -173,32 +172,6 @@ def test_every_plot_takes_every_rope(function, rope):
     assert len(ax.get_title()) > 5
     assert len(ax.get_xlabel()) > 3
     assert len(ax.get_ylabel()) > 3
-
-
-def test_legends_hide_no_text():
-    """Every text is inside of the figure, and none overlaps another or the legend."""
-    ropes = {"base 500,000": ROPE, "Llama 3.1": LLAMA}
-    for function in DRAWN:
-        for ax in (function(LLAMA), function(ropes)):
-            panels = ax if isinstance(ax, list) else [ax]
-            figure = panels[0].figure
-            figure.draw_without_rendering()
-            boxes = [box for each in panels for box in boxes_of(each)]
-            inside = figure.bbox.padded(3)
-            assert all(inside.contains(*corner) for box in boxes for corner in box.corners()), function
-            for i, box in enumerate(boxes):
-                assert not any(box.padded(-1).overlaps(other.padded(-1)) for other in boxes[:i]), function
-
-
-def boxes_of(ax) -> Iterable:
-    """Yield the extents of the title, the labels, the ticks' numbers and a legend below the axes."""
-    legend = ax.get_legend()
-    artists = [ax.title, ax.xaxis.label, ax.yaxis.label, *([legend] if legend else [])]
-    for axis in (ax.xaxis, ax.yaxis):
-        low, high = sorted(axis.get_view_interval())
-        artists += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-    for artist in artists:
-        yield artist.get_window_extent()
 
 
 def test_pyplot_stays_out_and_settings_stay_the_same(tmp_path):
