@@ -141,13 +141,6 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
     assert all(text in plot for text in (OURS, FLASH, "backward, bfloat16", "fake device"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_without_a_gpu_the_command_says_what_is_needed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["speed.py", "--gpu", "--quick"])
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        speed.main()
-
-
 def test_the_page_is_made_from_the_newest_result(tmp_path):
     (tmp_path / "docs" / "speed").mkdir(parents=True)
     _speed_table.write("gpu", _targets.newest("gpu"), tmp_path)
