@@ -67,10 +67,11 @@ def refused(error, says, call):
 
 
 def test_exceptions_derive_from_rope_error_and_a_builtin():
-    for error in (SpecError, ShapeError, PositionError, BackendError):
-        assert issubclass(error, ra.RoPEError) and issubclass(error, ValueError)  # noqa: PT018
-    assert issubclass(ArrayTypeError, ra.RoPEError)
-    assert issubclass(ArrayTypeError, TypeError)
+    for error in (getattr(ra, name) for name in ra.__all__ if name.endswith("Error")):
+        builtin = {"ArrayTypeError": TypeError, "RoPEError": Exception}.get(error.__name__, ValueError)
+        assert set(error.__mro__) >= {ra.RoPEError, builtin}
+        assert error.__module__ == "rope_array"  # shown in tracebacks
+        assert inspect.getdoc(error).endswith(".")
     assert not issubclass(ra.RoPEError, (ValueError, TypeError))
 
 
@@ -260,9 +261,7 @@ CALLS = {
     },
     BackendError: {
         "apply(x, 0, backend='nonesuch')": "backend is 'nonesuch' | 'array-api'",
-        "apply(x, 0, backend=3)": "backend is 3 | 'array-api'",
         "apply(x, 0, backend=other)": "float32[2, 4] | does not serve | 'array-api'",
-        "rotation().apply(x, backend='nonesuch')": "backend is 'nonesuch' | 'array-api'",
     },
 }
 
@@ -372,26 +371,13 @@ def test_numpy_positions_that_are_no_numbers():
 
 
 @pytest.mark.library("jax")
-def test_jax_without_64_bit_integers(lib):
-    jax, x = importlib.import_module("jax"), ones(lib, 2, 4)
-    for pos in (
-        *(2**31, -(2**31) - 1, [0, 2**31], range(2**31 - 1, 2**31 + 1), range(-(2**31), -(2**31) - 2, -1)),
-        *(np.int64(2**31), np.array([0, 2**31]), np.array([-(2**31) - 1, 0]), np.array([2**32, 5])),
-    ):
-        says = "position | out of range | 2**31 | x64"
-        refused(PositionError, says, lambda pos=pos: ra.apply(x, pos))
-        refused(PositionError, says, lambda pos=pos: RoPE(4).rotation(pos, like=x))
-        refused(PositionError, says, lambda pos=pos: jax.jit(lambda x: ra.apply(x, pos))(x))
+def test_positions_beyond_32_bits_of_jax(lib):
+    """test_jax.py has every kind of them; with x64 they are served."""
+    jax, x, far = importlib.import_module("jax"), ones(lib, 2, 4), np.array([0, 2**31])
+    refused(PositionError, "position | out of range | 2**31 | x64", lambda: ra.apply(x, far))
+    refused(PositionError, "nan | not a number | 2**31", lambda: ra.apply(x, np.array([1, NAN])))
     with jax.enable_x64(True):
-        ra.apply(x, pos)
-
-
-@pytest.mark.library("jax")
-def test_jax_reads_numpy_floats(lib):
-    for dtype, value in itertools.product(("float32", "float64"), (NAN, INF, -INF, 2.0**31, -(2.0**31))):
-        says = ["position", "2**31", *(["nan", "not a number"] if value != value else ["out of range"])]
-        pos = np.array([1.0, value], dtype)
-        refused(PositionError, says, lambda pos=pos: ra.apply(ones(lib, 2, 4), pos))
+        ra.apply(x, far)
 
 
 def test_the_ends_of_the_range_are_served(lib):
@@ -451,17 +437,14 @@ ONE, AXIAL = RoPE(4), RoPE(4, axes=ra.Axes.axial(2, 2))
     ("rope", "shape", "pos_shape", "seq_axis", "fits"),
     [
         (ONE, (2, 3, 4), (2,), -2, [-3]),
-        (ONE, (2, 3, 5, 4), (3,), -2, [-3]),
         (ONE, (2, 3, 5, 4), (2, 5), -3, [-2]),
         (ONE, (3, 3, 5, 4), (3,), -2, [-4, -3]),
-        (ONE, (2, 5, 3, 4), (5, 2), -2, [-4]),
         (ONE, (2, 5, 3, 4), (3, 2), -2, []),
         (ONE, (2, 3, 4), (2, 3, 1), -2, []),
         (ONE, (2, 3, 5, 4), (5, 1), -2, []),
         (ONE, (2, 5, 3, 4), (5, 1), -2, [-3]),
         (ONE, (2, 3, 5, 4), (1, 2, 1), -2, [-4]),
         (ONE, (3, 4), (1, 3), -2, []),
-        (ONE, (1, 4), (5,), -2, []),
         (AXIAL, (2, 3, 7, 4), (3, 5, 2), -2, []),
         (AXIAL, (2, 3, 5, 4), (5, 1, 2), -2, []),
     ],
@@ -631,8 +614,7 @@ def test_two_devices_of_strict():
     there = xp.Device("device1")
     x, y = xp.ones((2, 4), dtype=xp.float32), xp.ones((2, 4), dtype=xp.float32, device=there)
     devices_refused(x, y, xp.arange(2, device=there), xp.ones(2, dtype=xp.float32, device=there), "device1")
-    assert ra.apply(y, xp.arange(2, device=there)).device == there
-    assert ra.apply(y, [0, 1]).device == RoPE(4).matrix(3, like=y).device == there
+    assert ra.apply(y, xp.arange(2, device=there)).device == ra.apply(y, [0, 1]).device == there
 
 
 @pytest.mark.library("torch")

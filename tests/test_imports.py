@@ -263,37 +263,12 @@ def cycles(graph):
 
 
 GRAPH = import_graph(sources())
-# Lines that would break a rule, by their module: one for each form of import and kind of rule.
-PLANTED = [
-    ("_spec.spec", "import numpy"),
-    ("_spec.plan", "from numpy import asarray"),
-    ("_apply", "def f():\n    import torch"),
-    ("_apply", "from . import _registry"),
-    ("_array_api.angles", "from .library import library"),
-    ("_array_api.library", "import array_api_compat.torch"),
-    ("_registry", "import_module('rope_array._backends.torch')"),
-    ("_apply", "async def f():\n    from . import _config"),
-    ("_rope", "from . import _config"),
-    ("_rope", "lambda: __import__('rope_array.torch')"),
-    ("_backends.torch", "from ... import _registry"),
-    ("testing._own", "import rope_array"),
-    ("_spec.plan", "def f():\n    from .spec import Spec"),  # a cycle
-    ("a_new_module", "from . import apply"),
-]
 
 
 def test_import_rules():
+    assert {"", "_apply", "testing._definition", "_backends.torch"} <= GRAPH.keys()
+    assert ("numpy", True) in GRAPH["_array_api.library"]
     assert violations(GRAPH) == []
-
-
-def test_planted_violations_are_found():
-    texts = sources()
-    modules = {f"rope_array.{name}" for name in texts}
-    assert {"", "_apply", "testing._definition", "_backends.torch"} <= texts.keys()
-    for name, line in PLANTED:
-        text, package = texts.get(name, ("", ("rope_array",)))
-        imports = imports_of(f"{text}\n{line}\n", package, modules)
-        assert violations({**GRAPH, name: imports}), (name, line)
 
 
 # ---- broken and mocked frameworks ----
@@ -409,13 +384,6 @@ def test_attributes_of_classes_are_described():
         for name in names:
             assert re.search(rf"(?m)^{name} : ", section(text, title)), name
     assert "cos, sin : " in section(inspect.getdoc(rope_array.Rotation), "Attributes")
-
-
-def test_exceptions_have_docstrings():
-    for value in (getattr(rope_array, name) for name in rope_array.__all__ if name.endswith("Error")):
-        assert issubclass(value, rope_array.RoPEError)
-        assert inspect.getdoc(value).endswith(".")
-        assert value.__module__ == "rope_array"  # shown in tracebacks
 
 
 NOT_CORE = {"_backends", "__main__", "_command", "_demo", "hf", "torch", "vllm"}

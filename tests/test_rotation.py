@@ -233,17 +233,9 @@ def test_narrow_tables_are_converted_exactly(lib, float_dtype):
 def test_tables_and_dtypes_that_are_refused(lib):
     rope, _, rotation = case(lib, "half")
     cos, sin = rotation
-    ints = lib.asarray(np.ones((3, 4)), "int32")
     with lib.running():
-        for bad, error in [
-            ((cos, sin[:2, ...]), ShapeError),
-            ((cos[:, :3], sin[:, :3]), ShapeError),
-            ((cos, ints), ArrayTypeError),
-            ((cos, 1.0), ArrayTypeError),
-            ((1.0, sin), ArrayTypeError),
-            (([1.0], sin), ArrayTypeError),
-        ]:
-            with pytest.raises(error):
+        for bad in ((cos, sin[:2, ...]), (cos[:, :3], sin[:, :3])):
+            with pytest.raises(ShapeError):
                 rope.rotation_from(*bad)
         for dtype in (lib.xp.int32, lib.xp.bool, lib.xp.complex64, "a word"):
             with pytest.raises(ArrayTypeError, match="dtype is"):

@@ -96,9 +96,7 @@ def test_fields_are_plain_python_values():
     for name in set(FIELDS) - {"scaling", "axes"}:  # records: see test_scaling.py and test_maps.py
         value = getattr(rope, name)
         assert type(value) in (int, float, str, tuple), f"{name} is a {type(value)}"
-    assert [type(omega) for omega in rope.inv_freq] == [float, float]
-    assert [type(omega) for omega in rope.frequencies] == [float, float]
-    assert type(rope.amplitude) is float
+    assert {type(number) for number in (*rope.inv_freq, *rope.frequencies, rope.amplitude)} == {float}
     narrow = {"rotary_dim": 4, "rotary_start": 2, "pairing": "half", "out_pairing": "interleaved"}
     assert rope == RoPE(8, **narrow, inv_freq=(1.0, 2.0), attention_factor=1.5, max_position=5)
 
@@ -239,15 +237,6 @@ def test_another_process_with_other_decimal_contexts_loads_ropes_and_types_of_ro
 def test_pickles_hold_the_fields_only():
     """The version that loads a pickle computes words and tables again."""
     assert len(pickle.dumps(RoPE(512))) < 400
-
-
-def test_replace_checks_and_resolves_the_fields_anew():
-    rope = RoPE(8, rotary_dim=4, pairing="half", attention_factor=1.5)
-    changed = dataclasses.replace(rope, base=500.0)
-    assert changed == RoPE(8, base=500.0, rotary_dim=4, pairing="half", attention_factor=1.5)
-    assert changed.frequencies == RoPE(4, base=500.0).frequencies
-    with pytest.raises(SpecError, match="odd"):
-        dataclasses.replace(rope, rotary_dim=3)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -413,19 +402,16 @@ def test_a_value_is_refused_after_an_equal_value():
             ra.apply(x, 0, **bad)
 
 
-def test_more_specs_than_the_memo_holds():
-    """Each spec has its own result, twice, and the first one's stays; the memo has an end."""
+def test_the_memo_of_specs_has_an_end():
+    """test_imports.py has the results of more specs than it holds."""
 
     def plans():
         gc.collect()
         return sum(type(one) is Plan for one in gc.get_objects())
 
-    before, x = plans(), np.random.default_rng(0).standard_normal((2, 4))
-    first = ra.apply(x, [3, 4], base=7.0)
+    before = plans()
     for base in [*range(1, 300)] * 2:
-        y = ra.apply(x, [3, 4], base=float(base))
-        np.testing.assert_array_equal(y, RoPE(4, base=float(base)).apply(x, [3, 4]))
-        np.testing.assert_array_equal(ra.apply(x, [3, 4], base=7.0), first)
+        ra.apply(np.ones((2, 4)), [3, 4], base=float(base))
         plan_of(2, inv_freq=[float(base)])  # a list has no hash
     assert plans() - before <= 2 * 256  # each plan has an inverse
 
