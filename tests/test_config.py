@@ -79,11 +79,11 @@ BASE_OF_NULL = {"rope_parameters": {**YARN, "rope_theta": None}}
 OLMO_HYBRID = small("olmo_hybrid", **BASE_OF_NULL)
 DBRX = model("dbrx", d_model=6144, n_heads=48, max_seq_len=32768)
 ERNIE = model("ernie4_5", **heads(1024, 16))
-QWEN3_VL = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]}
+QWEN3_VL = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [22, 21, 21]}
 QWEN3_VL = {"head_dim": 128, "rope_theta": 5e6, "rope_scaling": QWEN3_VL}
-QWEN3_AXES = ra.Axes.interleaved(24, 20, 20)
+QWEN3_AXES = ra.Axes.interleaved(22, 21, 21)
 GLM4V = {**heads(4096, 32), "partial_rotary_factor": 0.5}
-GLM4V["rope_scaling"] = {"type": "default", "mrope_section": [8, 12, 12]}
+GLM4V["rope_scaling"] = {"type": "default", "mrope_section": [8, 10, 14]}
 BY_2 = ra.Linear(2.0)
 QUARTER = {"base": 1e6, "scaling": ra.Proportional(0.25)}
 GEMMA4 = model("gemma4_text", head_dim=32, layer_types=["sliding_attention", "full_attention"])
@@ -120,7 +120,7 @@ PUBLISHED = {
     "Qwen3-VL": (model("qwen3_vl", text_config=QWEN3_VL), half(128, base=5e6, axes=QWEN3_AXES)),
     "GLM-4V": (
         model("glm4v", text_config=GLM4V),
-        ra.RoPE(128, rotary_dim=64, axes=ra.Axes.chunked(8, 12, 12)),
+        ra.RoPE(128, rotary_dim=64, axes=ra.Axes.chunked(8, 10, 14)),
     ),
     "Gemma 3, layer 5": (GEMMA3, GEMMA3_FULL, {"part": "text_config", "layer_type": 5}),
     "DeepSeek V3": (DEEPSEEK_V3, ra.RoPE(64, out_pairing="half", scaling=V3_YARN)),
@@ -158,14 +158,11 @@ PUBLISHED = {
         half(96, rotary_dim=48, scaling=BY_2),
     ),
     "StableLM": (
-        model("stablelm", **heads(2560, 32), partial_rotary_factor=0.25, rope_scaling=LINEAR),
-        half(80, rotary_dim=20, scaling=BY_2),
+        model("stablelm", **heads(2560, 32), rope_parameters={"partial_rotary_factor": 0.25}),
+        half(80, rotary_dim=20),
     ),
     "Phi-4": (model("phi3", head_dim=128, partial_rotary_factor=0.75), half(128, rotary_dim=96)),
-    "Qwen3-Next": (
-        model("qwen3_next", head_dim=256, rope_parameters={**LINEAR, "partial_rotary_factor": 0.125}),
-        half(256, rotary_dim=32, scaling=BY_2),
-    ),
+    "Qwen3-Next": (model("qwen3_next", partial_rotary_factor=0.125), half(256, rotary_dim=32)),
     "MiniMax-M2": (
         model("minimax_m2", head_dim=128, rotary_dim=32, rope_theta=2e4),
         half(128, base=2e4, rotary_dim=32),
