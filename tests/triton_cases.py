@@ -110,6 +110,8 @@ def _of_positions():
         yield f"{name} at the ends of int32", Call(_qk(name), ends.to(torch.int32), HALF)
         yield f"{name} beyond int32", Call(_qk(name), ends * 2**20 + 12345, HALF)
     yield "a range", Call(_qk(), range(10**9, 10**9 - 15, -3), HALF)
+    yield "tables of a range", Call(_qk("float64"), range(-2, 3), HALF, by_tables=True)
+    yield "tables of one position", Call(_qk(), 7, HALF, by_tables=True)
     offsets = ra.positions.offset(5, torch.tensor([7, 100_000]))
     yield "an offset for each sequence", Call(_qk(), offsets, HALF)
     packed = ra.positions.packed(torch.tensor([0, 3, 4, 11]), 12, offsets=torch.tensor([0, 9, -5]))
