@@ -64,15 +64,6 @@ class Attention(torch.nn.Module):
 # ---- module(q, k, positions) ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", FIELDS)
-def test_queries_and_keys_are_rotated_by_the_definition(name, dtype):
-    q, k = normal(2, 4, 5, 16, dtype=dtype), normal(2, 1, 5, 16, dtype=dtype, seed=1)
-    pos = torch.tensor([0, 1, 77, 1_000_003, 2**31 - 1])
-    for y, x in zip(RotaryEmbedding(ROPES[name])(q, k, pos), (q, k), strict=True):
-        judge(y, x, pos, **FIELDS[name])
-
-
 @pytest.mark.parametrize("axis", [-2, -3])
 @pytest.mark.parametrize(
     "pos", [torch.arange(5.0) / 2, torch.arange(10).reshape(2, 5), range(5), [4, 0, 9, 1, 2]], ids=str
@@ -420,17 +411,13 @@ def test_a_mistake_in_a_compiled_function_is_named(fresh_dynamo):
 
 
 @by_module
-def test_exported_with_a_dynamic_length_and_saved(make):
+def test_exported_with_a_dynamic_length(make):
     module = changed(make())
     q, length = normal(2, 2, 5, 16), torch.export.Dim("length", min=2, max=4096)
     shapes = {2: length}, {2: length}, {0: length}
     arguments = q, -q, positions_for(module, 5)
     program = torch.export.export(module, arguments, dynamic_shapes=shapes)
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    loaded = torch.export.load(file).module()
     for size in (2, 77):
         q, pos = normal(2, 2, size, 16), positions_for(module, size)
-        for y, want in zip(loaded(q, -q, pos), module(q, -q, pos), strict=True):
+        for y, want in zip(program.module()(q, -q, pos), module(q, -q, pos), strict=True):
             assert torch.allclose(y, want, atol=1e-6)

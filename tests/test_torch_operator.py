@@ -1,4 +1,4 @@
-"""The rotation in a compiled program on the CPU: one operator each way; elsewhere one loop each way."""
+"""The rotation in a compiled program on the CPU: one operator each way; test_inductor_offline.py has GPUs."""
 
 import re
 
@@ -15,7 +15,6 @@ from torch_cases import (
     POS,
     compiled,
     forward_ad,
-    near,
     normal,
 )
 
@@ -168,7 +167,7 @@ def test_out_that_is_not_x_is_copied_from_the_operator_of_the_cpu(device, fresh_
     assert any("rope_array.rotate_by" in name for name in names) == (device == "cpu")
 
 
-@pytest.mark.parametrize("how", ["apply", pytest.param("rotation", marks=NIGHTLY), "inverse"])
+@pytest.mark.parametrize("how", ["apply", "inverse of a rotation"])
 def test_a_module_s_rope_may_be_replaced(how, fresh_dynamo):
     """Dynamo compiles anew, and takes no plan or layout of the first rope."""
 
@@ -178,8 +177,7 @@ def test_a_module_s_rope_may_be_replaced(how, fresh_dynamo):
         def forward(self, x, pos):
             if how == "apply":
                 return self.rope.apply(x, pos)
-            rotation = self.rope.rotation(pos, like=x)
-            return (rotation if how == "rotation" else rotation.inverse()).apply(x)
+            return self.rope.rotation(pos, like=x).inverse().apply(x)
 
     module, x, pos = Module(), normal(2, 5, 16), torch.arange(5)
     run = compiled(module)
@@ -266,39 +264,3 @@ def test_nothing_is_copied_in_place(name, fresh_dynamo):
     assert found[0] == operators
     assert sorted(found[1]) == buffers
     assert ("cpp_fused" in program[program.index("def call(") :]) == (name == "rotation")  # makes tables
-
-
-@pytest.mark.slow
-@NEEDS_COMPILER
-@pytest.mark.parametrize(
-    ("fields", "dtype"),
-    [
-        ({"pairing": "half"}, torch.bfloat16),
-        pytest.param({"rotary_dim": 32, "rotary_start": 8}, torch.float32, marks=NIGHTLY),
-    ],
-    ids=["half", "interleaved, partial"],
-)
-def test_fused_loops_without_the_operator(fields, dtype, fresh_dynamo):
-    """As on a device that the kernel does not serve: no temporary, and tables once per position.
-
-    The compiler joins a concatenation into the loop of its parts on every device but the CPU, unless told to.
-    """
-    from torch._inductor import config
-
-    rope, pos = ra.RoPE(64, **fields), torch.arange(40)
-    q, k = (normal(1, heads, 40, 64, dtype=dtype).requires_grad_() for heads in (4, 2))
-    run = compiled(lambda q, k, pos: rope.apply((q, k), pos, backend="torch"), "inductor")
-
-    def step():
-        ys = run(q, k, pos)
-        return torch.autograd.grad(ys, (q, k), tuple(map(torch.ones_like, ys)))
-
-    with config.patch(force_pointwise_cat=True):
-        gradients, programs = programs_of(step)
-    assert len(programs) == 2
-    for program, operators, buffers in programs:
-        assert not operators
-        assert len(re.findall(r"for\(int64_t x0=", program)) == 3  # tables, q and k
-        assert len(buffers) == 4  # cos and sin, q and k
-    for x, gradient in zip((q, k), gradients, strict=True):
-        assert near(gradient, rope.rotation(pos, like=x).adjoint().apply(torch.ones_like(x)))

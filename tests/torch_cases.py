@@ -6,7 +6,7 @@ import shutil
 import compare
 import numpy as np
 import pytest
-from compare import KERNEL, values
+from compare import FIELDS, KERNEL, values
 
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
@@ -35,12 +35,6 @@ by_compiler = pytest.mark.parametrize(
     ],
 )
 
-FIELDS = {
-    "plain": {},
-    "half": {"pairing": "half", "base": 500_000.0},
-    "partial": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
-    "mixed": {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 12, "attention_factor": 0.5},
-}
 ROPES = {name: ra.RoPE(16, **fields) for name, fields in FIELDS.items()}
 ROPE, HALF = ROPES["partial"], ROPES["half"]
 OTHER = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
@@ -215,23 +209,10 @@ def pulled_later(context):
     return run
 
 
-def checkpointed(reentrant):
-    from torch.utils.checkpoint import checkpoint
-
-    def run(of, x, weight):
-        x = x.clone().requires_grad_()
-        (checkpoint(of, x, use_reentrant=reentrant) * weight).sum().backward()
-        return x.grad
-
-    return run
-
-
-# Every method to compute a gradient of x.
+# Methods to compute a gradient of x; test_torch_compile.py has checkpoints.
 GRADIENTS = {
     "plain": pulled,
     "with create_graph": functools.partial(pulled, create_graph=True),
-    "checkpoint": checkpointed(False),
-    "reentrant checkpoint": checkpointed(True),
     "under autocast": pulled_within(autocast(torch.bfloat16)),
     "backward under autocast": pulled_later(autocast(torch.float16)),
     "backward in a dispatch mode": pulled_later(RecordDispatch),
