@@ -287,7 +287,7 @@ def test_tables_of_many_positions_are_chunked(lazily):
         assert max(cos.chunks[0]) * cos.shape[1] * cos.itemsize <= limit
 
 
-# ---- names, other processes, chunks of another library ----
+# ---- names, chunks of another library; test_dask_cluster.py has other processes ----
 
 
 def test_names_follow_the_computation():
@@ -308,15 +308,6 @@ def test_names_follow_the_computation():
     square = array(X[:, :, :3], chunks=CHUNKS)
     assert ROPE.apply(square, range(3)).name != ROPE.apply(square, range(3), seq_axis=1).name
     assert by_tables(x, range(S)).name == by_tables(x, range(S)).name
-
-
-def test_another_process():
-    """dask starts it by "spawn": it has imported and rotated nothing before."""
-    x, pos = array(X, chunks=CHUNKS), array(BS, chunks=3)
-    results = [ROPE.apply(x, BS), ROPE.apply(x, pos), by_tables(x, pos)]
-    with dask.config.set(scheduler="processes", num_workers=1):
-        for y in dask.compute(*results):
-            np.testing.assert_allclose(y, ROPE.apply(X, BS), rtol=0, atol=1e-6)
 
 
 @pytest.mark.library("dask", "jax")

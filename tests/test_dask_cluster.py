@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array._backends import _native
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -67,7 +66,3 @@ def test_calls_of_every_kind(client):
     computed = dask.compute({name: found for name, (found, _) in results.items()})[0]
     for name, (_, expected) in results.items():
         np.testing.assert_array_equal(computed[name], expected, err_msg=name, strict=True)
-    if _native.kernel is not None:
-        client.run(cluster_cases.leave_the_kernel_alone)
-        y = ROPE.apply(da.from_array(X, chunks=(2, 3, 10, 64)), range(ROWS)).compute()
-        np.testing.assert_array_equal(y, ROPE.apply(X, range(ROWS)))
