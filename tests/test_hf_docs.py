@@ -1,11 +1,9 @@
 """The programs of the documentation that need transformers or Flax, collected only with `--models`."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 
+import child
 import docs_blocks
 import pytest
 from transformers.models.llama import modeling_llama
@@ -32,10 +30,7 @@ def test_the_wrapper_of_a_function_of_tables_has_the_claims_shown(tmp_path):
     arguments = shlex.split(shown.replace("\\\n", ""))
     # Two calls; the checks of all claims take long.
     cases = ["--case", "width=64", "--case", "in_tuple=True dtype=bfloat16 rows=1,2,3"]
-    done = subprocess.run(
-        [sys.executable, *arguments, *cases], cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": ""},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = child.python(*arguments, *cases, cwd=tmp_path)
     assert done.stdout.startswith("PASSED: 1 of 1"), done.stdout + done.stderr
 
 

@@ -1,10 +1,8 @@
 """The conformance suite over the kernel at every level of instructions the processor has, and without it."""
 
-import os
 import re
-import subprocess
-import sys
 
+import child
 import pytest
 from conftest import sample
 
@@ -27,13 +25,8 @@ COVER = ("kind", "memory", "many_elements", "combinations")
 def check(target, level, *arguments, names=COVER):
     """Run the suite as a user would, in a process of its own: the level is chosen at the first call."""
     only = [option for name in sample(*names) for option in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "rope_array", "check", target, *arguments, *only],
-        env={**os.environ, "ROPE_ARRAY_KERNEL_LEVEL": level},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-m", "rope_array", "check", target, *arguments, *only)
+    done = child.python(*command, timeout=3600, ROPE_ARRAY_KERNEL_LEVEL=level)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.startswith("PASSED: ")
     return done.stdout
