@@ -8,7 +8,16 @@ from compare import array_and_values, words
 
 import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin
-from rope_array.testing._contract import AT_FLOATS, ROTATED, allowed, assert_contract, compute_dtype, eps, ulp
+from rope_array.testing._contract import (
+    AT_FLOATS,
+    AT_INTEGERS,
+    ROTATED,
+    allowed,
+    assert_contract,
+    compute_dtype,
+    eps,
+    ulp,
+)
 from rope_array.testing._definition import pairs_of
 
 INT32 = 2**31
@@ -105,6 +114,14 @@ def errors_of_tables(lib, dtype, given, pos, **fields):
     tables = ra.RoPE(width, **fields).rotation(given, like=lib.asarray(np.ones((1, width)), dtype))
     made = np.stack([lib.to_numpy(table).astype(np.float64) for table in tables])
     return np.abs(made - cos_sin(pos, **fields))
+
+
+@pytest.mark.neutral
+@pytest.mark.parametrize("base", [10_000.0, 1e6, 1.7])
+def test_cos_and_sin_are_within_their_bound(lib, float_dtype, base):
+    pos = positions(100, seed=1)
+    errors = errors_of_tables(lib, float_dtype, int_positions(lib, pos), pos, rotary_dim=128, base=base)
+    assert errors.max() <= AT_INTEGERS[compute_dtype(float_dtype)] + ROUNDED_TRUTH
 
 
 def test_float_positions_are_within_their_bound(lib, float_dtype):

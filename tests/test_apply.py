@@ -10,7 +10,7 @@ from compare import array_and_values, judge
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
 
-B, H, S, D = 2, 3, 5, 8
+B, S, D = 2, 5, 8
 
 
 def test_positions_of_the_host(lib):

@@ -612,16 +612,16 @@ def devices_refused(x, y, pos, frequencies, name):
 def test_two_devices_of_strict():
     xp = importlib.import_module("array_api_strict")
     there = xp.Device("device1")
-    x, y = xp.ones((2, 4), dtype=xp.float32), xp.ones((2, 4), dtype=xp.float32, device=there)
-    devices_refused(x, y, xp.arange(2, device=there), xp.ones(2, dtype=xp.float32, device=there), "device1")
-    assert ra.apply(y, xp.arange(2, device=there)).device == ra.apply(y, [0, 1]).device == there
+    y, pos = xp.ones((2, 4), dtype=xp.float32, device=there), xp.arange(2, device=there)
+    devices_refused(xp.ones((2, 4), dtype=xp.float32), y, pos, y[0, :2], "device1")
+    assert ra.apply(y, pos).device == ra.apply(y, [0, 1]).device == there
 
 
 @pytest.mark.library("torch")
 def test_two_devices_of_torch():
     torch = importlib.import_module("torch")
-    y = torch.ones(2, 4, device="meta")
-    devices_refused(torch.ones(2, 4), y, torch.arange(2, device="meta"), torch.ones(2, device="meta"), "meta")
+    y, pos = torch.ones(2, 4, device="meta"), torch.arange(2, device="meta")
+    devices_refused(torch.ones(2, 4), y, pos, y[0, :2], "meta")
 
 
 # ---- arrays without plain elementwise arithmetic ----

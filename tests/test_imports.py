@@ -107,15 +107,13 @@ def test_using_one_library_brings_in_no_other():
 # inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
+NO_IMPORTS = "_errors _dynamo _version _array_api.ops _backends testing._rules testing._verdict"
 MAY_IMPORT = {
     "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
     ".positions .torch .vllm",
-    "_errors": "",
-    "_dynamo": "",
-    "_version": "",
+    **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_spec": "._errors ._dynamo ._spec",
     "_array_api": "._errors ._dynamo ._spec ._array_api",
-    "_array_api.ops": "",
     "_array_api.digits": "._spec.plan ._array_api.ops",
     "_array_api.angles": "._spec.plan ._array_api.digits ._array_api.ops",
     "_array_api.pairs": "._spec.plan ._spec.shape_rule ._array_api.ops",
@@ -139,9 +137,7 @@ MAY_IMPORT = {
     "_diagnose": "._errors ._spec ._array_api ._rope ._diagnose numpy",
     "plots": "._errors ._spec ._rope .plots .testing numpy",  # the definition, as errors are drawn
     # Backends import their own library, and each other never.
-    "_backends": "",
-    "_backends._native": OF_A_BACKEND,
-    "_backends._gpu": OF_A_BACKEND,
+    **dict.fromkeys(["_backends._native", "_backends._gpu"], OF_A_BACKEND),
     "_backends.numpy": f"{OF_A_BACKEND} ._backends.numpy",
     # _rotation: exports of JAX and PyTorch ask for a name of each type.
     "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._rotation torch triton "
@@ -171,14 +167,12 @@ MAY_IMPORT = {
     "testing._triton_interpreter": ".testing numpy late triton",
     "testing._libraries": ".testing numpy late dask jax ml_dtypes onnxruntime torch",
     # Its definition and its tolerances import no other part of it.
-    "testing._rules": "",
     "testing._angles": ".testing._rules numpy",
     "testing._definition": ".testing._rules .testing._angles numpy",
     "testing._index_words": "numpy",
     "testing._where": ".testing._index_words numpy",
     "testing._wrong": ".testing._definition .testing._where numpy",
     "testing._values": ".testing._where .testing._wrong numpy",
-    "testing._verdict": "",
     "testing._contract": ".testing._definition .testing._values .testing._verdict .testing._where "
     ".testing._wrong numpy",
 }

@@ -85,16 +85,9 @@ def test_dtypes_asked_for(lib, like):
     for build in (partial(positions.offset, 1, 2**31), partial(positions.grid, 2, origin=2**31 - 1)):
         with pytest.raises(ra.PositionError, match="32 bits"):
             build(like=like)
-
-
-@pytest.mark.library("jax")
-def test_jax_with_64_bits():
-    import jax
-    import jax.numpy as jnp
-
-    with jax.enable_x64(True):
-        assert positions.offset(2, jnp.asarray([1], jnp.int32)).dtype == jnp.int64
-        assert positions.normalized_grid(2, like=jnp.ones(1), dtype="float64").dtype == jnp.float64
+    with lib.native.enable_x64(True):
+        assert lib.dtype_of(positions.offset(2, integers(lib, [1]))) == "int64"
+        assert lib.dtype_of(wide()) == "float64"
 
 
 # ---- offset, packed, from_mask: in NumPy; each library's arrays follow below ----

@@ -317,14 +317,11 @@ def test_a_compiled_function_takes_and_gives_rotations():
         torch.testing.assert_close(compiled(rotation, x), layers(rotation, x), rtol=0, atol=0)
         compiled(rotation.adjoint().adjoint(), x)
         assert counted.frame_count == 1
-        back = torch.compile(lambda r: r.inverse(), fullgraph=True, backend=counted)(rotation)
-        through = torch.compile(
-            lambda r: rope.rotation_from(*r.full_width()), fullgraph=True, backend="eager"
-        )(rotation)
-    for got, want in ((back, rotation.inverse()), (through, rotation)):
-        assert isinstance(got, Rotation)
-        assert got.layout == want.layout
-        torch.testing.assert_close(got.cos, want.cos, rtol=0, atol=0)
+        got = torch.compile(lambda r: rope.rotation_from(*r.full_width()), fullgraph=True, backend="eager")(
+            rotation
+        )
+    assert type(got) is type(rotation)
+    torch.testing.assert_close(got.cos, rotation.cos, rtol=0, atol=0)
     torch._dynamo.reset()
 
 
