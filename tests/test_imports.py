@@ -295,6 +295,13 @@ def test_broken_frameworks_do_not_disturb_numpy():
                 except ra.ArrayTypeError:
                     continue
                 raise AssertionError("not refused")
+            if sys.modules["torch"] is None:
+                try:
+                    ra.torch
+                except ImportError as error:
+                    assert "pip install 'rope-array[torch]'" in str(error)
+                else:
+                    raise AssertionError("imported")
         """
     )
 
@@ -401,19 +408,6 @@ def test_names_and_examples_of_the_torch_folder():
     failed, tried = doctest.testmod(rope_array.torch)
     assert failed == 0
     assert tried >= 20
-
-
-def test_without_pytorch_the_error_names_the_command():
-    script = """
-        import sys
-        sys.modules["torch"] = None  # a test blocks the import
-        import rope_array
-        try:
-            rope_array.torch
-        except ImportError as error:
-            print(error)
-    """
-    assert "pip install 'rope-array[torch]'" in child.run(script)
 
 
 # ---- threads ----
