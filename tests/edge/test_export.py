@@ -67,13 +67,13 @@ class Case:
             x.double().numpy(), self.positions.numpy(), seq_axis=self.seq_axis, **self.fields
         )
 
-    def check(self, run, slack=1.0):
+    def check(self, run):
         inputs = self.inputs()
         for x, y in zip(inputs, run(*inputs), strict=False):
             y = np.asarray(y)
             assert y.dtype == self.dtype
             assert y.shape == x.shape
-            np.testing.assert_allclose(y, self.want(x), rtol=0, atol=slack * self.tolerance)
+            np.testing.assert_allclose(y, self.want(x), rtol=0, atol=self.tolerance)
 
 
 def learned():
@@ -96,19 +96,11 @@ def applied(fields=None, positions=FAR, dtype="float32", tolerance=None, **optio
 OF_HALF = {"base": 500_000.0, "pairing": "half"}
 HALF = ra.RoPE(16, **OF_HALF)
 YARN = ra.RoPE(16, scaling=ra.YaRN(factor=4.0, original_max_position_embeddings=64))
-LLAMA3 = ra.RoPE(16, scaling=ra.Llama3(factor=8.0, original_max_position_embeddings=8192))
 LEARNED = learned()
 FRACTIONS = [0.0, 0.25, -0.5, 1.5, 99.7, 4000.5, -77.125, 2.0**20 + 0.5]
 LARGE_FRACTIONS = [0.0, 0.25, -0.5, 1.25, -99.75, 4000.5, -0.3125, 0.4375]
 GRID = [[0, 0], [0, 1], [3, 500], [2**20, 2], [-7, 9], [63, 63], [5, 5], [1, 2**30]]
 AXIAL = {"axes": {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}}
-TEXT_AND_IMAGE = [[i, i + 2, 3 * i] for i in range(6)] + [[2**20, 7, 9], [-5, 100, 2**31 - 1]]
-SECTIONS = {"axes": {"coordinates": [0] * 2 + [1] * 3 + [2] * 3}, "pairing": "half"}
-
-
-def stated(rope):
-    """Return the fields of a rope's effective frequencies, exactly as floats."""
-    return {"inv_freq": rope.frequencies, "attention_factor": rope.amplitude, "pairing": rope.pairing}
 
 
 def module(rope, fields, positions=FAR, seq_axis=-2):
@@ -128,12 +120,8 @@ CASES = {
     "float16": applied(pairing="half", dtype="float16"),
     "float positions": applied(positions=FRACTIONS),
     "large fractions": applied(positions=LARGE_FRACTIONS, tolerance=8e-5, inv_freq=[40.0, 3.0] * 4),
-    "llama3": module(LLAMA3, stated(LLAMA3)),
-    "yarn": module(YARN, stated(YARN)),
+    "yarn": module(YARN, {"inv_freq": YARN.frequencies, "attention_factor": YARN.amplitude}),
     "axial": applied(AXIAL, GRID, axes=ra.Axes.axial(8, 8)),
-    "sections of vision-language models": Case(
-        two_steps(ra.RoPE(16, pairing="half", axes=ra.Axes.chunked(2, 3, 3))), SECTIONS, TEXT_AND_IMAGE
-    ),
     "float32 angles": applied({}, NEAR, tolerance=1e-4, angles="float32"),
     "learned": Case(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
 }
@@ -174,16 +162,7 @@ def runner(model):
 
 EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 # The newer exporter takes seconds, so it has the cases whose operators differ.
-DYNAMO = [
-    "apply",
-    "module, heads inside",
-    "float64",
-    "float16",
-    "large fractions",
-    "axial",
-    "yarn",
-    "learned",
-]
+DYNAMO = ["apply", "module, heads inside", "float64", "float16", "large fractions", "axial", "learned"]
 EXPORTS = [(name, True, None) for name in DYNAMO] + [(name, False, None) for name in CASES]
 EXPORTS += [(name, False, opset) for name in ("apply", "float positions") for opset in (11, 17)]
 
@@ -222,24 +201,13 @@ def by_onnx_runtime(model):
     return onnxruntime_float16.convert_float_to_float16(model, keep_io_types=True)
 
 
-CONVERTED = {
-    "exact": module(HALF, OF_HALF),
-    "float32": module(ra.RoPE(16, pairing="half", angles="float32"), {"pairing": "half"}),
-    "learned": Case(LEARNED, CASES["learned"].fields),
-}
-
-
 @pytest.mark.parametrize("convert", [by_common, by_onnx_runtime], ids=["onnxconverter", "onnxruntime"])
 @EXPORTERS
-@pytest.mark.parametrize("angles", CONVERTED)
-def test_a_conversion_to_float16_rounds_exact_angles_only(angles, dynamo, convert):
-    """The other angles are wrong beyond some tens of positions, as the documentation says."""
-    case, rounded_only = CONVERTED[angles], angles == "exact"
+def test_a_conversion_to_float16_only_rounds(dynamo, convert):
+    """Other angles than exact ones are wrong beyond some tens of positions, as the documentation says."""
+    case = Case(ra.torch.RotaryEmbedding(HALF), OF_HALF, tolerance=TOLERANCE["float16"])
     model = onnx.load_from_string(exported(case, dynamo))
-    run = runner(convert(model).SerializeToString())
-    q, *others = case.inputs()
-    error = np.abs(run(q, *others)[0] - case.want(q)).max()
-    assert bool(error < 4e-3) is rounded_only
+    case.check(runner(convert(model).SerializeToString()))
 
 
 # ---- OpenVINO ----
@@ -330,21 +298,10 @@ def test_frequencies_of_each_head_are_recorded():
         np.testing.assert_allclose(y, want, rtol=0, atol=2e-5)
 
 
-def test_symbolic_trace_needs_the_call_as_a_leaf():
-    with pytest.raises(torch.fx.proxy.TraceError):
-        torch.fx.symbolic_trace(ra.torch.RotaryEmbedding(HALF))
-
-
 # ---- models of transformers, patched ----
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "pad_token_id": 0,
-}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "pad_token_id": 0}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 TWO_ROPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 16}
 LISTS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 LONG = {"max_position_embeddings": 64, "original_max_position_embeddings": 16, "rope_parameters": LISTS}

@@ -1,11 +1,10 @@
 """Patched models of transformers under tools that cast, move or shard the inputs of a layer.
 
-The truth is the queries' own float64 rotation. Run as a file by torchrun, it checks several processes.
+The truth is the queries' own float64 rotation. test_torch_distributed.py has several processes.
 """
 
 import functools
 
-import child
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,7 +19,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_map
 
 import rope_array as ra
@@ -184,10 +182,6 @@ def test_fsdp1_leaves_the_tables_float32(mesh, cast):
     check(wrap(model, mesh, cast), queries)
 
 
-def test_two_processes():
-    child.torchrun(2, __file__)
-
-
 # ---- other casts and moves ----
 
 
@@ -259,26 +253,3 @@ def test_casts_of_layers_inputs_change_no_family_or_are_refused():
     assert names.get("changed", set()) == set()
     assert names["refused"] == REPACKED
     assert len(names["same"]) > 170
-
-
-def tensor_parallel(model, mesh):
-    heads = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ColwiseParallel())
-    for layer in model.to(HALF).model.layers:
-        parallelize_module(layer, mesh, {**heads, "self_attn.o_proj": RowwiseParallel()})
-
-
-def main():
-    """Check FSDP2 and tensor parallelism on the processes of torchrun."""
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for prepare in (shard, tensor_parallel):
-        model = build()
-        ra.hf.patch(model)
-        prepare(model, mesh)
-        check(model, Queries(model), rtol=0.02 if prepare is shard else 0.1)  # other sums in bfloat16
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
