@@ -6,6 +6,7 @@ The rows of the suite check the shape rule, dtypes, strides, tuples and sizes on
 import numpy as np
 import pytest
 from compare import array_and_values, judge
+from test_out import read_only
 
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
@@ -35,11 +36,6 @@ def test_x_is_not_written_and_not_aliased(lib, rotary_dim):
         kept = lib.to_numpy(y).copy()
         x[...] = 7
         np.testing.assert_array_equal(lib.to_numpy(y), kept)
-
-
-def read_only(x):
-    x.flags.writeable = False
-    return x
 
 
 # Memory that the suite's check `memory` does not make.
