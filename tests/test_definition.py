@@ -143,10 +143,7 @@ FIELDS = [
     )
     for width, start in ((None, 0), (None, 2), (4, 3), (0, 0))
 ]
-FIELDS += [
-    {"base": 12345.678, "pairing": "half"},
-    {"inv_freq": [1e6, 3.3, 0.1, 0.009999999776482582, 0.5]},
-]
+FIELDS += [{"base": 12345.678, "pairing": "half"}, {"inv_freq": [1e6, 3.3, 0.1, 0.009999999776482582, 0.5]}]
 
 
 def test_published_rotations():
