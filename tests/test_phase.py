@@ -11,6 +11,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_spec import word
 
 import rope_array as ra
 from rope_array import _registry
@@ -36,12 +37,6 @@ def positions_of(dtype):
     rng = np.random.default_rng(7)
     between = rng.integers(info.min, info.max, 50, dtype=dtype, endpoint=True)
     return np.concatenate([np.array([info.min, info.max, 0, 1, info.max // 2], dtype), between])
-
-
-def word(omega, bits):
-    """round(ω/2π·2^bits)."""
-    context = oracle.CONTEXT
-    return int(context.nint(context.ldexp(oracle.real(omega), bits) / (2 * context.pi)))
 
 
 @functools.cache
