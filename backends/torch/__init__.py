@@ -63,7 +63,7 @@ _NOTHING = nullcontext()
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
     torch.utils._pytree._register_namedtuple(
-        cls, serialized_type_name=f"rope_array.Rotation{tuple(cls.layout)}"
+        cls, serialized_type_name=f"rope_array.Rotation{list(cls.layout)}"
     )
 
 
