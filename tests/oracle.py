@@ -5,9 +5,11 @@ It shares no code with the package or with the suite's definition, and confirms 
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -15,6 +17,8 @@ import mpmath
 # Not mpmath.mp, whose precision other code may set.
 CONTEXT = mpmath.MPContext()
 CONTEXT.dps = 150
+
+GOLDEN = Path(__file__).with_name("golden")
 
 
 def real(value: Any) -> Any:
@@ -94,3 +98,11 @@ def exact_rotate(
 def rotate(x: Iterable[Any], pos: Any, **fields: Any) -> list[float]:
     """Rotate one vector x to one position; round each element to the nearest float64."""
     return [to_float(value) for value in exact_rotate(x, pos, **fields)]
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    """Return the cases of one golden file, with hexadecimal results as floats."""
+    cases = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    for row in (row for case in cases for row in case["rows"]):
+        row.update({key: [float.fromhex(text) for text in row[key]] for key in row.keys() - {"pos"}})
+    return list(cases)

@@ -1,4 +1,4 @@
-"""The definition that judges all implementations, judged by mpmath and by published values."""
+"""The definition that judges all implementations, judged by mpmath, golden vectors and published values."""
 
 import decimal
 import doctest
@@ -82,6 +82,13 @@ def test_cos_sin_where_reduction_cancels_most(omega):
     assert abs(np.stack(tables)).min() < 1e-17
 
 
+@pytest.mark.parametrize("case", oracle.golden("angles"), ids=lambda case: case["name"])
+def test_golden_angles(case):
+    cos, sin = cos_sin([row["pos"] for row in case["rows"]], **case["fields"])
+    np.testing.assert_array_equal(cos, [row["cos"] for row in case["rows"]])
+    np.testing.assert_array_equal(sin, [row["sin"] for row in case["rows"]])
+
+
 def test_published_angles_and_frequencies():
     # K. C. Ng, "Argument reduction for huge arguments: good to the last bit": sin and cos of 10^22.
     cos, sin = cos_sin(10**22, rotary_dim=2)
@@ -133,6 +140,8 @@ def test_the_default_decimal_context_changes_nothing(monkeypatch):
 
 # ---- rotations ----
 
+FILES = ("pairings", "slices", "bases", "frequencies", "amplitudes")
+CASES = [pytest.param(case, id=f"{name}-{case['name']}") for name in FILES for case in oracle.golden(name)]
 FIELDS = [
     {"pairing": pairing, "out_pairing": out, "rotary_dim": width, "rotary_start": start}
     for pairing, out in (
@@ -144,6 +153,23 @@ FIELDS = [
     for width, start in ((None, 0), (None, 2), (4, 3), (0, 0))
 ]
 FIELDS += [{"base": 12345.678, "pairing": "half"}, {"inv_freq": [1e6, 3.3, 0.1, 0.009999999776482582, 0.5]}]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_rotations(case):
+    x, positions = np.array(case["x"]), [row["pos"] for row in case["rows"]]
+    y = np.array([row["y"] for row in case["rows"]])
+    rows = np.broadcast_to(x, y.shape)
+    np.testing.assert_array_equal(apply_definition(rows, positions, **case["fields"]), y)
+    matrix = rotation_matrix(positions, **case["fields"])
+    assert (abs(matrix @ x - y) <= 1.5 * EPS * (abs(matrix) @ abs(x))).all()
+
+
+def test_the_script_writes_the_golden_files():
+    spec = importlib.util.spec_from_file_location("golden_make", oracle.GOLDEN / "make.py")
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    assert make.files() == {path.name: path.read_text("utf-8") for path in oracle.GOLDEN.glob("*.json")}
 
 
 def test_published_rotations():
