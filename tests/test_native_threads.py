@@ -200,6 +200,26 @@ def test_children_rotate_after_threads_were_started():
     assert child.run(FORKED, **{THREADS: "4"}).strip() == "good"
 
 
+FLUSHED = """
+    import numpy as np, torch
+    import rope_array as ra
+
+    x, pos = np.full((64, 4096, 16), 1e-309), np.arange(4096)  # subnormal numbers, for several threads
+    assert torch.set_flush_denormal(True)
+    flushed = ra.apply(x, pos)  # starts the threads
+    assert (flushed == ra.apply(x[:1], pos)).all()
+    torch.set_flush_denormal(False)
+    assert (ra.apply(x, pos) == ra.apply(x[:1], pos)).all()
+    assert ra.apply(x, pos).all() and not flushed.all()
+    print("good")
+"""
+
+
+@pytest.mark.library("torch")
+def test_threads_flush_subnormal_numbers_if_the_caller_does():
+    assert child.run(FLUSHED, **{THREADS: "3"}).strip() == "good"
+
+
 def test_odd_numbers_of_threads(monkeypatch):
     monkeypatch.delenv(OF_OPENMP, raising=False)
     processors = kernel.threads_of(0)

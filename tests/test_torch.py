@@ -1,4 +1,4 @@
-"""PyTorch, eager: every situation has the same bits and gradients, by the kernel or by array-api."""
+"""PyTorch, eager: every situation has the same bits and gradients, by either backend; DTensors too."""
 
 import contextlib
 import functools

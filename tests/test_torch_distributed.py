@@ -1,4 +1,4 @@
-"""PyTorch on several processes: DTensor, the examples of docs/examples, FSDP2.
+"""PyTorch on several processes: the examples of docs/examples, FSDP2; DTensors alone are in test_torch.py.
 
 `test_torch.py::test_dtensor` has the cases of DTensors that communicate nothing.
 """
