@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compare import KERNEL, normal, same
 from conftest import NIGHTLY
+from threads import in_threads
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, ShapeError, SpecError, _registry
@@ -624,6 +625,19 @@ FIRST_CALLS = """
         assert [len(each) for each in results] == [2, 2], "threads, or forms of the call, differ"
         assert sys.modules["mine"].calls["rotate"] >= 16
 """
+
+
+def test_threads_of_the_numpy_backend_share_no_memory():
+    def rotated(i):
+        return HALF.apply(x, range(i, i + 256), backend="numpy").tobytes()
+
+    x, interval = np.random.default_rng(0).standard_normal((8, 256, 16), np.float32), sys.getswitchinterval()
+    want = [rotated(i) for i in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        assert in_threads(lambda i: {rotated(i) for _ in range(20)}) == [{each} for each in want]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_first_calls_of_eight_threads_agree(lib, install):

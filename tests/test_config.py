@@ -256,7 +256,7 @@ def test_yarn_names_the_other_amplitude_of_vllm(scales, here, in_vllm):
 
 
 @pytest.mark.parametrize("scaling", [YARN, LLAMA3], ids=["yarn", "llama3"])
-def test_a_missing_trained_context_has_a_note(scaling):
+def test_a_trained_context_that_is_missing_or_stated_twice_has_a_note(scaling):
     """transformers takes max_position_embeddings (RotaryEmbeddingConfigMixin.standardize_rope_params)."""
     config = small("llama", max_position_embeddings=6000)
     reading = read({**config, "rope_scaling": {**scaling, "original_max_position_embeddings": None}})
@@ -264,7 +264,11 @@ def test_a_missing_trained_context_has_a_note(scaling):
     assert reading.inferred["original_max_position_embeddings"] == "max_position_embeddings"
     (note,) = reading.notes
     assert re.match("original_max_position_embeddings is missing: .*6000", note)
-    assert read({**config, "rope_scaling": scaling}).notes == ()
+    outside = {**config, "rope_scaling": scaling}
+    assert read(outside).notes == ()
+    reading = read({**outside, "original_max_position_embeddings": 2048})
+    assert reading.rope.scaling.original_max_position_embeddings == 2048
+    assert "2048 outside of the rotary parameters" in reading.notes[0]
 
 
 # ---- layers ----
@@ -293,6 +297,7 @@ SOME_LAYERS = {
     "RecurrentGemma": ({**GRIFFIN, "num_hidden_layers": 7}, half(256, rotary_dim=128), {2, 5}),
     "Mllama": (model("mllama", text_config=MLLAMA), half(128, base=5e5), {0, 1, 2, 5}),
     "Mllama by default": (model("mllama_text_model", num_hidden_layers=5), half(128, base=5e5), {0, 1, 2, 4}),
+    "ModernBERT": (model("modernbert"), half(64, base=160_000.0), {0, 3, 6, 9}),
     "Gemma 3": (model("gemma3_text", sliding_window_pattern=3), half(256, base=1e6), {2, 5, 8, 11}),
     # Layer 0 is dense: it rotates though it has full attention.
     "Cohere 2 MoE": (

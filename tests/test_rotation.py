@@ -98,6 +98,8 @@ def test_inverse_and_adjoint(lib, float_dtype, layout):
         reciprocal = {**fields, "attention_factor": 1.0 / fields.get("attention_factor", 1.0)}
         back = rotation.adjoint().apply(x)
         assert_contract(lib.to_numpy(back), exact, POSITIONS, dtype=float_dtype, inverse=True, **reciprocal)
+        forth = rotation.adjoint().inverse().apply(x)
+        assert_contract(lib.to_numpy(forth), exact, POSITIONS, dtype=float_dtype, **reciprocal)
     same(rotation.apply(x), before)
     again = rotation.adjoint().adjoint()
     same(again.apply(x), before)
