@@ -287,7 +287,14 @@ def test_tables_of_many_positions_are_chunked(lazily):
         assert max(cos.chunks[0]) * cos.shape[1] * cos.itemsize <= limit
 
 
-# ---- names, chunks of another library; test_dask_cluster.py has other processes ----
+# ---- names, pickled graphs, chunks of another library; test_dask_cluster.py has other processes ----
+
+
+def test_a_graph_that_is_pickled_rotates_by_each_coordinate():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    pos = np.stack([np.arange(S), np.arange(S)[::-1]], -1)
+    y = ra.RoPE(16, axes=ra.Axes.axial(8, 8), **HALF).apply(array(X, chunks=CHUNKS), pos)
+    np.testing.assert_array_equal(pickle.loads(cloudpickle.dumps(y)).compute(), y.compute())
 
 
 def test_names_follow_the_computation():
