@@ -254,7 +254,8 @@ def apply_definition(
     -------
     ndarray of float64, shape of x
         Within 0.5000001 ulp of the exact result plus 2^-100 of factor times the length of the element's pair.
-        Results below the smallest normal number are within one subnormal step.
+        Results below the smallest normal number are within one subnormal step. An `attention_factor` so small
+        that entries of the matrix are subnormal (below 1e-290, say) loses digits of these entries.
 
     Raises
     ------
