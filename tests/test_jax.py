@@ -322,6 +322,17 @@ BACKWARD = {
 BATCH = np.arange(15, dtype=np.int32).reshape(3, 5) * 1_000_003
 
 
+def test_vmap_over_one_of_both_tables(narrow):
+    x = normal(5, 16)
+    cos, sin = ROPE.rotation(range(5), like=x)
+    both = jnp.stack([sin, cos])
+    for axes, tables in (((0, None), (both, sin)), ((None, 0), (cos, both))):
+        y = jax.vmap(lambda cos, sin: ROPE.rotation_from(cos, sin).apply(x), axes)(*tables)
+        for i, result in enumerate(y):
+            each = [table[i] if axis == 0 else table for table, axis in zip(tables, axes, strict=True)]
+            np.testing.assert_array_equal(result, ROPE.rotation_from(*each).apply(x))
+
+
 @functools.cache
 def transformed(x64):
     """Return an array and the results of all transforms, in one program."""
