@@ -46,6 +46,14 @@ pytestmark = [pytest.mark.library("torch"), *IGNORED]
 # ---- which backend serves ----
 
 
+@pytest.mark.parametrize("name", ["cos", "sin"])
+def test_one_table_alone_gets_a_gradient(name):
+    x, tables = normal(2, len(POS), 16), ROPE.rotation(POS, like=normal(2, len(POS), 16))._asdict()
+    tables[name] = tables[name].clone().requires_grad_()
+    ROPE.rotation_from(**tables).apply(x).sum().backward()
+    assert tables[name].grad.abs().sum() > 0
+
+
 SITUATIONS = {name: (run, True) for name, run in SERVED.items()}
 SITUATIONS |= {name: (run, False) for name, (run, _) in DECLINED.items()}
 
