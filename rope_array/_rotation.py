@@ -218,16 +218,17 @@ def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
             watcher(cls)
 
 
-# The type of each layout, while anything holds it. The memo forgets old layouts, but PyTorch and JAX keep
-# their types to the end, and take the name of a type for no second one.
+# The type of each layout, as long as anything refers to it. The memo drops old layouts; PyTorch and JAX keep
+# a type until the process ends, and refuse a second type of the same name.
 _types: WeakValueDictionary[tuple[Any, ...], type[Rotation]] = WeakValueDictionary()
 
 
 def _make_type(*layout: Any) -> type[Rotation]:
+    key = _type_key(*layout)
     with _dynamo.lock:
-        cls = _types.get(_type_key(*layout))
+        cls = _types.get(key)
         if cls is None:
-            cls = _types[_type_key(*layout)] = _make_new_type(Layout(*layout))
+            cls = _types[key] = _make_new_type(Layout(*layout))
     return cls
 
 
