@@ -212,7 +212,7 @@ def test_decline_reasons_of_numpy(name):
 @KERNEL
 @TORCH
 def test_decline_reasons_of_pytorch():
-    """test_torch.py has those of modes, transforms and subclasses."""
+    """test_torch.py has the reasons for modes, transforms and subclasses."""
     import torch
 
     x, pos = torch.ones(5, 16), torch.arange(5.0)

@@ -39,7 +39,7 @@ SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "size
 # For the session `nightly`: each call takes tens of milliseconds, or is the call of two other targets.
 LATER = {("cubed", None), *((name, "RoPE") for name in ("array_api_strict", "dask", "jax"))}
 LATER |= {("array_api_strict", "Rotation")}
-# Their thresholds are those of the kernel: only `nightly` runs these without it, and by RoPE.apply.
+# They depend on the kernel's thresholds: only `nightly` runs them without it, and by RoPE.apply.
 OF_THE_KERNEL = {"memory", "sizes", "state"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.

@@ -595,7 +595,7 @@ def test_an_array_of_no_axes_is_an_array_of_its_library():
         refused(ArrayTypeError, "two libraries", lambda x=x, pos=pos: ra.apply(x, pos))
 
 
-# ---- two devices: tests/jax_devices.py has those of JAX ----
+# ---- two devices: tests/jax_devices.py has JAX's ----
 
 
 def devices_refused(x, y, pos, frequencies, name):

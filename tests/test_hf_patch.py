@@ -64,7 +64,7 @@ CLOSE = 1e-4  # of the outputs of a model: some layers of roundings
 
 
 def assert_rope(tables, rope, positions, bound=2e-7):
-    """Assert that cos and sin are those of a rope."""
+    """Assert that cos and sin are a rope's tables."""
     want = rope.rotation(positions, like=torch.zeros(1, dtype=torch.float64))
     for got, exact in zip(tables, (want.cos, want.sin), strict=True):
         assert (got[..., : exact.shape[-1]] - exact).abs().max() < bound

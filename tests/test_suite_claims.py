@@ -293,6 +293,7 @@ REQUIRED = {
 @pytest.mark.parametrize("case", REQUIRED)
 def test_a_required_capability_that_is_refused_fails(case):
     refuses, names, missing = REQUIRED[case]
+    # NotImplementedError is how code refuses a call, which `requires` does not accept.
     details = lacking(Target(refusing(refuses, NotImplementedError, base_only=True), requires=names.split()))
     assert {*details} == {f"requires[{name}]" for name in missing}
     assert all(text in details[f"requires[{name}]"] for name, text in missing.items())

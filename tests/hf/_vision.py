@@ -168,8 +168,8 @@ def case(model, cls, of, root, *values, parts=(None,), width=head_width, positio
     """
 
     def probes():
-        for given, part in product(values, parts):
-            whole = config_class(model, f"{root}Config")(**given)
+        for fields, part in product(values, parts):
+            whole = config_class(model, f"{root}Config")(**fields)
             inner = at_part(whole, part)
             probe = Probe(whole, partial(of, inner), width(inner), positions, part)
             yield probe

@@ -294,8 +294,8 @@ def other_bits(probe):
     rope, found = replace(ours(probe), angles="float32"), []
     for number, pos in enumerate(probe.positions if rope.rotary_dim else ()):
         theirs, at_length = probe.theirs(pos), rope.at_length(_length(pos))
-        made = at_length.rotation(torch.tensor(pos), like=torch.zeros(1))
-        arrays = {"inv_freq": np.float32(at_length.frequencies), "cos": made.cos, "sin": made.sin}
+        tables = at_length.rotation(torch.tensor(pos), like=torch.zeros(1))
+        arrays = {"inv_freq": np.float32(at_length.frequencies), "cos": tables.cos, "sin": tables.sin}
         for name, array in arrays.items():
             if (want := getattr(theirs, name)) is not None and not np.array_equal(array, np.float32(want)):
                 found.append(f"positions {number}: {name} has other bits")
