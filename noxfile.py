@@ -20,7 +20,7 @@ nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "virtualenv"  # not uv, which does not read pip's configuration
 nox.options.reuse_existing_virtualenvs = True
 # Install without compiling, to save time: "0" means --no-compile to pip. Python compiles a module when it is
-# first imported, and writes the result. PYTHONDONTWRITEBYTECODE would make each child process compile PyTorch.
+# first imported, and writes the result. PYTHONDONTWRITEBYTECODE makes each child process compile PyTorch.
 os.environ.setdefault("PIP_NO_COMPILE", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -286,8 +286,8 @@ def row(form, names, parts=(), change=lambda config: None, more=(), tables=None,
 
     Classes of other places that rotate as Llama does are of its kind.
     """
-    like = "Llama" if parts and form is HALF else names.split()[0]
-    return dict.fromkeys(names.split(), Row(like, replace(form, **of_form), parts, change, more, tables))
+    reference = "Llama" if parts and form is HALF else names.split()[0]
+    return dict.fromkeys(names.split(), Row(reference, replace(form, **of_form), parts, change, more, tables))
 
 
 def cases_without(listed):
