@@ -12,8 +12,9 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
+from rope_array._dynamo import traced_constant
 from rope_array._rotation import load_rotation, watch_types
-from rope_array._spec.plan import Layout
+from rope_array._spec.plan import Layout, Plan
 
 from . import _compiled, _distributed
 from ._library import LIBRARY
@@ -53,8 +54,13 @@ def _fake_as(x: Any) -> Any:
 def no_autocast(x: Any) -> Any:
     """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
     kind = x.device.type
-    known = torch.amp.is_autocast_available(kind)  # not on meta, for one
-    return torch.autocast(kind, enabled=False) if known and torch.is_autocast_enabled(kind) else _NOTHING
+    return torch.autocast(kind, enabled=False) if _has_autocast(kind) and torch.is_autocast_enabled(kind) else _NOTHING
+
+
+@traced_constant  # before 2.12, Dynamo cannot trace the question
+def _has_autocast(kind: str) -> bool:
+    """Return whether a type of device has autocast; meta has none, for one."""
+    return bool(torch.amp.is_autocast_available(kind))
 
 
 _NOTHING = nullcontext()
@@ -71,3 +77,7 @@ if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
     watch_types(_register_type)
     # A saved program has its example inputs, which torch.export.load reads with these names only.
     torch.serialization.add_safe_globals([load_rotation, Layout])
+
+if torch.__version__ < "2.13" and hasattr(torch.utils._pytree, "register_constant"):
+    # Then Dynamo passes a plan to functions that it calls while it traces; newer versions pass any object.
+    torch.utils._pytree.register_constant(Plan)

@@ -21,15 +21,19 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tenso
 # Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
-# Older versions do not report exports: there every compiled call counts as one.
-_is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
-        return bool(_is_exporting())
+        return _is_exporting()
     return torch._C._get_tracing_state() is not None  # of torch.jit.trace
+
+
+@_dynamo.traced_constant  # called while tracing: before 2.13, Dynamo takes the question itself for True
+def _is_exporting() -> bool:
+    """Return whether torch.export compiles. 2.6 does not tell: there every compiled call counts as one."""
+    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
 # Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the
