@@ -58,7 +58,7 @@ class GpuTrial:
     entry = "on_gpu"  # of a module of bench/peers: the function that returns its rows
     peers = ("own", "flash_attention", "liger", "flashinfer", "vllm", "huggingface")
     copies = (("copies", COPY),)
-    seconds, rounds = (1.0, 0.2), ((7, 41), (3, 5))  # of timing for a case: whole, quick
+    seconds, rounds = (0.4, 0.2), ((7, 41), (3, 5))  # of timing for a case: whole, quick
 
     def __init__(self, case, device):
         self.case, self.device = case, device

@@ -27,10 +27,14 @@ interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LIMIT = 1024  # launches that are kept
-# The rows of a program, chosen by instructions and registers: see tests/test_triton_compile.py.
+# The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py) and by times on an
+# H200 (docs/speed/gpu.md).
 _MAX_HEADS = 32  # of each array
 _TILE_BYTES = 8192  # up to which a program takes several tokens
-_THREAD_BYTES, _MAX_WARPS = 128, 8  # of the array with more heads, for each thread
+# Of the array with more heads, for each thread: interleaved pairs are split and joined in registers, which
+# takes longer, so that more threads pay.
+_THREAD_BYTES = {"half": 128, "interleaved": 64}
+_MAX_WARPS = 8
 _MAX_BYTES = 32768  # of each array, so that the rows fit into registers
 _CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 
@@ -313,7 +317,8 @@ def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _T
     while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
     num_warps, most = 1, max(heads0, heads1)
-    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * _THREAD_BYTES <= tokens * most * row:
+    of_thread = min(_THREAD_BYTES[layout.pairing], _THREAD_BYTES[layout.out_pairing])
+    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * of_thread <= tokens * most * row:
         num_warps *= 2
     return _Tile(tokens, heads0, heads1, num_warps)
 
