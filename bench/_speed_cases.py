@@ -7,7 +7,7 @@ from itertools import product
 # The copies that times are compared with, and PyTorch's clone; on a GPU there is one copy.
 INTO, ALLOCATING, CLONE = "copy into existing memory", "copy, allocating", "copy, PyTorch clone"
 COPY, OURS, ROTATION = "copy", "rope_array", "rope_array, Rotation"
-FORWARD, BACKWARD, BOTH = "forward", "backward", "forward and backward"
+FORWARD, BACKWARD = "forward", "backward"
 DTYPES, PAIRINGS = ("bfloat16", "float32"), ("half", "interleaved")
 CPU_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -118,8 +118,7 @@ def _all_on_cpu():
 class GpuCase(Case):
     """Arrays of `batch` × `tokens` with `heads` heads each, of q and k; one number of heads is one array.
 
-    `layout` is their order in memory, `direction` the call that is timed: forward, the backward alone, or
-    both.
+    `layout` is their order in memory, `direction` the call that is timed: forward, or the backward alone.
     """
 
     group: str
@@ -148,7 +147,7 @@ class GpuCase(Case):
     @property
     def moved(self):
         """The bytes that a call reads and writes."""
-        return 2 * self.bytes * (1 + (self.direction == BOTH))
+        return 2 * self.bytes
 
     def facts(self):
         return super().facts() | {"bytes": self.bytes}
@@ -183,5 +182,3 @@ def _all_on_gpu():
     # One head of k with 32 of q, and a single head, whose angles no other head shares.
     for (heads, tokens), kind in product((((32, 1), 16384), ((1,), 524288)), forward):
         yield GpuCase("fewer heads", 1, tokens, *kind, heads=heads)
-    for tokens, dtype, pairing in product((1024, 16384), DTYPES, PAIRINGS):
-        yield GpuCase("forward and backward", 1, tokens, dtype, pairing, BOTH)

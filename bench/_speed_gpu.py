@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import torch
 from _blocks import in_rounds, spread
-from _speed_cases import BOTH, COPY, FORWARD, OURS
+from _speed_cases import COPY, FORWARD, OURS
 from _speed_rounds import Pace, Timing, one_line, ratios, run, some
 from peers._timed import NotServedError, Rotate
 
@@ -340,24 +340,22 @@ class Contender:
         self._kept = [None] * len(self.calls)
 
 
-def copy(xs, times=1):
-    for _ in range(times):
-        ys = tuple(torch.empty_like(x).copy_(x) for x in xs)
-    return ys
+def copy(xs):
+    return tuple(torch.empty_like(x).copy_(x) for x in xs)
 
 
 def calls_of(rotate, trial):
     """Return a call without arguments for each set, in the case's direction."""
     direction = trial.case.direction
     if rotate.function is copy:
-        return [partial(copy, xs, 1 + (direction == BOTH)) for xs in trial.gs or trial.xs]
+        return [partial(copy, xs) for xs in trial.gs or trial.xs]
     if direction == FORWARD:
         return [partial(rotate.function, own(xs, rotate, trial)) for xs in trial.xs]
     if not rotate.gradient:
         raise NotServedError("has no backward")
     sets = zip(trial.xs, trial.gs, strict=True)
     pairs = ((own(xs, rotate, trial), own(gs, rotate, trial)) for xs, gs in sets)
-    return [gradient(rotate.function, *pair, anew=direction == BOTH) for pair in pairs]
+    return [gradient(rotate.function, *pair) for pair in pairs]
 
 
 def own(xs, rotate, trial):
@@ -365,8 +363,8 @@ def own(xs, rotate, trial):
     return tuple(trial.view(x.clone() if rotate.in_place else x, rotate.layout) for x in xs)
 
 
-def gradient(function, xs, gs, anew):
-    """Return a call of the backward alone, whose forward is done here, or of both: the forward `anew`."""
+def gradient(function, xs, gs):
+    """Return a call of the backward alone, whose forward is done here."""
     leaves = tuple(x.detach().requires_grad_() for x in xs)
-    ys = None if anew else function(leaves)
-    return lambda: torch.autograd.grad(function(leaves) if anew else ys, leaves, gs, retain_graph=not anew)
+    ys = function(leaves)
+    return lambda: torch.autograd.grad(ys, leaves, gs, retain_graph=True)
