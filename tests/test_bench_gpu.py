@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")  # the environment of both libraries has it
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
@@ -20,7 +22,6 @@ from _speed_rounds import Timing
 from peers import own
 from peers._timed import Rotate
 
-# The environment of both libraries has matplotlib, for the plot.
 pytestmark = pytest.mark.library("numpy", "torch")
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed" / "gpu.md"

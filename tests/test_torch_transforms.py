@@ -302,7 +302,10 @@ if not AUTOGRAD:
 TRACED = [name for name in TRANSFORMS if name not in REFUSED]
 # PyTorch refuses the other transforms of a compiled function, or they are right.
 SERVED = "dual numbers", "batched gradients"
-REFUSALS = "Unsupported functorch tracing|not currently support double backward|view functorch tensor"
+REFUSALS = (
+    "Unsupported functorch tracing|not currently support double backward|view functorch tensor"
+    "|must not already be a functional tensor"
+)
 
 
 def is_every_third(source, transform):

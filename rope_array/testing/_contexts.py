@@ -60,7 +60,7 @@ def under(mode: str, watch: Watch) -> Context:
     def checked(j: Judge, call: Call, seed: int) -> bool:
         served, is_new = False, _num_fields(j, call) <= (0 if j.is_slow else 1)
         for name, setting in settings_of(j.lib, mode).items():
-            if mode == "autocast" and not _is_taken(call.dtype, name):
+            if not _is_taken(call.dtype, mode, name):
                 continue
             made = anew(j, call) if is_new else call
             with named(f"under {name}"):
@@ -78,9 +78,14 @@ def _num_fields(j: Judge, call: Call) -> int:
     return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
 
 
-def _is_taken(dtype: str, setting: str) -> bool:
-    """Return whether PyTorch takes a dtype under autocast: it refuses some in torch.cat and others."""
-    return dtype == "float32" or f".{dtype})" in setting
+def _is_taken(dtype: str, mode: str, setting: str) -> bool:
+    """Return whether the library takes a dtype under a setting.
+
+    Under autocast, PyTorch refuses some in torch.cat and others. Without x64, JAX makes no float64.
+    """
+    if mode == "autocast":
+        return dtype == "float32" or f".{dtype})" in setting
+    return (dtype, setting) != ("float64", "jax.enable_x64(False)")
 
 
 def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = False) -> bool:
