@@ -128,8 +128,9 @@ def pytest_ignore_collect(collection_path, config):
     name = collection_path.name
     if name == "test_wheel.py":
         return None if config.getoption("--wheel") else True
-    if name == "test_plots.py":
-        return None if _has_plots(config) else True
+    if name in ("test_plots.py", "test_bench_gpu.py"):
+        imported = name == "test_plots.py" or "torch" in config.chosen_libraries
+        return None if imported and _has_plots(config) else True
     options = [option for option, (starts, _) in OPTIONS.items() if name.startswith(starts)]
     return None if all(map(config.getoption, options)) else True
 

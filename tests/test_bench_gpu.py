@@ -7,9 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("matplotlib")  # the environment of both libraries has it
+import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 

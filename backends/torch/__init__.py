@@ -54,10 +54,11 @@ def _fake_as(x: Any) -> Any:
 def no_autocast(x: Any) -> Any:
     """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if _has_autocast(kind) and torch.is_autocast_enabled(kind) else _NOTHING
+    active = _has_autocast(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if active else _NOTHING
 
 
-@traced_constant  # before 2.12, Dynamo cannot trace the question
+@traced_constant  # before 2.13, Dynamo cannot trace the question
 def _has_autocast(kind: str) -> bool:
     """Return whether a type of device has autocast; meta has none, for one."""
     return bool(torch.amp.is_autocast_available(kind))

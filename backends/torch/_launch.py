@@ -27,8 +27,8 @@ interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LIMIT = 1024  # launches that are kept
-# The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py) and by times on an
-# H200 (docs/speed/gpu.md).
+# The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
+# an H200.
 _MAX_HEADS = 32  # of each array
 _TILE_BYTES = 8192  # up to which a program takes several tokens
 # Of the array with more heads, for each thread: interleaved pairs are split and joined in registers, which

@@ -22,7 +22,6 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tenso
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
-
 def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
