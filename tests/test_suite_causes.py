@@ -84,8 +84,6 @@ def by_position_ids(x, pos):
 
 
 float32_halves = with_fields(pairing="half", angles="float32")
-
-
 INT16, HALF, ANGLES = {"positions": "pos converted to int16"}, {"pairing": "half"}, {"angles": "float32"}
 END, SLICE = {"furthest": 65535}, {"rotary_start": 4, "rotary_dim": 8}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -93,85 +91,47 @@ LLAMA3 |= {"original_max_position_embeddings": 8192.0}
 ACCURACY = "definition accuracy_small accuracy_2e16 accuracy_2e20"
 # Faults, the checks that run, and the facts of each cause; then the claims that end all failures.
 CAUSES = {
-    "three": (
-        three_faults,
-        "definition widths accuracy_2e16 accuracy_2e20 accuracy_int32 many_heads sizes_and_fields",
-        [{"pairs": (31,), "num_pairs": 32}, INT16, {"axis": "head", "first": 32}],
-    ),
-    "scaling and rows": (
-        no_scaling_and_rows_to_512,
-        "definition many_rows positions_of_many_batches scaling_linear",
-        [{"axis": "row", "first": 512}, {"field": "scaling"}],
-    ),
+    "three": (three_faults,
+              "definition widths accuracy_2e16 accuracy_2e20 accuracy_int32 many_heads sizes_and_fields",
+              [{"pairs": (31,), "num_pairs": 32}, INT16, {"axis": "head", "first": 32}]),
+    "scaling and rows": (no_scaling_and_rows_to_512,
+                         "definition many_rows positions_of_many_batches scaling_linear",
+                         [{"axis": "row", "first": 512}, {"field": "scaling"}]),
     "half and inverse": (
         lambda x, pos, inverse=False: x.copy() if inverse else ra.apply(x, pos, pairing="half"),
-        "definition inverse direction",
-        [HALF, {"lacks": ["inverse"]}],
-    ),
-    "first batch": (
-        at(lambda pos: pos[0] if pos.ndim == 2 else pos),
-        "definition positions_of_a_batch positions_of_many_batches",
-        [{"positions": "the positions of batch 0"}],
-    ),
+        "definition inverse direction", [HALF, {"lacks": ["inverse"]}]),
+    "first batch": (at(lambda pos: pos[0] if pos.ndim == 2 else pos),
+                    "definition positions_of_a_batch positions_of_many_batches",
+                    [{"positions": "the positions of batch 0"}]),
     "sign": (at(np.abs), "accuracy_negative accuracy_float calls_far_and_near", [{"positions": "|pos|"}]),
-    "widths": (
-        lambda x, pos: ra.apply(x, pos) * x.dtype.type(1.01 if x.shape[-1] > 64 else 1),
-        "definition widths",
-        [{"width": "66"}],
-    ),
-    "last features": (
-        lambda x, pos: np.concatenate([ra.apply(x, pos)[..., :-2], x[..., -2:]], -1),
-        ACCURACY,
-        [{"axis": "feature", "last": 2}],
-    ),
+    "widths": (lambda x, pos: ra.apply(x, pos) * x.dtype.type(1.01 if x.shape[-1] > 64 else 1),
+               "definition widths", [{"width": "66"}]),
+    "last features": (lambda x, pos: np.concatenate([ra.apply(x, pos)[..., :-2], x[..., -2:]], -1),
+                      ACCURACY, [{"axis": "feature", "last": 2}]),
     "base and inverse": (with_fields(base=1e6, inverse=True), ACCURACY, [{"base": 1e6, "inverse": True}]),
     "pos + 1": (at(lambda pos: pos + 1), ACCURACY, [{"positions": "pos + 1"}]),
-    "float64": (
-        lambda x, pos: ra.apply(x.astype(np.float64), pos),
-        "definition kind",
-        [{"dtype": "float64"}],
-    ),
+    "float64": (lambda x, pos: ra.apply(x.astype(np.float64), pos), "definition kind",
+                [{"dtype": "float64"}]),
     "in place": (in_place, "definition inputs_unchanged no_aliasing", [{"written": "x"}]),
-    "layout, half and angles": (
-        with_fields(seq_axis=-3, pairing="half", angles="float32"),
-        f"direction {ACCURACY}",
-        {"layout": "bshd", "fixed": HALF, **ANGLES, **END},
-    ),
+    "layout, half and angles": (with_fields(seq_axis=-3, pairing="half", angles="float32"),
+                                f"direction {ACCURACY}", {"layout": "bshd", "fixed": HALF, **ANGLES, **END}),
     "slice": (with_fields(**SLICE), ACCURACY, {"fixed": SLICE}),
-    "a quarter": (
-        lambda x, pos: ra.apply(x, pos, rotary_dim=x.shape[-1] // 8 * 2),
-        ACCURACY,
-        {"fixed": {"rotary_dim": 16}, "head_dim": 64},
-    ),
-    "llama3": (
-        with_fields(pairing="half", base=5e5, scaling=ra.Llama3(8.0)),
-        ACCURACY,
-        {"fixed": {**HALF, "base": 5e5, "scaling": LLAMA3}},
-    ),
+    "a quarter": (lambda x, pos: ra.apply(x, pos, rotary_dim=x.shape[-1] // 8 * 2), ACCURACY,
+                  {"fixed": {"rotary_dim": 16}, "head_dim": 64}),
+    "llama3": (with_fields(pairing="half", base=5e5, scaling=ra.Llama3(8.0)), ACCURACY,
+               {"fixed": {**HALF, "base": 5e5, "scaling": LLAMA3}}),
     "arange": (lambda x, pos: ra.apply(x, np.arange(x.shape[-2])), "definition", {"positions": "arange"}),
     "batch": (by_position_ids, f"{ACCURACY} positions_of_a_batch ranks", {"positions": "batch"}),
-    "row": (
-        refusing(lambda x, p, s: np.shape(p) != (1, x.shape[-2]), base_only=True),
-        "definition",
-        {"positions": "row"},
-    ),
-    "offset": (
-        refusing(lambda x, p, s: (np.diff(p) != 1).any(), base_only=True),
-        "definition",
-        {"positions": "offset"},
-    ),
-    "end": (
-        at(lambda pos: pos + (pos >= 8192)),
-        "accuracy_2e16 long_sequences_from_an_offset",
-        {"furthest": 8191},
-    ),
-    "16 bits": (
-        lambda x, pos: ra.apply(x.astype(np.float32), pos).astype(x.dtype),
-        ACCURACY,
-        {"dtypes": ("float16", "float32")},
-    ),
+    "row": (refusing(lambda x, p, s: np.shape(p) != (1, x.shape[-2]), base_only=True), "definition",
+            {"positions": "row"}),
+    "offset": (refusing(lambda x, p, s: (np.diff(p) != 1).any(), base_only=True), "definition",
+               {"positions": "offset"}),
+    "end": (at(lambda pos: pos + (pos >= 8192)), "accuracy_2e16 long_sequences_from_an_offset",
+            {"furthest": 8191}),
+    "16 bits": (lambda x, pos: ra.apply(x.astype(np.float32), pos).astype(x.dtype), ACCURACY,
+                {"dtypes": ("float16", "float32")}),
     "own": (in_own_arithmetic, ACCURACY, {"arithmetic": "own"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CAUSES)
