@@ -8,17 +8,10 @@ from conftest import sample
 from faults import refusing
 
 import rope_array as ra
-from rope_array.testing import (
-    ConformanceError,
-    MissingLibrary,
-    Target,
-    check_backend,
-    iter_checks,
-    run_checks,
-)
+from rope_array.testing import ConformanceError, Target, check_backend, iter_checks, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
-from rope_array.testing._libraries import LIBRARIES
+from rope_array.testing._libraries import LIBRARIES, MissingLibrary
 from rope_array.testing._names import resolve
 from rope_array.testing._parts import PART_NAMES
 
