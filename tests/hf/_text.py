@@ -11,20 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from hf._walk import (
-    EQUAL,
-    UNROTATED,
-    Case,
-    Probe,
-    Theirs,
-    at_part,
-    classes,
-    head_width,
-    modeling,
-    one_per_pair,
-    other,
-    places,
-)
+from hf import _walk
+from hf._walk import Case, Probe, head_width, modeling
 
 # Positions: a range from 0, then unsorted positions with some far from 0.
 LINE = (np.arange(12), np.array([3, 0, 40, 4093, 17, 1000, 1023]))
@@ -102,10 +90,8 @@ def first_head(module, config, q, k, cos, sin):
 
 def packed(module, config, q, k, cos, sin):
     """Vision towers: one sequence after another, as (S, heads, D)."""
-    pairs = [
-        module.apply_rotary_pos_emb_vision(a.transpose(0, 1), b.transpose(0, 1), cos, sin)
-        for a, b in zip(q, k, strict=True)
-    ]
+    rotate = module.apply_rotary_pos_emb_vision
+    pairs = [rotate(a.transpose(0, 1), b.transpose(0, 1), cos, sin) for a, b in zip(q, k, strict=True)]
     return tuple(torch.stack([pair[i].transpose(0, 1) for pair in pairs]) for i in (0, 1))
 
 
@@ -183,18 +169,15 @@ def of_layer(config, layer):
     """Return the config of a layer's module: Granite's layers have bases of their own."""
     if layer.ask is None or not getattr(config, "layer_rope_theta", None):
         return config
-    of_one_layer = type(config)()
-    of_one_layer.rope_parameters = {
-        **config.rope_parameters,
-        "rope_theta": config.layer_rope_theta[layer.ask],
-    }
+    of_one_layer, base = type(config)(), config.layer_rope_theta[layer.ask]
+    of_one_layer.rope_parameters = {**config.rope_parameters, "rope_theta": base}
     return of_one_layer
 
 
 def rotary(form, layer, model, cls, config, pos):
     """Run the class, and its model's function, on one array of positions."""
     if not layer.rotating:
-        return UNROTATED
+        return _walk.UNROTATED
     config = of_layer(config, layer)
     module = getattr(modeling(model), cls)(config, **form.options)
     option = {} if layer.key is None else {"layer_type": layer.key}
@@ -204,14 +187,14 @@ def rotary(form, layer, model, cls, config, pos):
     prefix = "" if layer.key is None else f"{layer.key}_"
     frequencies = form.frequencies(module) if form.frequencies else getattr(module, f"{prefix}inv_freq")
     parts = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
-    cos, sin = (one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
+    cos, sin = (_walk.one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
 
     def rotate(arrays):
         with torch.no_grad():
             turned = form.apply(modeling(model), config, *map(torch.from_numpy, arrays), *tables)
         return tuple(np.asarray(y) for y in turned)
 
-    return Theirs(
+    return _walk.Theirs(
         rotate=rotate,
         inv_freq=form.sign * np.asarray(frequencies, dtype=np.float32),
         factor=float(getattr(module, f"{prefix}attention_scaling")),
@@ -251,9 +234,9 @@ class Row:
 
 def probes(row, model, cls):
     """Yield a probe for each place of a config and each layer type, and with another base and width."""
-    for owner, part in places(model, cls, row.parts):
+    for owner, part in _walk.places(model, cls, row.parts):
         whole = owner()
-        row.change(at_part(whole, part))
+        row.change(_walk.at_part(whole, part))
         yield from of_config(row.form, model, row.tables or cls, whole, part)
     for form, change in row.more:
         config = owner()
@@ -263,12 +246,12 @@ def probes(row, model, cls):
 
 def of_config(form, model, cls, whole, part):
     """Yield the probes of one config; if it is alone, also of the config with another base and width."""
-    inner = at_part(whole, part)
+    inner = _walk.at_part(whole, part)
     layers = layers_of(form, inner)
     for layer in layers:
         yield probe(form, layer, model, cls, whole, inner, part)
     is_plain = layers == (Layer(),) and form.axes < 3 and not hasattr(inner, "qk_rope_head_dim")
-    if part is None and is_plain and (changed := other(inner)) is not None:
+    if part is None and is_plain and (changed := _walk.other(inner)) is not None:
         yield replace(probe(form, Layer(), model, cls, changed, changed), shown=False)
 
 
@@ -293,12 +276,12 @@ def row(form, names, parts=(), change=lambda config: None, more=(), tables=None,
 def cases_without(listed):
     """Return a case of each class that is not listed."""
     unlisted = []
-    for model, cls in sorted(classes() - {(case.model, case.cls) for case in listed}):
+    for model, cls in sorted(_walk.classes() - {(case.model, case.cls) for case in listed}):
         name = cls.removesuffix("RotaryEmbedding")
         one = ROWS.get(name, ROWS["Qwen2_5_VLVision" if name.endswith("Vision") else "Llama"])
         takes = f"an attention layer, which takes its tables from `{one.tables}`"
         make_probes = functools.partial(probes, one, model, cls)
-        unlisted.append(Case(model, cls, make_probes, takes if one.tables else EQUAL, row=one))
+        unlisted.append(Case(model, cls, make_probes, takes if one.tables else _walk.EQUAL, row=one))
     return unlisted
 
 
@@ -334,8 +317,7 @@ def alternating(*names, **values):
     """Return a change that alternates two layer types; the default has parameters for both, uses one."""
 
     def change(config):
-        types = [names[i % 2] for i in range(config.num_hidden_layers)]
-        fields(layer_types=types, **values)(config)
+        fields(layer_types=[names[i % 2] for i in range(config.num_hidden_layers)], **values)(config)
 
     return change
 
@@ -365,12 +347,9 @@ OTHER_LAYER = replace(HALF, layers=layers(rotating=(1,)), options={"scaled": Fal
 SCALED = fields(
     rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, rope_scaling_layers=[0, 2]
 )
-OTHER_MEMORIES = fields(
-    memory_attention_hidden_size=384,
-    memory_attention_num_attention_heads=2,
-    memory_attention_downsample_rate=3,
-    rope_parameters={"rope_type": "axial", "rope_theta": 700.0},
-)
+AXIAL = {"rope_parameters": {"rope_type": "axial", "rope_theta": 700.0}}
+MEMORY_SIZES = {"hidden_size": 384, "num_attention_heads": 2, "downsample_rate": 3}
+OTHER_MEMORIES = fields(**AXIAL, **{f"memory_attention_{key}": n for key, n in MEMORY_SIZES.items()})
 OF_NEOMME = replace(ROWS_OF_AXES, positions=(ROWS_OF_TEXT, GRID))
 NEOMME = {
     FULL: {**DEFAULT, "rope_theta": 3e4, "partial_rotary_factor": 0.5},
@@ -401,25 +380,16 @@ ROWS: dict[str, Row] = {
     **row(HALF, "Qwen2_5OmniDiT", apply=first_head),
     **row(HALF, "TimesFm2_5", positions=(*LINE, np.array([-7, -1, 0, 1, 4, 30]))),
     # q_pe and k_pe
-    **row(
-        LATENT,
-        "DeepseekV3 AXK1 AXK2 BailingHybrid DeepseekV32 Glm4MoeLite GlmMoeDsa LongcatFlash Mistral4 Youtu",
-    ),
+    **row(LATENT, "DeepseekV3 AXK1 AXK2 BailingHybrid DeepseekV32 Glm4MoeLite GlmMoeDsa LongcatFlash Mistral4"
+          " Youtu"),
     **row(LATENT, "Dots3NoteText"),  # parameters by layer type
     **row(HALF, "HYV4 MiniCPM3"),
     **row(HALF, "DeepseekV2", apply=by_name("apply_rotary_emb"), repeats=None),  # complex numbers
-    **row(
-        *(LATENT, "MistralLarge4Text"),
-        layers=layers(rotating=(None, 0), unrotated=(3,)),
-        frequencies=lambda module: module.inv_freq * module.alpha.exp(),
-    ),
+    **row(LATENT, "MistralLarge4Text", layers=layers(rotating=(None, 0), unrotated=(3,)),
+          frequencies=lambda module: module.inv_freq * module.alpha.exp()),
     # Layers that do not rotate
-    **row(
-        *(HALF, "Llama4Text"),
-        layers=layers(rotating=("chunked_attention", 0), unrotated=(FULL, 3)),
-        apply=positions_first("apply_rotary_emb"),
-        repeats=None,
-    ),
+    **row(HALF, "Llama4Text", layers=layers(rotating=("chunked_attention", 0), unrotated=(FULL, 3)),
+          apply=positions_first("apply_rotary_emb"), repeats=None),
     **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_ROTATES),
     # Without a window, all layers rotate.
     **row(HALF, "Exaone4", layers=SLIDING_ROTATES, more=((FULL_ROTATES, fields(sliding_window=None)),)),
@@ -431,14 +401,9 @@ ROWS: dict[str, Row] = {
     **row(HALF, "MuseGlimmerText", layers=layers(rotating=(50,), unrotated=(51,))),
     **row(HALF, "MuseSparkText", layers=layers(rotating=(60,), unrotated=(61,))),
     # Models that rotate by a field of the config
-    **row(
-        *(HALF, "Esm"),
-        change=fields(position_embedding_type="rotary"),
-        more=(
-            (HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
-            (UNROTATED_LAYERS, fields(position_embedding_type="absolute")),
-        ),
-    ),
+    **row(HALF, "Esm", change=fields(position_embedding_type="rotary"),
+          more=((HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
+                (UNROTATED_LAYERS, fields(position_embedding_type="absolute")))),
     **row(UNROTATED_LAYERS, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
     **row(UNROTATED_LAYERS, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
     **row(HALF, "Falcon", more=((UNROTATED_LAYERS, fields(alibi=True)),)),
@@ -453,18 +418,11 @@ ROWS: dict[str, Row] = {
     **row(HALF, "Step3p7", more=((HALF, alternating(*TYPES, rope_parameters=STEP_RULES)),)),
     **row(HALF, "Beam", layers=SLIDING_KEYED),
     # The last features of a head
-    **row(
-        *(HALF, "DeepseekV4"),
-        layers=layers("main", "compress"),
-        repeats=None,
-        width=lambda config, layer: head_width(config),
-    ),
+    **row(HALF, "DeepseekV4", layers=layers("main", "compress"), repeats=None,
+          width=lambda config, layer: head_width(config)),
     # Three coordinates
-    **row(
-        MROPE,
-        "Qwen2VL Qwen2_5_VL PaddleOCR Qwen3VLText Qwen3VLMoeText Cosmos3EdgeText Qwen3_5Text Qwen3_5MoeText"
-        " Qwen4ExpText",
-    ),
+    **row(MROPE, "Qwen2VL Qwen2_5_VL PaddleOCR Qwen3VLText Qwen3VLMoeText Cosmos3EdgeText Qwen3_5Text"
+          " Qwen3_5MoeText Qwen4ExpText"),
     **row(MROPE, "Qwen2_5Omni", parts=("talker", "thinker.text")),
     **row(MROPE, "Qwen3OmniMoeTalker", parts=("talker.text",)),
     # The default width, 73, is odd and cannot run.
@@ -474,25 +432,18 @@ ROWS: dict[str, Row] = {
     **row(MROPE, "Glm4vMoeText", change=sections(3, 4, 4)),
     **row(MROPE, "GlmImageText", change=sections(16, 24, 24)),
     **row(MROPE, "Ernie4_5_VLMoeText", repeats="interleaved", frequencies=ernie_frequencies),
-    **row(
-        *(MROPE, "CohereCompass"),
-        layers=SLIDING_KEYED,
-        change=alternating(SLIDING, FULL, rope_parameters=COMPASS),
-    ),
+    **row(MROPE, "CohereCompass", layers=SLIDING_KEYED,
+          change=alternating(SLIDING, FULL, rope_parameters=COMPASS)),
     # Two coordinates
     **row(TOWER, "MLCD"),
     **row(Form(in_blocks, "blocks", **FOR_EACH_AXIS), "Gemma4Vision"),
     **row(TOWER, "Qwen2VLVision", width=lambda config, layer: config.embed_dim // config.num_heads),
     **row(TOWER, "Inkling2Vision", repeats="interleaved"),
     **row(TOWER, "Kimi_K25Vision", frequencies=lambda module: module.inv_freq.repeat_interleave(2)),
-    **row(
-        TOWER, "MiniMaxM3VLVision", frequencies=lambda module: module.inv_freq.tile(3), positions=(VOLUME,)
-    ),
-    **row(
-        *(TOWER, "PixtralVision"),
-        apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
-        frequencies=lambda module: module.inv_freq.flatten(),
-    ),
+    **row(TOWER, "MiniMaxM3VLVision", frequencies=lambda module: module.inv_freq.tile(3),
+          positions=(VOLUME,)),
+    **row(TOWER, "PixtralVision", apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
+          frequencies=lambda module: module.inv_freq.flatten()),
     **row(OF_NEOMME, "NeoMME", more=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
     # SAM, and the attention layers that take its tables
     **row(SAM, "Sam3ViT"),
@@ -501,8 +452,6 @@ ROWS: dict[str, Row] = {
     **row(MEMORIES, "Sam2VideoRoPEAttention", tables="Sam2VideoVisionRotaryEmbedding"),
     **row(MEMORIES, "Sam3TrackerVideoRoPEAttention", tables="Sam3TrackerVideoVisionRotaryEmbedding"),
     **row(SELF_ATTENTION, "EdgeTamVideoVision", more=((SELF_ATTENTION, OTHER_MEMORIES),)),
-    **row(
-        *(SELF_ATTENTION, "EdgeTamVideoRoPESelfAttention EdgeTamVideoRoPECrossAttention"),
-        tables="EdgeTamVideoVisionRotaryEmbedding",
-    ),
-}
+    **row(SELF_ATTENTION, "EdgeTamVideoRoPESelfAttention EdgeTamVideoRoPECrossAttention",
+          tables="EdgeTamVideoVisionRotaryEmbedding"),
+}  # fmt: skip

@@ -179,9 +179,22 @@ def case(model, cls, of, root, *values, parts=(None,), width=head_width, positio
     return Case(model, cls, probes)
 
 
-FIVE_HEADS = {"hidden_size": 320, "num_attention_heads": 5}
+def dino_case(model, cls, root, **changed):
+    changed = {"hidden_size": 320, "num_attention_heads": 5, **changed}
+    return case(model, cls, partial(dino, model, cls), root, {}, changed, positions=AROUND)
+
+
+def conformer_case(model, name, root, heads="num_attention_heads"):
+    rotary = {"position_embeddings_type": "rotary"}
+    values = (rotary, {**rotary, "rotary_embedding_base": 300, "hidden_size": 320, heads: 5}, {})
+    names = (model, f"{name}RotaryPositionalEmbedding", partial(conformer, model, name), root)
+    return case(
+        *names, *values, width=lambda config: config.hidden_size // getattr(config, heads), positions=(LINE,)
+    )
+
+
+NO_ROTATION = "no rotation, as the two features of a pair have different {}, and norms change"
 BASE_30 = {"rope_type": "default", "rope_theta": 30.0}
-ROTARY = {"position_embeddings_type": "rotary"}
 ATOMS = {"num_spatial_rope_pairs_per_axis": 3, "num_uid_rope_pairs": 5, "spatial_rope_base_frequency": 7.0}
 LOFTR = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 4.0}
 LLAMA4 = {"num_attention_heads": 8, "rope_parameters": {**BASE_30, "rope_theta": 500.0}}
@@ -196,59 +209,25 @@ OF_LOFTR = np.stack([np.repeat(np.arange(3), 6), np.tile(np.arange(6), 3)], axis
 OF_ATOMS = np.column_stack([random.standard_normal((12, 3)) * 4, np.arange(12) * 3]).astype(np.float32)
 
 CASES: list[Case] = [
-    case(
-        *("llama4", "Llama4VisionRotaryEmbedding", llama4, "Llama4", {}, {"vision_config": LLAMA4}),
-        parts=("vision",),
-        positions=(OF_LLAMA4,),
-    ),
-    *(
-        case(model, cls, partial(dino, model, cls), root, {}, {**FIVE_HEADS, **changed}, positions=AROUND)
-        for model, cls, root, changed in (
-            ("dinov3_vit", "DINOv3ViTRopePositionEmbedding", "DINOv3ViT", {"rope_theta": 30.0}),
-            ("sapiens2", "Sapiens2RopePositionEmbedding", "Sapiens2", {"rope_theta": 30.0}),
-            ("eomt_dinov3", "EomtDinov3RotaryEmbedding", "EomtDinov3", {"rope_parameters": BASE_30}),
-        )
-    ),
-    case(
-        *("efficientloftr", "EfficientLoFTRRotaryEmbedding", loftr, "EfficientLoFTR"),
-        *({}, {"rope_parameters": LOFTR}),
-        width=lambda config: config.hidden_size,
-        positions=(OF_LOFTR,),
-    ),
-    case(
-        *("esmfold2", "EsmFold2RotaryEmbedding", atoms, "EsmFold2", {}, {"atom_encoder": ATOMS}),
-        parts=("atom_encoder", "structure_head.diffusion_module.atom_encoder"),
-        positions=(OF_ATOMS,),
-    ),
-    case(
-        *("clvp", "ClvpRotaryPositionalEmbedding", clvp, "Clvp"),
-        *({}, {"text_config": CLVP}, {"text_config": {"use_rotary_embedding": False}}),
-        parts=("text", "speech"),
-        positions=(LINE,),
-    ),
-    *(
-        case(
-            *(model, f"{name}RotaryPositionalEmbedding", partial(conformer, model, name), root),
-            *(ROTARY, {**ROTARY, "rotary_embedding_base": 300, "hidden_size": 320, heads: 5}, {}),
-            width=lambda config, heads=heads: config.hidden_size // getattr(config, heads),
-            positions=(LINE,),
-        )
-        for model, name, root, heads in (
-            ("wav2vec2_bert", "Wav2Vec2Bert", "Wav2Vec2Bert", "num_attention_heads"),
-            ("wav2vec2_conformer", "Wav2Vec2Conformer", "Wav2Vec2Conformer", "num_attention_heads"),
-            ("seamless_m4t", "SeamlessM4TConformer", "SeamlessM4T", "speech_encoder_attention_heads"),
-        )
-    ),
+    case("llama4", "Llama4VisionRotaryEmbedding", llama4, "Llama4", {}, {"vision_config": LLAMA4},
+         parts=("vision",), positions=(OF_LLAMA4,)),
+    dino_case("dinov3_vit", "DINOv3ViTRopePositionEmbedding", "DINOv3ViT", rope_theta=30.0),
+    dino_case("sapiens2", "Sapiens2RopePositionEmbedding", "Sapiens2", rope_theta=30.0),
+    dino_case("eomt_dinov3", "EomtDinov3RotaryEmbedding", "EomtDinov3", rope_parameters=BASE_30),
+    case("efficientloftr", "EfficientLoFTRRotaryEmbedding", loftr, "EfficientLoFTR",
+         {}, {"rope_parameters": LOFTR}, width=lambda config: config.hidden_size, positions=(OF_LOFTR,)),
+    case("esmfold2", "EsmFold2RotaryEmbedding", atoms, "EsmFold2", {}, {"atom_encoder": ATOMS},
+         parts=("atom_encoder", "structure_head.diffusion_module.atom_encoder"), positions=(OF_ATOMS,)),
+    case("clvp", "ClvpRotaryPositionalEmbedding", clvp, "Clvp",
+         {}, {"text_config": CLVP}, {"text_config": {"use_rotary_embedding": False}},
+         parts=("text", "speech"), positions=(LINE,)),
+    conformer_case("wav2vec2_bert", "Wav2Vec2Bert", "Wav2Vec2Bert"),
+    conformer_case("wav2vec2_conformer", "Wav2Vec2Conformer", "Wav2Vec2Conformer"),
+    conformer_case("seamless_m4t", "SeamlessM4TConformer", "SeamlessM4T", "speech_encoder_attention_heads"),
     Case("musicflamingo", "MusicFlamingoRotaryEmbedding", flamingo_probes),
-    Case(
-        *("hunyuan_vl", "HunYuanVLRotaryEmbedding"),
-        status="no rotation, as the two features of a pair have different coordinates, and norms change",
-    ),
-    Case(
-        *("vjepa2", "VJEPA2RopeAttention"),
-        status="no rotation, as the two features of a pair have different frequencies, and norms change",
-    ),
-]
+    Case("hunyuan_vl", "HunYuanVLRotaryEmbedding", status=NO_ROTATION.format("coordinates")),
+    Case("vjepa2", "VJEPA2RopeAttention", status=NO_ROTATION.format("frequencies")),
+]  # fmt: skip
 
 
 # Models whose code has no rotary class: GPT-J's attention rotates the first features, RoFormer's whole heads
