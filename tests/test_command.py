@@ -222,9 +222,7 @@ def test_parses_rules(text, rule):
     ids=lambda text: text[:24] or "empty",
 )  # fmt: skip
 def test_refuses_what_is_no_rule(text):
-    with pytest.raises(
-        ra.SpecError, match=r"^--scaling is .*; give the call of a rule with plain values, such as"
-    ):
+    with pytest.raises(ra.SpecError, match=r"^--scaling is .*; give the call of a rule with plain"):
         parse_rule(text)
 
 
@@ -279,10 +277,8 @@ def test_a_config_is_described_in_words_and_tables(explained):
          f"{131072 / 8 / wavelengths[-1]:.4g}"],
     ):  # fmt: skip
         assert row in rows
-    stated, inferred, doubtful = (
-        next(i for i, line in enumerate(lines) if line.startswith(word))
-        for word in ("Stated", "Inferred", "Doubtful")
-    )
+    words = [re.match(r"\w*", line)[0] for line in lines]
+    stated, inferred, doubtful = map(words.index, ("Stated", "Inferred", "Doubtful"))
     assert ["rope_theta", "500000.0"] in rows[stated:inferred]
     assert ["pairing", "'half'"] in rows[inferred:doubtful]
     assert lines[doubtful:] == ["Doubtful: nothing"]
@@ -340,20 +336,6 @@ def test_sentences_of_other_models(config, options, sentences, absent, explained
     for sentence in sentences:
         assert sentence in text
     assert absent not in text
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("", "is no JSON: it is empty; give a config.json."),
-        ("# Llama", "is no JSON that can be read: "),
-        ("[]", "holds a list of length 0; give a config.json"),
-        ('{"model_type": "bert"}', "bert"),
-    ],
-)
-def test_files_that_are_no_config(content, text, tmp_path, command):
-    (tmp_path / "config.json").write_text(content, "utf-8")
-    assert text in one_line(command(["explain", str(tmp_path)]), "explain")
 
 
 @pytest.mark.nightly
@@ -428,7 +410,7 @@ def test_the_example_backend_is_found_first_and_conforms(installed):
     assert "does not serve float32[1, 32, 2048, 128] (numpy)" in forced
     status, out, _ = installed(only("pairing,definition,combinations,accuracy_small,many_heads"))
     assert status == 0, out
-    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", out, re.DOTALL)
+    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", in_one_line(out))
     _, out, _ = installed(f"check numpy --in-process --backend mylib {CASES}")
     assert re.search(r"Calls: mylib served [\d,]+, and declined [\d,]+: it serves pairs in halves \(", out)
     assert "every call that names no pairing has pairing=half" in out
@@ -478,8 +460,7 @@ def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, de
 def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
     edited(tmp_path, LAST_DECLINE, "    return 'it is asleep'\n" + LAST_DECLINE)
     error = one_line(installed(only("norm", "--backend mylib")), "check")
-    assert "backend 'mylib' serves no call" in error
-    assert "it is asleep" in error
+    assert re.search("backend 'mylib' serves no call.*it is asleep", error)
     assert " mylib 0, " in installed(f"check numpy --in-process {CASES}")[1]
 
 
@@ -489,15 +470,11 @@ AT_128 = (ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " 
 FAULTS = {
     "at one width of two": ([TWO_WIDTHS, AT_128], "widths,definition", "--backend mylib", "\n  widths\n"),
     # Only its decline_reason declines: an error of rotate is a failure.
-    "an exception": (
-        [(ERROR[0], "raise NotImplementedError('later')")],
-        "definition,norm,widths",
-        "--backend mylib",
-        "NotImplementedError: later",
-    ),
+    "an exception": ([(ERROR[0], "raise NotImplementedError('later')")], "definition,norm,widths",
+                     "--backend mylib", "NotImplementedError: later"),
     # The suite would pass too if it never called the backend.
     "a sign": ([("b * cos + a * sin", "b * cos - a * sin")], "pairing,definition", "", "\n  pairing\n"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -518,11 +495,9 @@ def test_a_backend_without_compiled_calls_is_refused(monkeypatch, command):
 
     from rope_array._backends.torch import native
 
-    served = native.decline_reason
-    monkeypatch.setattr(
-        native,
-        "decline_reason",
-        lambda *call: "the call is compiled" if torch.compiler.is_compiling() else served(*call),
-    )
+    def decline_reason(*call, served=native.decline_reason):
+        return "the call is compiled" if torch.compiler.is_compiling() else served(*call)
+
+    monkeypatch.setattr(native, "decline_reason", decline_reason)
     error = one_line(command("check torch:compile --backend native --in-process"), "check")
     assert "serves no compiled call" in error
