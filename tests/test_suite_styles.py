@@ -24,11 +24,6 @@ def torch():
     return importlib.import_module("torch")
 
 
-@pytest.fixture
-def jax():
-    return importlib.import_module("jax")
-
-
 def outcome(target, name):
     """Return the outcome and the detail of one check, without a search for the simplest call that fails."""
     (check,) = (each for each in checks() if each.name == name)
@@ -176,19 +171,17 @@ def test_gradients_of_16_bits_may_add_rounded_products_and_no_more(dtype):
     assert f"error of {dtype} arithmetic" in narrow[1]
 
 
+# Each shape and dtype is compiled.
+ONE_SIZE = pytest.param({"dtypes": ("float32",), "layout": "sd", "head_dim": 16, "fields": ()}, id="one size")
+
+
 @pytest.mark.slow
 @jax_only
-@pytest.mark.parametrize(
-    "claims",
-    [  # each shape and dtype is compiled
-        pytest.param({"dtypes": ("float32",), "layout": "sd", "head_dim": 16, "fields": ()}, id="one size"),
-        pytest.param({}, id="every claim", marks=pytest.mark.nightly),
-    ],
-)
-def test_correct_jax_code_passes(claims, jax):
-    # Without jit, each operation would be compiled for each shape.
+@pytest.mark.parametrize("claims", [ONE_SIZE, pytest.param({}, id="every claim", marks=pytest.mark.nightly)])
+def test_correct_jax_code_passes(claims):
     code = plain("jax.numpy")
-    rotate = jax.jit(lambda x, pos, base=10000.0: code(x, pos, base))
+    # Without jit, each operation would be compiled for each shape.
+    rotate = importlib.import_module("jax").jit(lambda x, pos, base=10000.0: code(x, pos, base))
     names = ("definition", "gradient", "jit", "positions_of_a_batch")
     report = check_backend(rotate, library="jax:x64", only=sample(*names), **claims)
     assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
@@ -205,14 +198,12 @@ def test_compilers_are_listed_as_libraries():
     assert not Target(by_matrix, library="jax").compiled
 
 
+BY_TORCH = pytest.param("torch", "torch:compile", marks=torch_only)
+BY_JAX = pytest.param("jax.numpy", "jax:x64:jit", marks=jax_only)
+
+
 @pytest.mark.parametrize("name", ["pairing", "scaling_linear", "positions_of_a_batch"])
-@pytest.mark.parametrize(
-    ("module", "library"),
-    [
-        pytest.param("torch", "torch:compile", marks=torch_only),
-        pytest.param("jax.numpy", "jax:x64:jit", marks=jax_only),
-    ],
-)
+@pytest.mark.parametrize(("module", "library"), [BY_TORCH, BY_JAX])
 def test_any_code_is_compiled(module, library, name):
     assert outcome(compiled(plain(module), library), name)[0] == PASSED
 
