@@ -183,10 +183,8 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch,
     assert printed[0].partition(". ")[2] == lines[0].partition(". ")[2] != ""
     assert printed[1:4] == lines[1:4]
     starts = ("  Cause: ",) if some else ("FAILED: ", "Failed (", "Passed (", "  Cause: ")
-    for start in starts:
-        assert [line for line in printed if line.startswith(start)] == [
-            line for line in lines if line.startswith(start)
-        ]
+    of_printed, of_page = ([line for line in text if line.startswith(starts)] for text in (printed, lines))
+    assert of_printed == of_page
     of, do_not_apply = re.search(r"of (\d+)\..* (\d+) do not apply", " ".join(lines)).groups()
     assert int(of) + int(do_not_apply) == len(checks())
     assert printed_by(printed[4])[0].startswith("PASSED: ")
@@ -199,27 +197,20 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch,
 
 UNUSABLE = [
     ("nump", "unknown target 'nump'"),
-    ("mylib", "package.module:attribute"),
-    ("nolib:rotate", "nolib"),
     ("mylib.py:rotate", "cannot import mylib.py"),
-    ("./mylib:rotate", "the module as `import` takes it"),
-    ("mylib:rotat", "no attribute 'rotat'"),
     ("quits:rotate", "cannot import quits: SystemExit: 0 (quits.py, line 1)"),
     ("unsaid:rotate", "(unsaid.py, line 1)"),
-    ("cupy", "cupy"),
     ("torch:cuda", "torch"),
     ("numpy --backend cuda", "cuda"),
     ("numpy --claim pairing=half", "claim it for a callable"),
     ("mylib:rotate --backend array-api", "leave it out"),
     ("mylib:rotate --claim angles", "NAME=VALUE"),
-    ("mylib:rotate --claim batch_positions=yes", "--require batch_positions to insist on it"),
     ("mylib:rotate --claim layout=bshd --claim layout=sd", "give it once"),
     ("mylib:rotate --expect definition", "give NAME=VALUE"),
     ("mylib:rotate --expect accuracy_negative=why", "accuracy_negative[float16]"),
     ("mylib:rotate --examples -1", "give the number of random calls, 0 or more"),
     ("mylib:rotate --examples many", "invalid int value"),
     ("mylib:rotate --seed 1", "give their number with --examples"),
-    ("mylib:rotate --case widht=64", "widht"),
     ("mylib:rotate --case width=64 --examples 3", "leave --examples out"),
     ("mylib:rotate --only norm[float8]", "no check is named 'norm[float8]'; similar: norm"),
     ("mylib:rotate --only norm --case width=64", "leave --only out"),
@@ -302,17 +293,9 @@ THOROUGH = "--rope-require axes --rope-thorough --rope-examples 3 --rope-seed 2 
 # The options, the exit status, and texts that are printed.
 RUNS = {
     "skipped": (f"{MINE}rotate -k 'norm or inv_freq' -rs", 0, ["1 passed, ", "inv_freq: its signature"]),
-    "cause": (
-        f"{MINE}backwards -k direction",
-        1,
-        ["mylib:backwards::direction", "Likely cause: ", "required: ", "found: "],
-    ),
+    "cause": (f"{MINE}backwards -k direction", 1, ["::direction", "cause: ", "required: ", "found: "]),
     "unexpected": (f"{MINE}rotate {BOTH}", 1, ["2 failed", "XPASS(strict)", "not applicable"]),
-    "required": (
-        f"{MINE}rotate {THOROUGH}",
-        1,
-        ["1 failed, 1 passed", "axes is required, and the target lacks"],
-    ),
+    "required": (f"{MINE}rotate {THOROUGH}", 1, ["1 failed, 1 passed", "axes is required"]),
     "expected": (f"{MINE}backwards --rope-only direction --rope-expect direction=known", 0, ["1 xfailed"]),
     "unknown check": (f"{MINE}rotate --rope-only nrom", 4, ["no check is named 'nrom'; similar: norm"]),
     "no target": ("--rope-only norm", 4, ["--rope-only needs a --rope-backend"]),
