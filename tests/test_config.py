@@ -66,6 +66,7 @@ ERNIE_VL = model("ernie4_5_moe_vl", **heads(2560, 20), rope_3d=True, rope_theta=
 HUNYUAN = model("hunyuan_v1_dense", head_dim=128, rope_scaling=ALPHA)
 MODERNBERT = model("modernbert", local_rope_theta=None)
 NEOMME = small("neomme", num_hidden_layers=8, rope_theta=None)
+LAST_OF_NEOMME = half(64, base=1e6, rotary_dim=16, axes=ra.Axes((0, 1) * 4, count=2))
 OTHER_TOWER = model("hyperclovax_vision_v2", vision_config={"model_type": "qwen2_5_vl"})
 OLDER_TYPES = ["attention", "mamba", "deepseek_sparse_attention", "sliding_attention"]
 PHI3 = model("phi3", **heads(3072, 32), max_position_embeddings=131072, original_max_position_embeddings=4096)
@@ -84,7 +85,9 @@ QWEN3_VL = {"head_dim": 128, "rope_theta": 5e6, "rope_scaling": QWEN3_VL}
 QWEN3_AXES = ra.Axes.interleaved(22, 21, 21)
 GLM4V = {**heads(4096, 32), "partial_rotary_factor": 0.5}
 GLM4V["rope_scaling"] = {"type": "default", "mrope_section": [8, 10, 14]}
-BY_2 = ra.Linear(2.0)
+GLM4V_AXES = ra.Axes.chunked(8, 10, 14)
+BY_2, SHARE = ra.Linear(2.0), {"partial_rotary_factor": 0.25}
+HALF_BY_2 = {**LINEAR, "partial_rotary_factor": 0.5}
 QUARTER = {"base": 1e6, "scaling": ra.Proportional(0.25)}
 GEMMA4 = model("gemma4_text", head_dim=32, layer_types=["sliding_attention", "full_attention"])
 NANOCHAT = model("nanochat", head_dim=8, max_position_embeddings=64)
@@ -108,6 +111,7 @@ def indexed(kind, **keys):
 
 FULL, SLIDING = layer("full_attention"), layer("sliding_attention")
 VISION, INDEXER = {"part": "vision"}, {"part": "indexer"}
+GLM5_INDEXER = ra.RoPE(128, rotary_dim=64, out_pairing="half")
 # A config, the rope by the model's code, and the layer or part.
 PUBLISHED = {
     # Published configs, with the keys of their config.json.
@@ -118,10 +122,7 @@ PUBLISHED = {
     "Qwen2-VL": (qwen2_vl(), half(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24))),
     "Qwen2-VL, vision": (qwen2_vl(), half(80, axes=ra.Axes.axial(40, 40)), VISION),
     "Qwen3-VL": (model("qwen3_vl", text_config=QWEN3_VL), half(128, base=5e6, axes=QWEN3_AXES)),
-    "GLM-4V": (
-        model("glm4v", text_config=GLM4V),
-        ra.RoPE(128, rotary_dim=64, axes=ra.Axes.chunked(8, 10, 14)),
-    ),
+    "GLM-4V": (model("glm4v", text_config=GLM4V), ra.RoPE(128, rotary_dim=64, axes=GLM4V_AXES)),
     "Gemma 3, layer 5": (GEMMA3, GEMMA3_FULL, {"part": "text_config", "layer_type": 5}),
     "DeepSeek V3": (DEEPSEEK_V3, ra.RoPE(64, out_pairing="half", scaling=V3_YARN)),
     "DeepSeek V4, main": (DEEPSEEK_V4, V4_MAIN, layer("main")),
@@ -141,32 +142,16 @@ PUBLISHED = {
     "DeepSeek V3.2, attention": (indexed("deepseek_v32"), ra.RoPE(64, out_pairing="half")),
     "A.X K2, indexer": (indexed("axk2"), half(128, rotary_dim=64), INDEXER),
     "HY V4, indexer": (indexed("hy_v4"), half(128, rotary_dim=64, rotary_start=64), INDEXER),
-    "GLM-5, indexer": (
-        indexed("glm_moe_dsa", indexer_rope_interleave=True),
-        ra.RoPE(128, rotary_dim=64, out_pairing="half"),
-        INDEXER,
-    ),
+    "GLM-5, indexer": (indexed("glm_moe_dsa", indexer_rope_interleave=True), GLM5_INDEXER, INDEXER),
     "vLLM's ntk": (llama(NTK), llama_rope(scaling=ra.NTKAware(4.0, "fixed"))),
-    "vLLM's mixed ntk": (
-        llama({**NTK, "mixed_b": 0.75}),
-        llama_rope(scaling=ra.NTKAware(4.0, "mixed", 0.75)),
-    ),
+    "vLLM's mixed": (llama({**NTK, "mixed_b": 0.75}), llama_rope(scaling=ra.NTKAware(4.0, "mixed", 0.75))),
     "nanochat, dynamic": (NANOCHAT, half(8, scaling=ra.Reversed(ra.DynamicNTK(2.0, 64)))),
     # A rule scales the frequencies of the part that rotates, and the layers that the model scales.
-    "GPT-NeoX, a rule": (
-        model("gpt_neox", **heads(6144, 64), rope_parameters={**LINEAR, "partial_rotary_factor": 0.5}),
-        half(96, rotary_dim=48, scaling=BY_2),
-    ),
-    "StableLM": (
-        model("stablelm", **heads(2560, 32), rope_parameters={"partial_rotary_factor": 0.25}),
-        half(80, rotary_dim=20),
-    ),
+    "GPT-NeoX, a rule": (small("gpt_neox", rope_parameters=HALF_BY_2), half(64, rotary_dim=32, scaling=BY_2)),
+    "StableLM": (model("stablelm", **heads(2560, 32), rope_parameters=SHARE), half(80, rotary_dim=20)),
     "Phi-4": (model("phi3", head_dim=128, partial_rotary_factor=0.75), half(128, rotary_dim=96)),
     "Qwen3-Next": (model("qwen3_next", partial_rotary_factor=0.125), half(256, rotary_dim=32)),
-    "MiniMax-M2": (
-        model("minimax_m2", head_dim=128, rotary_dim=32, rope_theta=2e4),
-        half(128, base=2e4, rotary_dim=32),
-    ),
+    "MiniMax-M2": (small("minimax_m2", rotary_dim=32, rope_theta=2e4), half(64, base=2e4, rotary_dim=32)),
     "Gemma 3, a window": (small("gemma3_text", rope_scaling=LINEAR), half(64), SLIDING),
     "Gemma 3n, a window": (small("gemma3n_text", rope_scaling=LINEAR), half(64), SLIDING),
     "Gemma 3n, full": (small("gemma3n_text", rope_scaling=LINEAR), half(64, base=1e6, scaling=BY_2), FULL),
@@ -182,11 +167,7 @@ PUBLISHED = {
     "language_config": (model("unlimited_ocr", language_config=heads(512, 16)), half(32)),
     "text on the top level": (model("fuyu", rope_theta=5e3), half(64, base=5e3, rotary_dim=32)),
     "values of the whole": (model("voxtral", text_config=model("llama")), half(128, base=1e8)),
-    "the last layer of NeoMME": (
-        small("neomme", num_hidden_layers=2),
-        half(64, base=1e6, rotary_dim=16, axes=ra.Axes((0, 1) * 4, count=2)),
-        layer(1),
-    ),
+    "the last layer of NeoMME": (small("neomme", num_hidden_layers=2), LAST_OF_NEOMME, layer(1)),
     "Muse, by index": (MUSE, half(128), layer(0)),
     "a width of null": ({**ERNIE, "head_dim": None}, ra.RoPE(64, base=5e5)),
     "a width by the class": (ERNIE, ra.RoPE(128, base=5e5)),
@@ -291,6 +272,9 @@ def test_models_that_rotate_nothing(kind):
 
 MLLAMA = {"num_hidden_layers": 6, "cross_attention_layers": [3, 4]}
 GRIFFIN = model("recurrent_gemma", num_hidden_layers=5)
+DENSE_FIRST = {"sliding_window_pattern": 3, "first_k_dense_replace": 1}
+WINDOWS = {"layer_types": ["sliding_attention"] * 3}
+BAILING = ra.RoPE(64, base=6e6, out_pairing="half")
 # A config of 12 layers or as it states; the rope of some, by the code of transformers 5.23; their indices.
 SOME_LAYERS = {
     "Bamba": ({**BAMBA, "attn_layer_indices": [0, 2]}, half(128, rotary_dim=64), {0, 2}),
@@ -300,22 +284,10 @@ SOME_LAYERS = {
     "ModernBERT": (model("modernbert"), half(64, base=160_000.0), {0, 3, 6, 9}),
     "Gemma 3": (model("gemma3_text", sliding_window_pattern=3), half(256, base=1e6), {2, 5, 8, 11}),
     # Layer 0 is dense: it rotates though it has full attention.
-    "Cohere 2 MoE": (
-        model("cohere2_moe", sliding_window_pattern=3, first_k_dense_replace=1),
-        ra.RoPE(128, rotary_dim=0),
-        {3, 6, 9},
-    ),
-    "Gemma 4": (
-        model("gemma4_text", num_hidden_layers=3, layer_types=["sliding_attention"] * 3),
-        half(512, **QUARTER),
-        {2},
-    ),
+    "Cohere 2 MoE": (model("cohere2_moe", **DENSE_FIRST), ra.RoPE(128, rotary_dim=0), {3, 6, 9}),
+    "Gemma 4": (model("gemma4_text", num_hidden_layers=3, **WINDOWS), half(512, **QUARTER), {2}),
     "Muse": (model("muse_glimmer_text", num_hidden_layers=6), half(128, rotary_dim=0), {1, 5}),
-    "Bailing": (
-        model("bailing_hybrid", layer_group_size=4),
-        ra.RoPE(64, base=6e6, out_pairing="half"),
-        {3, 7, 11},
-    ),
+    "Bailing": (model("bailing_hybrid", layer_group_size=4), BAILING, {3, 7, 11}),
 }
 
 
@@ -519,16 +491,10 @@ REFUSED = [
     (llama(rope_parameters={"zork": 1}), "'zork'; the known ones are alpha"),
     (llama({**YARN, "type": "linear"}), "differ"),
     (llama({**LINEAR, "rope_theta": 5e5}, rope_parameters=LINEAR), "both stated, and differ in 'rope_theta'"),
-    (
-        small("zork", partial_rotary_factor=0.5, rotary_dim=16),
-        "0.5 of a head of 64 is 32, and .* stated as 16",
-    ),
+    (small("zork", partial_rotary_factor=0.5, rotary_dim=16), "of 64 is 32, and .* stated as 16"),
     (llama({**YARN, "partial_rotary_factor": 1.5}), "from 0 to 1"),
     (qwen2_vl(mrope_section=[32, 32]), "three"),
-    (
-        model("qwen3_vl_text", rope_scaling={**MROPE, "mrope_interleaved": False}),
-        "mrope_interleaved is False",
-    ),
+    (model("qwen3_vl_text", rope_scaling={**MROPE, "mrope_interleaved": False}), "interleaved is False"),
     (llama({**LISTS, "long_factor": [1.0] * 63}), "long_factor has 63 numbers.*64 pairs"),
     (llama({**LISTS, "short_factor": [1.0] * 65}), "short_factor has 65 numbers.*64 pairs"),
     (llama({**LISTS, "long_factor": None}), "long_factor is a NoneType|None"),
