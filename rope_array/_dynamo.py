@@ -1,6 +1,7 @@
 """A memo that torch.compile can trace, and that cannot grow without end."""
 
 import os
+import sys
 from collections.abc import Callable
 from itertools import count
 from threading import RLock
@@ -33,6 +34,22 @@ def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+_marked: set[type] = set()
+
+
+def mark_as_constant(cls: type) -> None:
+    """Have Dynamo pass objects of a class to functions that it calls while it traces.
+
+    From PyTorch 2.13 on it passes any object. Before, it has to know the class before it sees an object; until
+    PyTorch is imported, this does nothing.
+    """
+    torch = sys.modules.get("torch")
+    if cls not in _marked and hasattr(torch, "__version__"):
+        _marked.add(cls)
+        if torch.__version__ < "2.13" and hasattr(torch.utils._pytree, "register_constant"):
+            torch.utils._pytree.register_constant(cls)
 
 
 def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None) -> Callable[..., Any]:

@@ -13,10 +13,10 @@ import svg_files
 from compare import words
 from matplotlib import rcParams
 from matplotlib.figure import Figure
+from test_command import one_line
 
 import rope_array as ra
 from rope_array import plots
-from rope_array.__main__ import main
 from rope_array.testing import cos_sin
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -33,8 +33,7 @@ def data(line):
 
 
 def texts(ax):
-    legend = ax.get_legend()
-    return [text.get_text() for text in legend.get_texts()] if legend else []
+    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 # ---- the error of angles ----
@@ -120,10 +119,6 @@ def test_mean_scores_are_of_rotated_features(name):
     assert mean == pytest.approx(np.array(scores) / scores[0], rel=1e-9)
 
 
-def scores_of(ax):
-    return np.asarray(ax.images[0].get_array())
-
-
 def test_score_maps():
     """Several share their colours."""
     random = np.random.default_rng(5)
@@ -133,7 +128,7 @@ def test_score_maps():
     assert panels[0].images[0].get_clim() == panels[1].images[0].get_clim()
     for ax, (name, rope) in zip(panels, ropes.items(), strict=True):
         rotated_q, rotated_k = (rope.apply(x, rows) for x in (np.tile(q, (9, 1)), k))
-        assert scores_of(ax) == pytest.approx(rotated_q @ rotated_k.T / 4, abs=1e-12)
+        assert np.asarray(ax.images[0].get_array()) == pytest.approx(rotated_q @ rotated_k.T / 4, abs=1e-12)
         assert ax.images[0].get_extent() == [97.5, 142.5, 142.5, 97.5]
         assert ax.get_title().endswith(name)
 
@@ -167,11 +162,9 @@ OTHERS = {
 def test_every_plot_takes_every_rope(function, rope):
     """On axes of its own or on axes given, with labels."""
     ax = function(rope, ax=Figure().subplots()) if rope is LLAMA else function(rope)
-    points = [data(line) for line in ax.lines] or [(scores_of(ax), [])]
+    points = [data(line) for line in ax.lines] or [(ax.images[0].get_array(), [])]
     assert all(np.isfinite(np.concatenate([np.ravel(x), np.ravel(y)])).all() for x, y in points)
-    assert len(ax.get_title()) > 5
-    assert len(ax.get_xlabel()) > 3
-    assert len(ax.get_ylabel()) > 3
+    assert all(len(text) > 3 for text in (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()))
 
 
 def test_pyplot_stays_out_and_settings_stay_the_same(tmp_path):
@@ -276,10 +269,6 @@ def test_only_plots_are_saved(tmp_path):
 # ---- the command ----
 
 
-def run(*arguments):
-    return main(["plot", *map(str, arguments)])
-
-
 CONFIGS = {
     "llama": {"model_type": "llama", "head_dim": 64, "num_hidden_layers": 2, "max_position_embeddings": 4096,
               "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -306,18 +295,19 @@ def drawn(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kind", ["angle-error", "wavelengths", "scaling", "decay", "rotation", "scores"])
-def test_the_command_writes_each_kind(kind, configs, capsys):
-    assert run(kind, "--scaling", "Linear(4.0)", "--head-dim", 16) == 0
-    assert capsys.readouterr().out == f"wrote {kind}.svg\n"
+@pytest.mark.parametrize("kind", [name.replace("_", "-") for name in NAMES])
+def test_the_command_writes_each_kind(kind, configs, command):
+    done = command(f"plot {kind} --scaling Linear(4.0) --head-dim 16")
+    assert done == (0, f"wrote {kind}.svg\n", "")
     assert (configs / f"{kind}.svg").read_text("utf-8").startswith("<?xml")
 
 
-def test_the_command_chooses_layers_and_lengths(configs, drawn):
-    assert run("wavelengths", "llama", "gemma/config.json") == 0
-    assert run("wavelengths", "gemma", "--layer-type", "full_attention") == 0
-    assert run("wavelengths", "gemma", "--layer-type", "5", "--context", 100) == 0
-    assert run("wavelengths", "dynamic", "--length", 8192) == 0
+def test_the_command_chooses_layers_and_lengths(configs, drawn, command):
+    for options in (
+        "llama gemma/config.json", "gemma --layer-type full_attention", "gemma --layer-type 5 --context 100",
+        "dynamic --length 8192",
+    ):  # fmt: skip
+        assert command(f"plot wavelengths {options}")[0] == 0
     both, full, fifth, dynamic = (ax for ax, _ in drawn)
     assert texts(both) == ["llama", "gemma, layer 0", "gemma, layer 5", "context: 4,096 positions"]
     for ax in (full, fifth):
@@ -327,35 +317,23 @@ def test_the_command_chooses_layers_and_lengths(configs, drawn):
     assert data(dynamic.lines[0])[1][-1] == pytest.approx(2 * np.pi / rope.frequencies[-1])
 
 
-def test_the_commands_of_the_page_run(configs, drawn):
+def test_the_commands_of_the_page_run(configs, drawn, command):
     (configs / "llama").rename(configs / "Llama-3.1-8B")
     page = (DOCS / "plots.md").read_text("utf-8")
     lines = re.findall("^python -m rope_array (plot .*)$", page, re.MULTILINE)
-    assert [main(shlex.split(line)) for line in lines] == [0, 0]
+    assert [command(shlex.split(line))[0] for line in lines] == [0, 0]
     assert [path for _, path in drawn] == ["wavelengths.svg", "scaling.svg"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("line", "text"),
     [
-        (["scaling"], "--scaling"),
-        (["decay", "--context", 5], "--context"),
-        (["decay", "--part", "text"], "--part"),
-        (["decay", "llama", "--base", "3"], "--base"),
-        (["decay", "absent"], "absent"),
-        (["decay", "dynamic"], "--length"),
-        (["decay", "--scaling", "exit()"], "--scaling"),
-        (["decay", "--head-dim", 7], "head_dim is 7"),
-        (["rotation", "-o", "picture"], "picture.svg"),
-        (["rotation", "-o", "picture.xyz"], "xyz"),
-        (["rotation", "-o", "absent/picture.svg"], "No such file"),
-        (["rotation", "--pair", 99], "pair is 99"),
+        ("scaling", "--scaling"), ("decay --context 5", "--context"), ("decay --part text", "--part"),
+        ("decay llama --base 3", "--base"), ("decay absent", "absent"), ("decay dynamic", "--length"),
+        ("decay --head-dim 7", "head_dim is 7"), ("rotation --pair 99", "pair is 99"),
+        ("rotation -o picture", "picture.svg"), ("rotation -o picture.xyz", "xyz"),
+        ("rotation -o absent/picture.svg", "No such file"),
     ],
 )  # fmt: skip
-def test_the_command_refuses(arguments, text, configs, capsys):
-    assert run(*arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("rope_array plot: ")
-    assert output.err.count("\n") == 1
-    assert text in output.err
+def test_the_command_refuses(line, text, configs, command):
+    assert text in one_line(command(f"plot {line}"), "plot")

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import test_errors
-from compare import words
+from compare import assert_same, words
 from conftest import LIBS
 
 import rope_array as ra
@@ -29,16 +29,13 @@ def like(lib):
         yield lib.asarray(np.ones(2, np.float32))
 
 
-def integers(lib, values, dtype=None):
-    """Make an array of the library; int64 becomes int32 in JAX."""
-    array = np.asarray(values)
-    if dtype or array.dtype == np.int64:
-        array = array.astype(dtype or (np.int32 if lib.name == "jax" else np.int64))
-    return lib.asarray(array)
-
-
 def default(lib):
     return "int32" if lib.name == "jax" else "int64"
+
+
+def integers(lib, values):
+    """Make an array of the library's widest integers by default."""
+    return lib.asarray(np.array(values, default(lib)))
 
 
 def equals(lib, result, want, dtype=None):
@@ -250,14 +247,6 @@ COORDS = np.array([[-0.5, 0.25], [0.75, -1.0], [0.0, 0.5]], np.float32)
 AUGMENT = pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
 
 
-def augmented(name, limit, u):
-    """Augment COORDS in Python's floats; u has one number for each coordinate, or one for all."""
-    drawn = [2 * v - 1 for v in np.broadcast_to(u, 2).tolist()]
-    if name == "shift":
-        return [[c + limit * v for c, v in zip(point, drawn, strict=True)] for point in COORDS.tolist()]
-    return [[c * limit**v for c, v in zip(point, drawn, strict=True)] for point in COORDS.tolist()]
-
-
 @AUGMENT
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_augmentation(name, dtype):
@@ -266,9 +255,10 @@ def test_augmentation(name, dtype):
     for u in ([0.0, 0.75], [1.0, 0.25], [0.5, 0.5]):
         u = u[0] if name == "rescale" else u
         for numbers in (u, np.array(u), np.array(u, np.float32)):
-            made = function(coords, 1.7, numbers)
+            made, drawn = function(coords, 1.7, numbers), 2 * np.float64(u) - 1  # one for each axis, or one
+            want = COORDS + 1.7 * drawn if name == "shift" else COORDS * 1.7**drawn
             assert made.dtype == dtype
-            np.testing.assert_allclose(made, augmented(name, 1.7, u), rtol=4 * np.finfo(dtype).eps, atol=1e-7)
+            np.testing.assert_allclose(made, want, rtol=4 * np.finfo(dtype).eps, atol=1e-7)
         assert function(coords, 1.0 - (name == "shift"), u).tolist() == COORDS.tolist()
     # Each image has its own numbers; images share coordinates, or each image has its own.
     batch = np.array([[0.1, 0.9], [0.3, 0.6]], dtype)
@@ -525,48 +515,39 @@ def test_under_jax_jit(lib, like):
         jax.jit(lambda t: positions.mrope(t)[0])(integers(lib, [0, 0]))
 
 
-@pytest.mark.library("torch")
-def test_under_torch_compile(lib, like, fresh_dynamo):
-    """Other values compile nothing more."""
-    import torch
-    from torch._dynamo.testing import CompileCounter
-
-    counter = CompileCounter()
-    compiled = torch.compile(calls, backend=counter, fullgraph=True)
-    numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 4, 4, 8, 8, 16, 20]}
-    other = {name: torch.tensor(values) for name, values in numbers.items()}
-    for given in (arguments(lib), arguments(lib) | other):
-        want = calls(given)
-        for name, made in compiled(given).items():
-            assert made.dtype == want[name].dtype, name
-            assert torch.equal(made, want[name]), name
-        assert counter.frame_count == 1
-
-
 def of_length(x, start, cu, mask):
     """Call each builder of an integer result with the length of x."""
     n = x.shape[0]
-    return (
-        positions.offset(n, start, like=x),
-        positions.packed(cu, n),
-        positions.from_mask(mask),
-        positions.grid(n, 2, like=x),
-        positions.context_parallel(2 * n, 1, 2, like=x),
-        positions.context_parallel(4 * n, 1, 2, layout="zigzag", cu_seqlens=4 * cu),
-    )
+    return {
+        "offset": positions.offset(n, start, like=x),
+        "packed": positions.packed(cu, n),
+        "mask": positions.from_mask(mask),
+        "grid": positions.grid(n, 2, like=x),
+        "contiguous": positions.context_parallel(2 * n, 1, 2, like=x),
+        "zigzag of packed": zigzag(4 * n, 1, 2, cu_seqlens=4 * cu),
+    }
 
 
 @pytest.mark.library("torch")
-def test_lengths_and_offsets_that_change_compile_twice_at_most(fresh_dynamo):
+@pytest.mark.parametrize("function", [calls, of_length])
+def test_under_torch_compile(function, lib, like, fresh_dynamo):
+    """Other values compile nothing more; other lengths and offsets compile once more at most."""
     import torch
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
-    compiled = torch.compile(of_length, backend=counter, fullgraph=True)
-    for n, start in ((4, 5), (8, 6), (12, 7), (20, 100)):
-        given = torch.ones(n), start, torch.tensor([0, 3]), torch.ones(2, n, dtype=torch.uint8)
-        assert all(map(torch.equal, compiled(*given), of_length(*given)))
-    assert counter.frame_count <= 2
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 4, 4, 8, 8, 16, 20]}
+    others = {name: torch.tensor(values) for name, values in numbers.items()}
+    cases = [(arguments(lib),), (arguments(lib) | others,)]
+    if function is of_length:
+        lengths, cu = ((4, 5), (8, 6), (12, 7), (20, 100)), torch.tensor([0, 3])
+        cases = [(torch.ones(n), start, cu, torch.ones(2, n, dtype=torch.uint8)) for n, start in lengths]
+    for case in cases:
+        want = function(*case)
+        for name, result in compiled(*case).items():
+            assert_same(result, want[name], name)
+    assert counter.frame_count <= (1 if function is calls else 2)
 
 
 @pytest.mark.library("torch")
@@ -576,7 +557,7 @@ def test_exported_over_lengths():
 
     class Module(torch.nn.Module):
         def forward(self, x, cu, mask):
-            return of_length(x, cu, cu, mask)
+            return tuple(of_length(x, cu, cu, mask).values())
 
     def given(n):
         return torch.ones(n), torch.tensor([0, 3, 4]), torch.ones(2, n, dtype=torch.uint8)

@@ -12,7 +12,7 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
-from rope_array._dynamo import traced_constant
+from rope_array._dynamo import mark_as_constant, traced_constant
 from rope_array._rotation import load_rotation, watch_types
 from rope_array._spec.plan import Layout, Plan
 
@@ -79,6 +79,4 @@ if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
     # A saved program has its example inputs, which torch.export.load reads with these names only.
     torch.serialization.add_safe_globals([load_rotation, Layout])
 
-if torch.__version__ < "2.13" and hasattr(torch.utils._pytree, "register_constant"):
-    # Then Dynamo passes a plan to functions that it calls while it traces; newer versions pass any object.
-    torch.utils._pytree.register_constant(Plan)
+mark_as_constant(Plan)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import inf, pi
 from typing import Any, Literal, NamedTuple, get_args
 
+from rope_array._dynamo import mark_as_constant
 from rope_array._errors import ArrayTypeError, SpecError, describe, static_remedy
 
 from .validation import MAX_PAIRS
@@ -150,6 +151,7 @@ class Plan:
         coordinates: Coordinates | None = None,
         max_position: int | None = None,
     ):
+        mark_as_constant(Plan)
         self.native: Any = None
         self.text: str | None = None
         self.units: Plan | None = None
