@@ -9,6 +9,7 @@ import array_api_compat.numpy as numpy_xp
 import numpy as np
 import position_cases
 import pytest
+from compare import normal
 
 import rope_array as ra
 from rope_array._array_api import library as _library
@@ -25,8 +26,7 @@ FIELDS = {
 }
 
 
-def values(*shape, dtype=np.float32, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+values = functools.partial(normal, "numpy")
 
 
 # ---- libraries that have half of the Array API ----
@@ -98,11 +98,8 @@ def test_a_complete_library_is_tried_once_and_a_refusal_is_not_remembered():
     calls, x = [], Array(where=raises)
     explained(x)
     x.xp.where = lambda *args: calls.append(args) or numpy_xp.where(*args)
-    assert ra.explain(x, 0).backend == "array-api"
-    count = len(calls)
-    assert count
-    assert ra.explain(x, 0).backend == "array-api"
-    assert len(calls) == count
+    counts = [len(calls) for _ in range(2) if ra.explain(x, 0).backend == "array-api"]
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_names_that_are_checked_are_those_that_a_rotation_uses():
@@ -261,9 +258,7 @@ def test_tensorflow_traces_unknown_sizes(fields, caplog):
     tf.get_logger().addHandler(caplog.handler)
     traced, shape = [], (None, 2) if axes else (None,)
 
-    @tf.function(
-        input_signature=[tf.TensorSpec((None, 3, None, 16), tf.float32), tf.TensorSpec(shape, tf.int64)]
-    )
+    @tf.function(input_signature=[tf.TensorSpec((None, 3, None, 16)), tf.TensorSpec(shape, tf.int64)])
     def rotate(x, pos):
         traced.append(x)
         return rope.apply(x, pos), rope.rotation(pos, like=x).apply(x), ra.apply(x, pos, rope)
@@ -286,12 +281,11 @@ def test_unknown_sizes_that_do_not_line_up_fail_in_tensorflow(fields, by_xla):
     import tensorflow as tf
 
     x, pos = tf.TensorSpec((None, 3, None, 16), tf.float32), tf.TensorSpec((None, None), tf.int64)
-    rotate = tf.function(
-        lambda x, pos: ra.apply(x, pos, **fields), [x, pos], jit_compile=by_xla, autograph=False
-    )
+    call = functools.partial(ra.apply, **fields)
+    rotate = tf.function(call, [x, pos], jit_compile=by_xla, autograph=False)
     assert rotate.get_concrete_function().output_shapes.as_list() == x.shape.as_list()
     given = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR[None])
-    np.testing.assert_allclose(rotate(*given), ra.apply(*given, **fields), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(rotate(*given), call(*given), rtol=0, atol=1e-6)
     for size in ((2, 3, 1, 16), (1, 3, 5, 16), (1, 3, 1, 16)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             rotate(tf.ones(size), tf.ones((2, 5), tf.int64))
@@ -330,7 +324,7 @@ def test_tensorflow_saves_a_call(tmp_path):
 
     module = tf.Module()
     signature = [tf.TensorSpec((None, 16), tf.bfloat16), tf.TensorSpec((None,), tf.int64)]
-    module.rotate = tf.function(lambda x, pos: ra.apply(x, pos), input_signature=signature, autograph=False)
+    module.rotate = tf.function(ra.apply, input_signature=signature, autograph=False)
     tf.saved_model.save(module, str(tmp_path))
     x, pos = tf.cast(values(5, 16), tf.bfloat16), tf.constant(FAR)
     y = tf.saved_model.load(str(tmp_path)).rotate(x, pos)
@@ -341,7 +335,7 @@ def test_tensorflow_saves_a_call(tmp_path):
 def test_tensorflow_has_gradients_of_float_positions():
     import tensorflow as tf
 
-    x, pos = tf.constant(values(3, 16, dtype=np.float64)), tf.constant([0.25, 1.5, 3.125], tf.float64)
+    x, pos = tf.constant(values(3, 16, dtype="float64")), tf.constant([0.25, 1.5, 3.125], tf.float64)
     found, wanted = tf.test.compute_gradient(lambda pos: ra.apply(x, pos), [pos])
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
 
@@ -365,10 +359,8 @@ def run_in_onnxruntime(function, **arrays):
     import onnxruntime
 
     shapes = {"x": ("batch", 3, "length", 16), "pos": ("length",), "coordinates": ("length", 2)}
-    inputs = {
-        name: ndx.argument(shape=shapes[name], dtype=ndx.asarray(array).dtype)
-        for name, array in arrays.items()
-    }
+    dtypes = {name: ndx.asarray(array).dtype for name, array in arrays.items()}
+    inputs = {name: ndx.argument(shape=shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
     model = ndx.build(inputs, {"y": function(*inputs.values())})
     (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
     return y
@@ -391,6 +383,7 @@ GRAPHS = {
     **{name: (functools.partial(ra.apply, **fields), {"pos": FAR}) for name, fields in FIELDS.items()},
     "float positions": (ra.apply, {"pos": np.array([0.25, 1, 2.5, -3, 100], np.float32)}),
     "a range": (lambda x: ra.apply(x, range(3, 8)), {}),
+    "positions with values": (lambda x: ra.apply(x, x.__array_namespace__().asarray(FAR)), {}),
     "coordinates": (ra.RoPE(16, axes=ra.Axes.chunked(4, 4)).apply, COORDINATES),
     **{
         f"full width, {pairing}, blocks {blocks}": (
@@ -416,15 +409,6 @@ def test_an_onnx_graph_has_the_values_of_numpy(name):
 
 
 @pytest.mark.library("ndonnx")
-def test_positions_with_values_in_an_onnx_graph():
-    import ndonnx as ndx
-
-    x = values(2, 3, 5, 16)
-    y = run_in_onnxruntime(lambda x: ra.apply(x, ndx.asarray(FAR)), x=x)
-    np.testing.assert_allclose(y, ra.apply(x, FAR), rtol=0, atol=1e-6)
-
-
-@pytest.mark.library("ndonnx")
 @pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["interleaved"], FIELDS["part"]], ids=str)
 def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
     import ndonnx as ndx
@@ -439,9 +423,7 @@ def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
     for batch, length in ((2, 5), (0, 5), (2, 0)):
         given = {"x": values(batch, 3, length, 16), "pos": FAR[:length]}
         assert session.run(None, given)[0].shape == (batch, 3, length, 16)
-    with pytest.raises(
-        Exception, match="status code returned while running"
-    ):  # ONNX Runtime has no public class
+    with pytest.raises(Exception, match="status code returned"):  # ONNX Runtime has no public class
         session.run(None, {"x": values(2, 3, 1, 16), "pos": FAR})
 
 
