@@ -174,9 +174,7 @@ from_minus_2e20 = refusing(lambda x, p, s: np.size(p) and np.min(p) < -(2**20), 
 not_uint16 = refusing(lambda x, p, s: np.asarray(p).dtype == np.uint16, TypeError, base_only=True)
 of_rows = refusing(lambda x, p, s: np.ndim(p) == 0 or np.ndim(x) == 1, base_only=True)
 of_one_batch_of_heads = refusing(lambda x, p, s: np.ndim(p) == 3 and len(p) > 1, base_only=True)
-of_rising_memory = refusing(
-    lambda x, p, s: isinstance(p, np.ndarray) and p.ndim == 1 and p.strides[0] < 0, base_only=True
-)
+of_rising_memory = refusing(lambda x, p, s: np.ndim(p) == 1 and np.asarray(p).strides[0] < 0, base_only=True)
 
 _KINDS = "definition kind accuracy_small combinations many_rows zero_size"
 _ORDERS = "definition tuples positions_of_a_batch kind"
@@ -198,20 +196,19 @@ CODE = {
                  _IN_PLACE, "", "base", "keeps_x"),
     "not in place": (rotate, {"in_place": True}, "", "definition", "base", "keeps_x"),
     "scratch": (with_x_as_scratch, {"lacks": {"keeps_x": "x is scratch"}}, _IN_PLACE, "", "base", "keeps_x"),
-    "pos,x": (lambda pos, x: ra.apply(x, pos), {"arguments": "pos,x"}, _ORDERS, "", "tuple", ""),
-    "q,k,pos": (lambda q, k, pos: ra.apply((q, k), pos), {"arguments": "q,k,pos"}, _ORDERS, "",
-                "tuple[2]", "tuple[1] tuple[3]"),
-    "pos,q,k": (lambda pos, q, k: [*ra.apply((q, k), pos)], {"arguments": "pos,q,k"}, _ORDERS, "",
-                "tuple[2]", "tuple[1]"),
-    "(q,k),pos": (lambda qk, pos: ra.apply(qk, pos), {"arguments": "(q,k),pos"}, _ORDERS, "", "tuple[2]", ""),
+    **{order: (code, {"arguments": order}, _ORDERS, "", claimed, declined)
+       for order, code, claimed, declined in (
+           ("pos,x", lambda pos, x: ra.apply(x, pos), "tuple", ""),
+           ("q,k,pos", lambda q, k, pos: ra.apply((q, k), pos), "tuple[2]", "tuple[1] tuple[3]"),
+           ("pos,q,k", lambda pos, q, k: [*ra.apply((q, k), pos)], "tuple[2]", "tuple[1]"),
+           ("(q,k),pos", lambda qk, pos: ra.apply(qk, pos), "tuple[2]", ""))},
     "k alone": (lambda q, k, pos: (ra.apply(q, pos), k * 1), {"arguments": "q,k,pos"}, "", "tuples",
                 "tuple[2]", ""),
     "batch": (of_a_batch, {"positions": "batch"}, f"{_KINDS} positions_of_a_batch", "", "batch_positions",
               "head_positions broadcast_positions python_positions"),
     "row": (of_a_row, {"positions": "row"}, _KINDS, "", "any_positions", "batch_positions"),
     "arange": (lambda x, base=1e4: ra.apply(x, np.arange(rows(x)), base=base), {"positions": "arange"},
-               _KINDS, "", "ranks",
-               "any_positions offset_positions negative_positions reaches_int32"),
+               _KINDS, "", "ranks", "any_positions offset_positions negative_positions reaches_int32"),
     "offset": (of_consecutive, {"positions": "offset"}, f"{_KINDS} positions_of_a_batch", "",
                "offset_positions", "any_positions"),
     "int32": (of_int32, {}, "definition many_heads", "", "narrow_positions[int32]",
@@ -237,8 +234,7 @@ CODE = {
     "positions of heads": (lambda x, pos: ra.apply(x, pos), {"layout": "hsd"},
                            "positions_of_heads definition", "", "", ""),
     **{f"fixed {field} {value}": fixed(field, value) for field, value in [
-        ("rotary_dim", 8), ("rotary_start", 3), ("inv_freq", (1.0, 0.5, 0.2) * 3), ("base", 500.0),
-    ]},
+        ("rotary_dim", 8), ("rotary_start", 3), ("inv_freq", (1.0, 0.5, 0.2) * 3), ("base", 500.0)]},
     "several head_dims": (rotate, {"head_dim": (64, 128)}, "definition", "", "widths[64] widths[128]",
                           "widths[80] narrow_heads wide_heads odd_width"),
     "parts that are lacking": (
@@ -455,10 +451,8 @@ def test_code_that_raises_from_some_call_on_fails():
 
 def test_an_exception_beside_other_threads_is_a_failure():
     alone = threading.active_count()  # other tests may have left threads
-    target = Target(
-        refusing(lambda x, p, s: threading.active_count() > alone and rows(x) == 120, base_only=True)
-    )
-    assert outcomes(target, "threads_of_large_calls") == {"threads_of_large_calls": FAILED}
+    code = refusing(lambda x, p, s: threading.active_count() > alone and rows(x) == 120, base_only=True)
+    assert outcomes(Target(code), "threads_of_large_calls") == {"threads_of_large_calls": FAILED}
 
 
 def test_refused_calls_are_in_the_report_and_may_be_required():

@@ -255,11 +255,9 @@ def test_in_this_process_a_report_is_printed_once(folder):
 def test_an_error_of_the_suite_fails_one_check(monkeypatch):
     """The check, and the search for causes, are not answered: the report has all results."""
     with Judgement(Options("numpy", only=["base", "norm"])) as judgement:
-        ask = judgement._child.ask
-        answer = {"error": "not answered"}
-        monkeypatch.setattr(
-            judgement._child, "ask", lambda *a: ask(*a) if a[1] == {"name": "norm"} else answer
-        )
+        process, answer = judgement._child, {"error": "not answered"}
+        ask = process.ask
+        monkeypatch.setattr(process, "ask", lambda *a: ask(*a) if a[1] == {"name": "norm"} else answer)
         assert [judgement.run(name).outcome for name in ("base", "norm")] == ["failed", "passed"]
         report = judgement.report()
     assert [result["detail"] for result in report["results"]] == ["not answered", ""]
