@@ -262,9 +262,12 @@ class Call:
     # ---- gradients ----
 
     def adjoint(self, pos=None, drop="", **fields):
-        """Return the gradient of x, but by other positions or fields."""
-        spec = {**adjoint_spec(self.x.shape[-1], self.spec), **fields}
-        spec = {name: value for name, value in spec.items() if name not in drop.split()}
+        """Return the gradient of x, the inverse rotation, but by other positions or fields."""
+        spec = {**self.spec, "inverse": not self.spec.get("inverse", False)}
+        if spec.keys() & {"attention_factor", "scaling"}:  # the reciprocal amplitude
+            plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}
+            spec["attention_factor"] = 1 / ra.RoPE(self.x.shape[-1], **plain).amplitude
+        spec = {name: value for name, value in {**spec, **fields}.items() if name not in drop.split()}
         return ra.apply(self.x, self.pos if pos is None else pos, **spec)
 
     # ---- memory between calls ----
@@ -308,15 +311,6 @@ class Call:
         return ring[-1][...]
 
 
-def adjoint_spec(width, spec):
-    """Return the fields of the adjoint: the inverse rotation, with the reciprocal amplitude."""
-    fields = {**spec, "inverse": not spec.get("inverse", False)}
-    if fields.keys() & {"attention_factor", "scaling"}:
-        plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}
-        fields["attention_factor"] = 1 / ra.RoPE(width, **plain).amplitude
-    return fields
-
-
 def torch_with_gradient(x, pos, spec, backward):
     """Rotate with the gradient backward(gradient, pos)."""
     torch = import_module("torch")
@@ -342,9 +336,7 @@ def jax_with_gradient(x, pos, spec, backward):
     def rotated(x, pos):
         return ra.apply(x, pos, **spec)
 
-    rotated.defvjp(
-        lambda x, pos: (rotated(x, pos), pos), lambda pos, gradient: (backward(gradient, pos), None)
-    )
+    rotated.defvjp(lambda x, pos: (rotated(x, pos), pos), lambda pos, g: (backward(g, pos), None))
     return rotated(x, pos if isinstance(pos, jax.Array) else jax.numpy.asarray(pos))
 
 
