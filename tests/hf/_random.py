@@ -41,12 +41,8 @@ def rule(rng, kind, pairs, longest):
         optional = {"beta_fast": real(rng, 8, 40), "beta_slow": real(rng, 0.5, 4)}
         optional |= {"truncate": bool(rng.random() < 0.5), "attention_factor": real(rng, 0.5, 2)}
         scales = {"mscale": real(rng, 0.5, 2), "mscale_all_dim": real(rng, 0.5, 2)}
-        return {
-            "factor": real(rng, 1, 40),
-            **before,
-            **some(rng, optional),
-            **(scales if rng.random() < 0.5 else {}),
-        }
+        rope = {"factor": real(rng, 1, 40), **before, **some(rng, optional)}
+        return {**rope, **scales} if rng.random() < 0.5 else rope
     if kind == "longrope":
         factors = {name: [real(rng, 1, 30) for _ in range(pairs)] for name in ("short_factor", "long_factor")}
         optional = {"factor": real(rng, 1, 32), "attention_factor": real(rng, 0.5, 2)}

@@ -11,7 +11,7 @@ from typing import Any
 HEAD, HEADS, HIDDEN, VOCAB = 32, 2, 64, 128
 KINDS = 4  # a list with more values does not say which kind of layer each layer is
 
-# The new value of an integer by its key: the first pattern that fits the whole key; None keeps the value.
+# The new value of an integer by its key: the first pattern that fits the whole key.
 SIZES: tuple[tuple[str, Any], ...] = (
     (r"qk_(rope|nope)_head_dim|v_head_dim|(linear|conv)_.*head_dim|mamba_d_state", 16),
     (r"qk_head_dim|.*head_dim|kv_channels|(kv|q|o)_lora_rank|query_pre_attn_scalar|mamba_d_head", HEAD),
@@ -26,7 +26,6 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"num_blocks", 1),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|intermediate_dim)", 96),
     (r".*(num_experts_per_tok|moe_topk|moe_top_k|moe_k|experts_per_token)", 2),
-    (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", None),
     (r".*num_.*experts|n_routed_experts|.*num_experts", 4),
     (r"n_group|topk_group|num_expert_group|topk_.*group", 1),
     (r".*vocab_size.*|vocab_offset", VOCAB),
