@@ -304,9 +304,11 @@ def test_the_command_writes_each_kind(kind, configs, command):
 
 def test_the_command_chooses_layers_and_lengths(configs, drawn, command):
     for options in (
-        "llama gemma/config.json", "gemma --layer-type full_attention", "gemma --layer-type 5 --context 100",
+        "llama gemma/config.json",
+        "gemma --layer-type full_attention",
+        "gemma --layer-type 5 --context 100",
         "dynamic --length 8192",
-    ):  # fmt: skip
+    ):
         assert command(f"plot wavelengths {options}")[0] == 0
     both, full, fifth, dynamic = (ax for ax, _ in drawn)
     assert texts(both) == ["llama", "gemma, layer 0", "gemma, layer 5", "context: 4,096 positions"]
