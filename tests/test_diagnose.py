@@ -441,7 +441,7 @@ REPEATED = by_columns(
 MISTAKES = [
     (by(N + 1), "off by 1", {"base": 10000.0, **HALF}),
     # Rounding to float32 can change the fast angles by any amount there, but not explain every residual.
-    (lambda x: ra.apply(x, [p + 1 for p in FAR]), "off by 1", {"base": 10000.0}, FAR, (2, 64, 32)),
+    (lambda x: ra.apply(x, [p + 1 for p in FAR]), "off by 1", {"rope": ra.RoPE(32)}, FAR, (2, 64, 32)),
     (by(N - 7), "off by -7", HALF),
     (by(-(N + 3)), "off by 3", {"inverse": True}),
     (by(np.arange(4)[:, None]), "along axis -3", {"seq_axis": -3}, range(16), (6, 4, 16, 32)),
