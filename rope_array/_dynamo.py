@@ -42,7 +42,7 @@ _marked: set[type] = set()
 def mark_as_constant(cls: type) -> None:
     """Have Dynamo pass objects of a class to functions that it calls while it traces.
 
-    From PyTorch 2.13 on it passes any object. Before, it has to know the class before it sees an object; until
+    From PyTorch 2.13 on it passes any object. Before, it has to know the class before it sees an object. Until
     PyTorch is imported, this does nothing.
     """
     torch = sys.modules.get("torch")

@@ -9,8 +9,8 @@ pairing, for sm_90 by Triton 3.9.
 | half of the heads of a token | 1, 2 | 25.2, 28.1 | 78, 64 |
 | half of the heads of two tokens | 2 | 21.9 | 120 |
 
-So a program has all heads of a token, up to 32 of an array, and a thread 128 bytes of q. Of interleaved pairs it has
-64: that takes a third more instructions, and on an H200 a quarter less time for 64 sequences.
+So a program has all heads of a token, up to 32 of an array, and a thread 128 bytes of q. Of interleaved pairs
+it has 64: that takes a third more instructions, and on an H200 a quarter less time for 64 sequences.
 """
 
 import itertools
@@ -94,9 +94,9 @@ CASES = [
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(("arch", "dtype", "kind"), CASES)
 def test_wide_accesses_and_few_instructions(arch, dtype, pairing, kind, tmp_path):
-    """Instructions take at most 0.4 of the time of the bytes on an H100; 0.75 on a B200."""
+    """Instructions take at most 0.4 of the time of the bytes on an H100; 0.85 on a B200."""
     launch, code = compiled(arch, dtype, pairing, tmp_path, kind)
-    assert_efficient(code, launch, arch, dtype, 0.75 if arch == "sm_100" else 0.4)
+    assert_efficient(code, launch, arch, dtype, 0.85 if arch == "sm_100" else 0.4)
 
 
 MORE = {

@@ -30,7 +30,7 @@ CALL += ["outer", "seq", "heads_per_thread"]
 CALL += ["head_dim", "start", "num_pairs", "pairs_per_block", "copies"]
 CALL += ["source", "first", "outer_step", "seq_step", "positions", "pos_outer", "pos_seq", "pos_coordinate"]
 CALL += ["cos", "sin", "cos_outer", "cos_seq", "sin_outer", "sin_seq"]
-CALL += ["words", "several", "scaled"]
+CALL += ["words", "several", "scaled", "transposed"]
 _CALL = np.dtype([(member, np.int64) for member in CALL])
 # Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and at most 160 once, for cos and
 # sin and addresses (counted in the compiled code): with eight heads 32, of the 76 that an H100 has time for
@@ -211,7 +211,7 @@ def _launch(
         x_feature, y_feature = piece.features
         numbers = (piece.rows.heads, *piece.rows.x, x_feature, *piece.rows.y, y_feature)
         members |= {f"{name}_{member}": n for member, n in zip(_ARRAY[2:], numbers, strict=True)}
-    call = np.zeros(1, _CALL)
+    call = np.zeros(1, _CALL)  # `transposed` is for gradients, which CuPy does not record
     for member, number in members.items():
         call[member] = number
     flags = (wide, reads_half, writes_half, source[0].kind == Kind.TABLES)

@@ -42,6 +42,7 @@ struct Call {
     const Int* words;  // plan_words() of backends/_gpu: rows of num_pairs numbers
     Int several;       // positions have several coordinates: row 3 of `words` names one for each pair
     Int scaled;        // multiply cos and sin by the amplitude
+    Int transposed;    // negate sin
 };
 
 // ---- dtypes: 16 bytes to numbers of the compute dtype and back ----
@@ -378,6 +379,7 @@ struct Rotation {
         } else {
             compute_angles(call, place, cos, sin);
         }
+        if (call.transposed) unroll<PAIRS>([&](auto i) ROPE_ALWAYS { sin[i] = product(sin[i], Real{-1}); });
         const Int from = call.start + feature_of<READS_HALF>(call, place.first);
         const Int to = call.start + feature_of<WRITES_HALF>(call, place.first);
         for_arrays(call, first_head, [&](const Array& array, Int head, Int count) ROPE_ALWAYS {
