@@ -42,8 +42,8 @@ _marked: set[type] = set()
 def mark_as_constant(cls: type) -> None:
     """Have Dynamo pass objects of a class to functions that it calls while it traces.
 
-    From PyTorch 2.13 on it passes any object. Before, it has to know the class before it sees an object. Until
-    PyTorch is imported, this does nothing.
+    From PyTorch 2.13 on it passes any object. Older ones have to know the class before they see an object.
+    Until PyTorch is imported, this does nothing.
     """
     torch = sys.modules.get("torch")
     if cls not in _marked and hasattr(torch, "__version__"):
