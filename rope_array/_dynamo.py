@@ -45,7 +45,7 @@ def mark_as_constant(cls: type) -> None:
     From PyTorch 2.13 on it passes any object. Older ones have to know the class before they see an object.
     Until PyTorch is imported, this does nothing.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if cls not in _marked and hasattr(torch, "__version__"):
         _marked.add(cls)
         if torch.__version__ < "2.13" and hasattr(torch.utils._pytree, "register_constant"):
