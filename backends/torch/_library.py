@@ -25,7 +25,7 @@ TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
-        return _is_exporting()
+        return bool(_is_exporting())
     return torch._C._get_tracing_state() is not None  # of torch.jit.trace
 
 
