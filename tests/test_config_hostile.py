@@ -66,7 +66,7 @@ def test_other_values_are_not_configs(thing):
 
 
 FILES = {
-    "empty": (b"", "no JSON"),
+    "empty": (b"", "no JSON: it is empty"),
     "binary": (b"\xff\xfe\x00\x01", "no JSON"),
     "Python": (b"{'model_type': 1}", "no JSON"),
     "a list": (b"[1, 2]", "holds"),

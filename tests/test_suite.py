@@ -89,8 +89,9 @@ def test_targets_are_checked_when_they_are_made(monkeypatch):
         check_backend(Target(rotate), angles="exact")
     monkeypatch.setattr(type(LIBRARIES["cupy"]), "module", "no_such_library")
     vars(LIBRARIES["cupy"]).pop("native", None)
-    with pytest.raises(MissingLibrary, match="needs the package no_such_library"):
-        resolve("cupy")
+    for target, claims in (("cupy", {}), (rotate, {"library": "cupy"})):
+        with pytest.raises(MissingLibrary, match="needs the package no_such_library"):
+            resolve(target, **claims)
 
 
 def test_worst_errors_are_measured():
