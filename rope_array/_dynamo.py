@@ -46,10 +46,16 @@ def mark_as_constant(cls: type) -> None:
     Until PyTorch is imported, this does nothing.
     """
     torch: Any = sys.modules.get("torch")
-    if cls not in _marked and hasattr(torch, "__version__"):
+    version = getattr(torch, "__version__", None)
+    if cls in _marked or not isinstance(version, str):
+        return
+    pytree: Any = getattr(getattr(torch, "utils", None), "_pytree", None)  # None while a thread imports it
+    if version < "2.13" and not hasattr(pytree, "register_constant"):
+        return
+    with lock:
+        if cls not in _marked and version < "2.13":
+            pytree.register_constant(cls)
         _marked.add(cls)
-        if torch.__version__ < "2.13" and hasattr(torch.utils._pytree, "register_constant"):
-            torch.utils._pytree.register_constant(cls)
 
 
 def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None) -> Callable[..., Any]:
