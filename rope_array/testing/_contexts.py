@@ -17,7 +17,7 @@ from ._factors import Call
 from ._gradients import check_adjoint, check_gradient
 from ._judge import Input, Judge
 from ._libraries import Jax
-from ._modes import fake, settings_of
+from ._modes import fake, is_taken, settings_of
 from ._observe import check_call, watch_call
 from ._own import OwnApply
 from ._parts import MODEL_WIDTHS
@@ -60,7 +60,7 @@ def under(mode: str, watch: Watch) -> Context:
     def checked(j: Judge, call: Call, seed: int) -> bool:
         served, is_new = False, _num_fields(j, call) <= (0 if j.is_slow else 1)
         for name, setting in settings_of(j.lib, mode).items():
-            if not _is_taken(call.dtype, mode, name):
+            if not is_taken(call.dtype, mode, name):
                 continue
             made = anew(j, call) if is_new else call
             with named(f"under {name}"):
@@ -76,16 +76,6 @@ def under(mode: str, watch: Watch) -> Context:
 def _num_fields(j: Judge, call: Call) -> int:
     """Return the number of factors that differ from the plain call's, without the reach and the dtype."""
     return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
-
-
-def _is_taken(dtype: str, mode: str, setting: str) -> bool:
-    """Return whether the library takes a dtype under a setting.
-
-    Under autocast, PyTorch refuses some in torch.cat and others. Without x64, JAX makes no float64.
-    """
-    if mode == "autocast":
-        return dtype == "float32" or f".{dtype})" in setting
-    return (dtype, setting) != ("float64", "jax.enable_x64(False)")
 
 
 def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = False) -> bool:

@@ -23,8 +23,21 @@ def settings_of(lib: Library, mode: str) -> Settings:
     return _jax_settings(lib) if isinstance(lib, Jax) else _torch_settings(lib, mode)
 
 
+def is_taken(dtype: str, mode: str, setting: str) -> bool:
+    """Return whether the library takes a dtype under a setting of a mode, by the setting's name.
+
+    Under autocast, PyTorch refuses some in torch.cat and others. Without x64, JAX makes no float64.
+    """
+    if mode == "autocast":
+        return dtype == "float32" or f".{dtype})" in setting
+    return dtype != "float64" or setting != _JAX_SETTING.format(False)
+
+
+_JAX_SETTING = "jax.enable_x64({})"
+
+
 def _jax_settings(lib: Jax) -> Settings:
-    return {f"jax.enable_x64({not lib.x64})": lambda: lib.native.enable_x64(not lib.x64)}
+    return {_JAX_SETTING.format(not lib.x64): lambda: lib.native.enable_x64(not lib.x64)}
 
 
 def _torch_settings(lib: Any, mode: str) -> Settings:

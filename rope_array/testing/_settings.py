@@ -47,9 +47,9 @@ def current_folder() -> str:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return all settings of the process that the suite knows."""
+    """Return the settings of the process that the suite knows, besides the lasting ones."""
+    others = sorted(item for item in os.environ.items() if not item[0].startswith(_THREADS))
     return {
-        **lasting_settings(),
         "NumPy's error handling": np.geterr(),
         "NumPy's print options": repr(np.get_printoptions()),
         "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (the process's state)
@@ -64,7 +64,7 @@ def process_settings() -> dict[str, Any]:
         "standard output and errors": (id(sys.stdout), id(sys.stderr)),
         "logging": (logging.root.level, logging.root.manager.disable, *logging.root.handlers),
         "the import path": list(sys.path),
-        "environment variables": hashlib.sha256(repr(sorted(os.environ.items())).encode()).digest(),
+        "environment variables": hashlib.sha256(repr(others).encode()).digest(),
     }  # fmt: skip
 
 

@@ -193,18 +193,11 @@ class Cubed(Chunked):
         yield "transposed", self.permute(self.asarray(self.to_numpy(array).T), (*range(array.ndim),)[::-1])
 
     def defaults(self) -> dict[str, Any]:
-        return _without_environment(super().defaults())
-
-    def state(self) -> dict[str, Any]:
-        return _without_environment(super().state())
+        # cubed's executor sets these variables to 1 when it is made.
+        return {name: value for name, value in super().defaults().items() if "of threads" not in name}
 
     def watch(self, array: Array) -> Callable[[], bool]:
         return lambda: False  # each operation reads the callers' frames, which keeps their variables
-
-
-def _without_environment(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the environment: cubed's executor sets variables of threads to 1 when it is made."""
-    return {name: value for name, value in settings.items() if "environment variables" not in name}
 
 
 def _computed(block: Any) -> Any:
