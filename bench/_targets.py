@@ -118,11 +118,7 @@ def gpu(numbers):
         # Slower means slower in three of four rounds.
         target = f"in times of {kernel.partition(',')[0]}'s kernel, lower quartile"
         yield target, 1, against(kernel, ours, quartile=0)
-    launches = {
-        name: row["launches"]
-        for name, row in ours.items()
-        if len(numbers[name]["heads"]) == 2 and numbers[name]["direction"] in ("forward", "backward")
-    }
+    launches = {name: row["launches"] for name, row in ours.items() if len(numbers[name]["heads"]) == 2}
     counted = {name: count for name, count in launches.items() if count}
     yield "launches for q and k, forward and backward", 1, counted
     chosen = [name for name in large if max(numbers[name]["heads"]) == SHARED_HEADS]
