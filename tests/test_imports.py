@@ -248,7 +248,25 @@ def test_no_module_imports_itself_by_way_of_others():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-# ---- broken and mocked frameworks ----
+# ---- broken, mocked and older frameworks ----
+
+
+@pytest.mark.parametrize(("version", "marked"), [("2.11.0", 1), ("2.13.0", 0)])
+def test_dynamo_knows_plans_before_it_sees_one(version, marked):
+    """Older versions of PyTorch have to be told, once, and not while another thread imports PyTorch."""
+    child.run(
+        f"""
+        import sys, types
+        torch = sys.modules["torch"] = types.SimpleNamespace(__version__={version!r})
+        import rope_array as ra
+        torch.utils, told = types.SimpleNamespace(), []
+        ra.RoPE(4)
+        torch.utils._pytree = types.SimpleNamespace(register_constant=told.append)
+        assert told == []
+        plans = [type(ra.RoPE(size)._plan) for size in (6, 8)]
+        assert told == plans[:{marked}], told
+        """
+    )
 
 
 def test_broken_frameworks_do_not_disturb_numpy():

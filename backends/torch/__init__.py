@@ -79,4 +79,4 @@ if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
     # A saved program has its example inputs, which torch.export.load reads with these names only.
     torch.serialization.add_safe_globals([load_rotation, Layout])
 
-mark_as_constant(Plan)
+mark_as_constant(Plan)  # for plans that were made before PyTorch was imported

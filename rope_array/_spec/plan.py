@@ -151,7 +151,7 @@ class Plan:
         coordinates: Coordinates | None = None,
         max_position: int | None = None,
     ):
-        mark_as_constant(Plan)
+        mark_as_constant(Plan)  # here, as Dynamo has to know the class before it sees a plan
         self.native: Any = None
         self.text: str | None = None
         self.units: Plan | None = None
