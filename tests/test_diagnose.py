@@ -242,9 +242,9 @@ def test_the_rope_of_an_inverse_rotation_rotates_backwards(fields):
 
 def test_the_rope_of_an_inverse_rotation_by_float32_angles():
     x = features(2, 64, 32)
-    found = diagnose(x, ra.RoPE(32, angles="float32").apply(x, FAR, inverse=True), FAR)
-    assert found.rope == ra.RoPE(32, angles="float32", scaling=ra.Reversed())
-    assert found.explanations[0].inverse
+    diagnosis = diagnose(x, ra.RoPE(32, angles="float32").apply(x, FAR, inverse=True), FAR)
+    assert diagnosis.rope == ra.RoPE(32, angles="float32", scaling=ra.Reversed())
+    assert diagnosis.explanations[0].inverse
 
 
 # ---- candidates ----

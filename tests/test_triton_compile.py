@@ -94,7 +94,10 @@ CASES = [
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(("arch", "dtype", "kind"), CASES)
 def test_wide_accesses_and_few_instructions(arch, dtype, pairing, kind, tmp_path):
-    """Instructions take at most 0.4 of the time of the bytes on an H100; 0.85 on a B200."""
+    """Instructions take at most 0.4 of the time of the bytes on an H100; 0.85 on a B200.
+
+    At a share of 0.5 the time was still a copy's, on an H200, whose memory is a third faster.
+    """
     launch, code = compiled(arch, dtype, pairing, tmp_path, kind)
     assert_efficient(code, launch, arch, dtype, 0.85 if arch == "sm_100" else 0.4)
 
