@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def aligned_tables(call: Call) -> list[tuple[Any, Any]]:
     """Return cos and sin for each array of a call, ready for elementwise products.
 

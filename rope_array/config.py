@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _config
-from ._errors import ConfigError
 from ._rope import RoPE as _RoPE
 
-__all__ = ["ConfigError", "Reading", "read", "read_layers"]
+__all__ = ["Reading", "read", "read_layers"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,11 @@ from ._spec import shape_rule as _shape_rule
 from ._spec import spec as _spec
 from ._spec import validation as _validation
 
-__all__ = ["fused", "keys", "permutation", "rerotate", "shift_keys", "shift_rope", "weights"]
+__all__ = ["fused", "keys", "rerotate", "shift_keys", "shift_rope", "weights"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis: int = 0) -> Any:
@@ -203,38 +207,6 @@ def keys(k: Any, rope: _RoPE, to: str) -> Any:
     return ops.reshape(permuted.heads(k, axis, 1, ops), k.shape)
 
 
-def permutation(rope: _RoPE, to: str) -> tuple[int, ...]:
-    """Return the source of each feature of a converted head, for tools that move features themselves.
-
-    Parameters
-    ----------
-    rope, to
-        See `weights`.
-
-    Returns
-    -------
-    tuple of int
-        One index for each feature of a head: in NumPy, ``converted = head[..., permutation]``.
-
-    Raises
-    ------
-    SpecError
-        `rope` is no RoPE, or `to` no pairing.
-
-    Examples
-    --------
-    >>> import rope_array as ra
-    >>> from rope_array import convert
-    >>> convert.permutation(ra.RoPE(head_dim=8, rotary_dim=6), "half")
-    (0, 2, 4, 1, 3, 5, 6, 7)
-    """
-    permuted = _FeaturePermutation(rope, to)
-    source = list(range(permuted.head_dim))
-    for a, b in zip(permuted.features(permuted.source), permuted.features(permuted.to), strict=True):
-        source[b] = a
-    return tuple(source)
-
-
 def shift_rope(rope: _RoPE) -> _RoPE:
     """Return the rotary embedding that rotates keys which `rope` has already rotated.
 
@@ -382,17 +354,6 @@ class _FeaturePermutation:
         self.head_dim = rope.head_dim
         self.start, self.stop = rope.rotary_start, rope.rotary_start + rope.rotary_dim
         self.blocks = rope.axes.blocks if rope.axes else 1
-
-    def features(self, pairing: str) -> list[int]:
-        """Return the features of pair 0, of pair 1, ... under a pairing."""
-        width = (self.stop - self.start) // self.blocks
-        next_pair, next_member = (2, 1) if pairing == "interleaved" else (1, width // 2)
-        return [
-            self.start + block * width + pair * next_pair + member * next_member
-            for block in range(self.blocks)
-            for pair in range(width // 2)
-            for member in (0, 1)
-        ]
 
     def heads(self, w: Any, axis: int, count: int, ops: Any) -> Any:
         """Permute the features of consecutive heads along an axis, and give heads an axis.

@@ -3,7 +3,8 @@
 import pytest
 
 import rope_array as ra
-from rope_array.config import ConfigError, read
+from rope_array import ConfigError
+from rope_array.config import read
 
 
 def model(kind, **keys):

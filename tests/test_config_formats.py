@@ -17,9 +17,10 @@ import pytest
 from config_cases import half, model, refuse, rope
 
 import rope_array as ra
+from rope_array import ConfigError
 from rope_array._command._config_report import report
 from rope_array._config import _diffusers
-from rope_array.config import ConfigError, read, read_layers
+from rope_array.config import read, read_layers
 
 SIZES = {"dim": 64, "n_heads": 2, "n_layers": 4, "norm_eps": 1e-05, "vocab_size": 100}
 MISTRAL = {**SIZES, "head_dim": 32, "hidden_dim": 128, "n_kv_heads": 1, "rope_theta": 1000000.0}

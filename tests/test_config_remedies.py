@@ -126,7 +126,7 @@ BY_HAND |= {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_only_the_code_tells_is_refused(name):
-    with pytest.raises(ra.config.ConfigError) as caught:
+    with pytest.raises(ra.ConfigError) as caught:
         read(BY_HAND[name])
     assert "write RoPE(head_dim, base=..., rotary_dim=..., pairing=...)" in str(caught.value)
     # No key to state, whose value would be followed by a guess.

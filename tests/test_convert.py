@@ -154,11 +154,10 @@ def test_quantised_weights_and_masks(lib, dtype):
 def test_a_permutation_is_the_matrix_of_position_0():
     for spec, pairing, to in itertools.product([*SLICES, {"axes": BLOCKS}], PAIRINGS, PAIRINGS):
         rope = ra.RoPE(D, pairing=pairing, **spec)
-        source = convert.permutation(rope, to)
-        assert type(source) is tuple
-        assert [*source] == converted_row(range(D), rope, to)
+        permutation = convert.weights(np.arange(D), rope, to)
+        assert permutation.tolist() == converted_row(range(D), rope, to)
         unrotated = replace(rope, out_pairing=to).matrix((0, 0) if rope.axes else 0)
-        np.testing.assert_array_equal(np.eye(D)[[*source]], unrotated)
+        np.testing.assert_array_equal(np.eye(D)[permutation], unrotated)
 
 
 # ---- scores ----
@@ -437,7 +436,7 @@ WAITING = ra.RoPE(D, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=3
 Spec, Shape, Type = ra.SpecError, ra.ShapeError, ra.ArrayTypeError
 REFUSALS = {
     "weights(W, ROPE, 'neox')": (Spec, "to is 'neox' | 'half'"),
-    "permutation(ROPE, 2)": (Spec, "to is 2"),
+    "weights(W, ROPE, 2)": (Spec, "to is 2"),
     "weights(W, 8, 'half')": (Spec, "rope is 8 | RoPE"),
     "shift_keys(W, 1, 'half')": (Spec, "rope is | RoPE"),
     "rerotate(KEYS, 1, ROPE, 1e6)": (Spec, "to_rope is"),
@@ -476,4 +475,4 @@ def test_refusals(call):
 
 
 def test_the_permutation_depends_on_no_length():
-    assert convert.permutation(WAITING, "half") == (0, 2, 4, 6, 1, 3, 5, 7)
+    assert convert.weights(np.arange(D), WAITING, "half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]

@@ -16,7 +16,7 @@ from hf._compare import FLOAT32, FLOAT64, is_same, off, state
 from hf._tiny import ABSENT, FAMILIES, answer, rotaries
 from hf._walk import cases
 
-from rope_array import hf
+from rope_array import PatchError, hf
 
 UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
@@ -171,7 +171,7 @@ def test_every_type_of_the_documentation_has_a_tiny_model_or_a_reason():
 def test_a_family_is_refused_with_the_reason(family):
     before = state(family.model)
     for angles in ANGLES:
-        with pytest.raises(hf.PatchError) as refusal, hf.patched(family.model, angles=angles):
+        with pytest.raises(PatchError) as refusal, hf.patched(family.model, angles=angles):
             pass
         assert REFUSED[family.name] in str(refusal.value)
     assert is_same(before, state(family.model))

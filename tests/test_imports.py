@@ -345,6 +345,18 @@ def test_dir_and_star_imports_have_the_public_names_alone():
     )
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.library("torch")] if name == "torch" else [])
+        for name in rope_array._MODULES
+    ],
+)
+def test_dir_of_a_module_has_its_public_names_alone(name):
+    module = importlib.import_module(f"rope_array.{name}")
+    assert dir(module) == sorted(module.__all__)
+
+
 def section(text, title):
     """Return a section of a numpydoc docstring, or an empty string."""
     found = re.search(rf"^{title}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array import RoPE
-from rope_array.config import ConfigError
+from rope_array import ConfigError, RoPE
 
 normal = functools.partial(compare.normal, "numpy")
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,8 @@ import child
 import pytest
 
 import rope_array as ra
-from rope_array.vllm import PatchError, register
+from rope_array import PatchError
+from rope_array.vllm import register
 from rope_array.vllm._ropes import REFUSED, ROPES
 
 COMMON = {"head_size": 16, "rotary_dim": 16, "base": 10000, "is_neox_style": True}

@@ -12,7 +12,11 @@ from rope_array._errors import PatchError
 
 from ._report import Report
 
-__all__ = ["PatchError", "Report", "patch", "patched", "unpatch"]
+__all__ = ["Report", "patch", "patched", "unpatch"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Report:

@@ -12,3 +12,7 @@ from ._rotation import rotation
 from ._scores import decay, scores
 
 __all__ = ["angle_error", "decay", "rotation", "save", "scaling", "scores", "wavelengths"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,6 @@ Integers are int64, or int32 where the library has no 64-bit integers. Fractiona
 float64 by `dtype`; never 16-bit floats, which skip integers.
 """
 
-from ._augment import jitter, rescale, shift
 from ._grids import grid, normalized_grid, video_grid
 from ._mrope import mrope
 from ._sequences import context_parallel, from_mask, offset, packed, text
@@ -19,13 +18,14 @@ __all__ = [
     "context_parallel",
     "from_mask",
     "grid",
-    "jitter",
     "mrope",
     "normalized_grid",
     "offset",
     "packed",
-    "rescale",
-    "shift",
     "text",
     "video_grid",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,7 +22,7 @@ class ArrayFactory(NamedTuple):
     like: Any
     create: dict[str, Any]
     dtype: Any
-    bits: int  # width of the dtype less 1; unused by shift, jitter, rescale
+    bits: int  # width of the dtype less 1
 
     @property
     def xp(self) -> Any:

@@ -23,3 +23,7 @@ __all__ = [
     "rotation_matrix",
     "run_checks",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

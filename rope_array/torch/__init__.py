@@ -19,5 +19,10 @@ from ._rotary import RotaryEmbedding
 
 __all__ = ["LearnedRotaryEmbedding", "MixedRotaryEmbedding", "RotaryEmbedding"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 for _name in __all__:
     globals()[_name].__module__ = __name__  # the public name, in errors and in pickles

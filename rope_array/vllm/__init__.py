@@ -11,7 +11,12 @@ from rope_array._errors import PatchError
 
 from ._report import EngineReport, ReplacedModule, UnchangedModule
 
-__all__ = ["EngineReport", "PatchError", "ReplacedModule", "UnchangedModule", "register", "report"]
+__all__ = ["EngineReport", "ReplacedModule", "UnchangedModule", "register", "report"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 VARIABLE = "ROPE_ARRAY_VLLM"
 

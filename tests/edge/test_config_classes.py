@@ -13,12 +13,12 @@ from edge import _older_keys as keys
 from edge._older_keys import COMPUTED, LAYERS, OF_EVERY_CLASS, VALUES, WITHOUT_EFFECT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rope_array import RoPE
+from rope_array import ConfigError, RoPE
 from rope_array._config import _document
 from rope_array._config._conventions import PLAIN
 from rope_array._config._document import CONVENTIONS
 from rope_array._config._model_defaults import MODELS
-from rope_array.config import ConfigError, read_layers
+from rope_array.config import read_layers
 
 ROTARY = [cls for cls in keys.classes() if keys.has_rotation(cls)]
 # The classes that tell layers apart, by a list or a property, and rotate some.

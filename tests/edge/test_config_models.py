@@ -9,9 +9,9 @@ from hf._tiny_config import merged, reduced, with_tokens
 from transformers.core_model_loading import PermuteForRope
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rope_array import Linear, RoPE
+from rope_array import ConfigError, Linear, RoPE
 from rope_array._config._document import CONVENTIONS
-from rope_array.config import ConfigError, read, read_layers
+from rope_array.config import read, read_layers
 
 
 def model_file(kind):

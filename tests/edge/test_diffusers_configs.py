@@ -21,8 +21,9 @@ from diffusers.configuration_utils import ConfigMixin
 from diffusers.models import embeddings
 
 import rope_array as ra
+from rope_array import ConfigError
 from rope_array._config import _diffusers
-from rope_array.config import ConfigError, read
+from rope_array.config import read
 
 PACKAGE = "diffusers.models.transformers"
 T, H, W = 3, 4, 6

@@ -11,9 +11,10 @@ import pytest
 from config_cases import half, refuse
 
 import rope_array as ra
+from rope_array import ConfigError
 from rope_array._command._config_report import report
 from rope_array._config import _gguf
-from rope_array.config import ConfigError, read, read_layers
+from rope_array.config import read, read_layers
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from vllm.model_executor import custom_op
 from vllm.model_executor.layers import rotary_embedding
 
 import rope_array
-from rope_array.vllm import PatchError, report
+from rope_array import PatchError
+from rope_array.vllm import report
 from rope_array.vllm._register import register
 from rope_array.vllm._ropes import REFUSED
 from rope_array.vllm._ropes import ROPES as ROPES_BY_CLASS
