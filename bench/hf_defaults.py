@@ -1,4 +1,4 @@
-"""Write rope_array/_config/_model_defaults.py: default values of transformers' config classes.
+"""Write rope_array/_config/model_defaults.json: default values of transformers' config classes.
 
     PYTHONPATH=. python bench/hf_defaults.py
 
@@ -10,6 +10,8 @@ embedding. The values are plain numbers, names and dicts, read from instances of
 import dataclasses
 import importlib
 import inspect
+import itertools
+import json
 import logging
 import pathlib
 import re
@@ -19,9 +21,10 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
+from rope_array._config._conventions_remote import REMOTE
 from rope_array._config._document import CONVENTIONS
 
-WRITTEN = pathlib.Path(__file__).parents[1] / "rope_array" / "_config" / "_model_defaults.py"
+WRITTEN = pathlib.Path(__file__).parents[1] / "rope_array" / "_config" / "model_defaults.json"
 MODELS = pathlib.Path(transformers.__file__).parent / "models"
 KEYS = re.compile(
     r"^(head_dim|hidden_size|hidden_dim|num_attention_heads|num_hidden_layers|max_position_embeddings|d_model"
@@ -44,34 +47,29 @@ OLDER = {
     "rotary_pct": 0.375,
     "max_position_embeddings": 4099,
 }
-HEAD = '''\
-"""Class defaults of transformers {version}, written by bench/hf_defaults.py; do not edit.
-
-An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
-has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts that
-have one class, whatever model type they state), of_parts (the root's values for parts that are not stated),
-merged (parts that have these values also if they are stated), default_theta, rope_parameters (if none are
-stated), added (to stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
-"""
-
-from typing import Any
-
-# fmt: off
-# ruff: noqa: E501
-'''
+# Model types with a convention that follows the code of transformers.
+OURS = CONVENTIONS.keys() - REMOTE.keys()
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    WRITTEN.write_text(text_of(), encoding="utf-8")
+
+
+def text_of() -> str:
+    """Return the file's text: one line for each model, then the names of models without rotation."""
     classes = _classes()
     names = _names(classes)
     entries = _pruned({names[cls]: _entry(cls, names) for cls in classes})
-    rotary = [key for key, entry in entries.items() if entry.pop("rotary", False)]
-    shared = {cls.__name__: key for cls, key in names.items() if ":" in key and key in entries}
+    shared = {key: cls.__name__ for cls, key in names.items() if ":" in key and key in entries}
+    rows = {key: entry | ({"class": shared[key]} if key in shared else {}) for key, entry in entries.items()}
     without = sorted(_without_rotation(classes) - entries.keys())
-    text = _text(dict(sorted(entries.items())), sorted(rotary), without, dict(sorted(shared.items())))
-    WRITTEN.write_text(text, encoding="utf-8")
+    letters = itertools.groupby(without, key=lambda name: name[0])
+    models = ",\n".join(f"{json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(rows.items()))
+    unrotated = ",\n".join(json.dumps(list(group))[1:-1] for _, group in letters)
+    head = f'"transformers": {json.dumps(transformers.__version__)}'
+    return f'{{{head},\n"models": {{\n{models}}},\n"without": [\n{unrotated}]}}\n'
 
 
 def _without_rotation(classes: list[Any]) -> set[str]:
@@ -249,7 +247,7 @@ def _layers(config: Any) -> dict[str, Any]:
 
 def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Keep entries with a rotary embedding, or with parts that have a rotary embedding."""
-    wanted = {key for key, entry in entries.items() if entry.get("rotary")} | CONVENTIONS.keys()
+    wanted = {key for key, entry in entries.items() if entry.get("rotary")} | OURS
     while True:
         leading = {k for k, e in entries.items() if wanted.intersection(e.get("parts", {}).values())}
         if leading <= wanted:
@@ -263,28 +261,11 @@ def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name in ("fixed", "merged"):
             names = tuple(k for k in entry.pop(name, ()) if k in entry.get("parts", {}))
             entry |= {name: names} if names else {}
-        if not entry.get("rotary") and key not in CONVENTIONS:
+        if not entry.get("rotary") and key not in OURS:
             kept[key] = {
                 name: entry[name] for name in ("parts", "fixed", "of_parts", "merged") if name in entry
             }
     return kept
-
-
-def _text(
-    entries: dict[str, dict[str, Any]], rotary: list[str], without: list[str], shared: dict[str, str]
-) -> str:
-    parts = [HEAD.replace("{version}", transformers.__version__)]
-    parts += ["MODELS: dict[str, dict[str, Any]] = {\n"]
-    parts += [f"    {key!r}: {entry!r},\n" for key, entry in entries.items()]
-    parts += ["}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n"]
-    parts += [f"    {key!r},\n" for key in rotary]
-    parts += [
-        "))\n\n# Other model types, whose code in transformers rotates nothing.\nWITHOUT = frozenset((\n"
-    ]
-    parts += [f"    {key!r},\n" for key in without]
-    parts += ["))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n"]
-    parts += [f"    {name!r}: {key!r},\n" for name, key in shared.items()]
-    return "".join([*parts, "}\n# fmt: on\n"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import copy
 import dataclasses
 import logging
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from edge import _older_keys as keys
@@ -19,6 +21,10 @@ from rope_array._config._conventions import PLAIN
 from rope_array._config._document import CONVENTIONS
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import read_layers
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+import hf_defaults
 
 ROTARY = [cls for cls in keys.classes() if keys.has_rotation(cls)]
 # The classes that tell layers apart, by a list or a property, and rotate some.
@@ -223,3 +229,7 @@ def test_only_these_classes_read_keys_of_their_text():
     """`<key>` is a key that a loop pops from the top level."""
     found = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
     assert found | {"dots3_note"} == _document._FLAT
+
+
+def test_the_data_file_has_the_defaults_of_transformers():
+    assert hf_defaults.text_of() == hf_defaults.WRITTEN.read_text("utf-8")
