@@ -71,19 +71,19 @@ constexpr const char* PLANS = "rope_array.KernelPlans";
 
 struct Plans {
     std::vector<int64_t> words;
-    KernelPlan each[2];  // of a rotation, and of its transpose, the map of gradients
+    KernelPlan by_transposed[2];  // of a rotation, and of its transpose, the map of gradients
 };
 
 // A capsule, not a class: nanobind registers a class once in a process, and a module may be imported again.
 nb::capsule make_plan(nb::handle words) {
     auto plans = std::make_unique<Plans>();
     for (nb::handle word : words) plans->words.push_back(nb::cast<int64_t>(word));
-    KernelPlan& plan = plans->each[0];
+    KernelPlan& plan = plans->by_transposed[0];
     const bool is_plan = set_plan(plan, plans->words.data(), static_cast<int64_t>(plans->words.size()));
     if (!is_plan || (plan.layout.num_pairs && !plan.frequencies.turns_q64))
         throw nb::value_error("not a plan of a rope");
-    plans->each[1] = transposed(plan);
-    auto destroy = [](void* made) noexcept { delete static_cast<Plans*>(made); };
+    plans->by_transposed[1] = transposed(plan);
+    auto destroy = [](void* pointer) noexcept { delete static_cast<Plans*>(pointer); };
     return nb::capsule(plans.release(), PLANS, destroy);
 }
 
@@ -112,10 +112,10 @@ bool parse_int_position(nb::handle position, Source& source) {
 struct ParsedSource {
     Source source;
     nb::object capsule;  // holding it keeps the plan alive if another thread replaces plan.native
-    KernelPlan by_layout = {};  // the plan of tables: a layout without frequencies
-    const KernelPlan* plan = &by_layout;
-    ArrayView memory[2];  // of positions, or of cos and sin
-    int num_memories = 0;
+    KernelPlan layout_plan = {};  // for tables: a layout without frequencies
+    const KernelPlan* plan = &layout_plan;
+    ArrayView views[2];  // of positions, or of cos and sin
+    int num_views = 0;
     bool is_double = false;  // of tables
 
     // Return false if the kernel does not serve the source.
@@ -133,18 +133,18 @@ struct ParsedSource {
         capsule = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
         if (!capsule.is_valid()) throw nb::python_error();
         if (!PyCapsule_IsValid(capsule.ptr(), PLANS)) return false;
-        plan = &static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS))->each[transposed];
+        plan = &static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS))->by_transposed[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
-        num_memories = 1;
-        return library.view(values, memory[0]) && set_positions(source, memory[0], *plan);
+        num_views = 1;
+        return library.view(values, views[0]) && set_positions(source, views[0], *plan);
     }
 
     bool parse_tables(nb::handle first, nb::handle second, nb::handle layout, const Library& library) {
-        ArrayView &cos = memory[0], &sin = memory[1];
-        num_memories = 2;
+        ArrayView &cos = views[0], &sin = views[1];
+        num_views = 2;
         if (!library.view(first, cos) || !library.view(second, sin)) return false;
-        if (!parse_layout(layout, by_layout.layout) || !set_tables(source, cos, sin, by_layout.layout)) return false;
+        if (!parse_layout(layout, layout_plan.layout) || !set_tables(source, cos, sin, layout_plan.layout)) return false;
         is_double = cos.dtype == F64;
         return true;
     }
@@ -152,10 +152,10 @@ struct ParsedSource {
 
 // ---- the entry ----
 
-// Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread
-// that does: with glibc, pthread_exit unwinds the stack by an exception, and nanobind's frames end the process, as they
-// catch it and do not rethrow it, or are noexcept. So the thread sleeps, as it does in 3.14. The reference that is caught
-// is null, which sanitizers would report.
+// Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a
+// daemon thread that takes the lock: with glibc, pthread_exit unwinds the stack by an exception, and
+// nanobind's frames end the process, as they catch it and do not rethrow it, or are noexcept. So the thread
+// sleeps, as Python 3.14 lets it. The caught reference is null, which sanitizers would report.
 #if defined(__GLIBCXX__)
 template <class F>
 __attribute__((no_sanitize("null", "alignment"))) auto sleeping_at_exit(F call) {
@@ -200,12 +200,12 @@ class Call {
     // Return false if the results cannot be written to `outs`.
     bool parse_outs(const ArrayTuple& xs, const ArrayTuple& outs, bool checked) {
         if (outs.size != xs.size || outs.is_tuple != xs.is_tuple) return false;
-        Items<ArrayView> others(xs.size);
+        Items<ArrayView> separate_views(xs.size);
         Items<const ArrayView*> views(xs.size);
         for (size_t i = 0; i < xs.size; ++i) {
             const bool in_place = outs[i].is(xs[i]);
-            views[i] = in_place ? &xs_[i] : &others[i];
-            if (!in_place && !library_.view(outs[i], others[i])) return false;
+            views[i] = in_place ? &xs_[i] : &separate_views[i];
+            if (!in_place && !library_.view(outs[i], separate_views[i])) return false;
             if (views[i]->dtype != xs_[i].dtype || !views[i]->has_same_shape(xs_[i])) return false;
             set_result(arrays_[i], *views[i]);
         }
@@ -232,11 +232,11 @@ class Call {
     void run(bool fresh) const {
         int64_t bytes = 0;
         for (size_t i = 0; i < arrays_.size(); ++i) bytes += bytes_of(i);
-        const Level& chosen = *level.load(std::memory_order_relaxed);
-        auto run_with = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, chosen, threads); };
+        const Level& current = *level.load(std::memory_order_relaxed);
+        auto run_with = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, current, threads); };
         if (bytes < RELEASE_BYTES) return run_with(1);
-        const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
-        const int threads = alone ? 1 : num_threads(library_.num_threads());
+        const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
+        const int threads = is_small ? 1 : num_threads(library_.num_threads());
         std::exception_ptr error;
         PyThreadState* const state = PyEval_SaveThread();
         try {
@@ -255,14 +255,14 @@ class Call {
         return bytes;
     }
 
-    // Return whether each out has memory for each element, and shares none but with its own x, which it may be. If
-    // unsure, return false: Python's check decides.
+    // Return whether each out has memory for each of its elements, and overlaps nothing unless it is its own
+    // x. If unsure, return false: Python's check decides.
     bool may_write(const Items<const ArrayView*>& outs) const {
         for (size_t i = 0; i < outs.size(); ++i) {
             const ArrayView& out = *outs[i];
             if (!out.writable || may_overlap_itself(out)) return false;
-            for (int j = 0; j < parsed_.num_memories; ++j)
-                if (!are_apart(out, parsed_.memory[j])) return false;
+            for (int j = 0; j < parsed_.num_views; ++j)
+                if (!are_apart(out, parsed_.views[j])) return false;
             for (size_t j = 0; j < outs.size(); ++j) {
                 if (!(i == j && are_same(out, xs_[j])) && !are_apart(out, xs_[j])) return false;
                 if (j < i && !are_apart(out, *outs[j])) return false;
@@ -277,10 +277,16 @@ class Call {
     Items<Array> arrays_;
 };
 
-// Rotate x, an array or a tuple of arrays, by a source; return the result or `out`. Return NotImplemented, with nothing
-// written, for every call that the kernel does not serve, refused calls too. `checked`: the caller has checked that each
-// out is writable, and overlaps nothing but its own x. `transposed`: rotate by the transpose, of positions only. `gated`:
-// x are tensors; decline calls that PyTorch has to see, and count the writes to out.
+// Rotate x, an array or a tuple of arrays, by a source; return the result or `out`.
+//
+// Serves NumPy arrays and CPU tensors of one compute dtype, and a source that is an int, a range or integers
+// with an exact-angle plan, or tables of the compute dtype whose pairs are contiguous. Otherwise returns
+// NotImplemented with nothing written, also for calls that Python's checks refuse. loops/rotate.hpp states
+// the errors.
+//
+// `checked`: the caller has checked that each out is writable, and overlaps nothing but its own x.
+// `transposed`: rotate by the transpose; positions only. `gated`: x are tensors; decline calls that PyTorch
+// has to record or intercept, and count the writes to out.
 nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, nb::handle out, bool checked,
                          bool transposed, bool gated) {
     const nb::object declined = nb::borrow(Py_NotImplemented);
@@ -290,7 +296,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     int64_t axis;
     ParsedSource parsed;
     if (!library || !parse_int(seq_axis, axis)) return declined;
-    if (gated && !may_go_unseen(xs, source, fresh ? nullptr : &outs)) return declined;
+    if (gated && !may_bypass_pytorch(xs, source, fresh ? nullptr : &outs)) return declined;
     if (!parsed.parse(source, *library, transposed)) return declined;
     Call call(*library, parsed, xs.size);
     if (!call.parse_xs(xs, axis)) return declined;
@@ -305,14 +311,14 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
 
 nb::list level_names() {
     nb::list names;
-    for (const Level* const* each = levels(); *each; ++each) names.append((*each)->name);
+    for (const Level* const* next = levels(); *next; ++next) names.append((*next)->name);
     return names;
 }
 
 void use_level(const char* name) {
-    for (const Level* const* each = levels(); *each; ++each)
-        if (std::strcmp((*each)->name, name) == 0) {
-            level = *each;
+    for (const Level* const* next = levels(); *next; ++next)
+        if (std::strcmp((*next)->name, name) == 0) {
+            level = *next;
             return;
         }
     throw nb::value_error("no such level on this processor");

@@ -21,8 +21,8 @@ Level make_v4_bf16() {
 #endif
 
 std::array<const Level*, 5> find_levels() {
-    std::array<const Level*, 5> found{};
-    const Level** next = found.data();
+    std::array<const Level*, 5> supported{};
+    const Level** next = supported.data();
 #if defined(ROPE_HAS_v4)
     static const Level v4_bf16 = make_v4_bf16();
     if (__builtin_cpu_supports("avx512bf16")) *next++ = &v4_bf16;
@@ -34,14 +34,14 @@ std::array<const Level*, 5> find_levels() {
 #if defined(ROPE_HAS_baseline)
     *next++ = &level_baseline;
 #endif
-    return found;
+    return supported;
 }
 
 }  // namespace
 
 const Level* const* levels() {
-    static const std::array<const Level*, 5> found = find_levels();
-    return found.data();
+    static const std::array<const Level*, 5> supported = find_levels();
+    return supported.data();
 }
 
 }  // namespace rope

@@ -45,7 +45,7 @@ struct Positions {
     int64_t num_coordinates;
 };
 
-// Results in scratch that wait for non-temporal stores.
+// Results in scratch that wait for non-temporal stores: see queue_active() in loops/stream.hpp.
 struct StreamBuffer {
     char *active, *spare;  // buffers of the next rows and of the rows after them, each after a free cache line
     const char* from;      // the first byte not yet stored
@@ -53,8 +53,8 @@ struct StreamBuffer {
     int64_t bytes;         // not yet stored
 };
 
-// Equally spaced rows, each one head, repeated in equally spaced runs that share their tables. All distances are in
-// bytes.
+// Equally spaced rows, repeated in equally spaced runs that share their tables. A row is one head. All
+// distances are in bytes.
 struct Rows {
     int64_t count, runs;
     const char* x;
@@ -72,7 +72,7 @@ struct Rows {
     Positions positions;
     bool streamed;  // write by non-temporal stores: y's rows and features are contiguous, y is not x,
                     // and a head has at least CACHE_LINE and at most GROUP_BYTES bytes
-    bool staged;    // rotate in scratch: features are strided or unaligned, or y overwrites features of x not yet read
+    bool staged;    // rotate in scratch: see is_staged() in schedule.cpp
 };
 
 struct Level {

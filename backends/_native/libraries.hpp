@@ -1,4 +1,4 @@
-// The libraries of Python whose arrays the kernel reads.
+// The Python libraries whose arrays the kernel reads.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,24 +10,24 @@ namespace nb = nanobind;
 namespace rope {
 
 struct Library {
-    bool (*view)(nb::handle array, ArrayView& view);  // false if its elements are not in memory by its strides
+    bool (*view)(nb::handle array, ArrayView& view);  // return false if the elements are not in memory by strides
     nb::object (*empty_like)(nb::handle array, ArrayView& view);
     int (*num_threads)();  // 0 if the library does not set it
     bool wants_huge_pages;  // hint that new results use huge pages; NumPy does so itself
 };
 
-// The arrays of a call: one, or the items of a tuple.
+// The arrays of a call: one array, or the items of a tuple.
 struct ArrayTuple {
-    nb::handle given;
+    nb::handle argument;
     bool is_tuple;
     size_t size;
 
-    explicit ArrayTuple(nb::handle given) : given(given), is_tuple(PyTuple_CheckExact(given.ptr())) {
-        size = is_tuple ? static_cast<size_t>(PyTuple_Size(given.ptr())) : 1;
+    explicit ArrayTuple(nb::handle argument) : argument(argument), is_tuple(PyTuple_CheckExact(argument.ptr())) {
+        size = is_tuple ? static_cast<size_t>(PyTuple_Size(argument.ptr())) : 1;
     }
 
     nb::handle operator[](size_t i) const {
-        return is_tuple ? nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))) : given;
+        return is_tuple ? nb::handle(PyTuple_GetItem(argument.ptr(), static_cast<Py_ssize_t>(i))) : argument;
     }
 };
 

@@ -1,4 +1,4 @@
-// NumPy's arrays, read by its C API.
+// Read NumPy's arrays by its C API.
 #include "libraries.hpp"
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
@@ -36,10 +36,10 @@ bool view_numpy(nb::handle object, ArrayView& view) {
 }
 
 nb::object empty_like(nb::handle array, ArrayView& view) {
-    const nb::object made = nb::steal(PyArray_NewLikeArray(array_of(array), NPY_KEEPORDER, nullptr, 0));
-    if (!made.is_valid()) throw nb::python_error();
-    view_numpy(made, view);
-    return made;
+    const nb::object y = nb::steal(PyArray_NewLikeArray(array_of(array), NPY_KEEPORDER, nullptr, 0));
+    if (!y.is_valid()) throw nb::python_error();
+    view_numpy(y, view);
+    return y;
 }
 
 void* import_c_api() {

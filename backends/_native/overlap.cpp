@@ -32,10 +32,10 @@ Extent extent_along(const ArrayView& view, const Counts& counts) {
 //     | q q q q | k k | v v |    The last column of a row is next to the first.
 bool have_columns_apart(const ArrayView& a, const ArrayView& b, int64_t period) {
     auto moves_columns = [period](int64_t stride) { return stride % period != 0; };
-    const Extent of_a = extent_along(a, moves_columns), of_b = extent_along(b, moves_columns);
-    const int64_t remainder = (of_b.from - of_a.from) % period;
+    const Extent extent_a = extent_along(a, moves_columns), extent_b = extent_along(b, moves_columns);
+    const int64_t remainder = (extent_b.from - extent_a.from) % period;
     const int64_t distance = remainder < 0 ? remainder + period : remainder;
-    return of_a.to - of_a.from <= distance && of_b.to - of_b.from <= period - distance;
+    return extent_a.to - extent_a.from <= distance && extent_b.to - extent_b.from <= period - distance;
 }
 
 }  // namespace
@@ -64,8 +64,8 @@ bool may_overlap_itself(const ArrayView& view) {
 bool are_apart(const ArrayView& a, const ArrayView& b) {
     if (a.is_empty() || b.is_empty()) return true;
     auto all = [](int64_t) { return true; };
-    const Extent of_a = extent_along(a, all), of_b = extent_along(b, all);
-    if (of_a.to <= of_b.from || of_b.to <= of_a.from) return true;
+    const Extent extent_a = extent_along(a, all), extent_b = extent_along(b, all);
+    if (extent_a.to <= extent_b.from || extent_b.to <= extent_a.from) return true;
     for (const ArrayView* view : {&a, &b})
         for (int axis = 0; axis < view->num_axes; ++axis) {
             const int64_t period = std::abs(view->strides[axis]);

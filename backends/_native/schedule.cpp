@@ -18,9 +18,9 @@ constexpr int64_t MAX_TILE_POSITIONS = 256;   // without runs, or if the loop is
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed an L2 cache of 1 MiB
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
-// malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is then in the
-// caches, and non-temporal stores evict it: on an Intel Xeon such calls took 1.2 to 1.6 times as long. They pay if runs
-// of rows touch more new pages at a time than the caches hold.
+// malloc maps a new array of 32 MiB, and the system zeroes each page at its first store. The page is then in
+// the caches, and non-temporal stores evict it: on an Intel Xeon these calls took 1.2 to 1.6 times as long.
+// Non-temporal stores pay if runs of rows touch more new pages at a time than the caches hold.
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
 constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs touch more new pages than caches hold
 constexpr int64_t STACK_BYTES = 1 << 15;
@@ -50,6 +50,8 @@ int axis_of(const Source& source, int seq_axis, int j) {
     return j < seq_axis ? j : j + 1;
 }
 
+// Return whether rows are rotated in scratch: features are strided or unaligned, or y overwrites features of
+// x that are not yet read.
 bool is_staged(const Layout& layout, const Array& array) {
     const int64_t itemsize = ITEMSIZE[array.dtype];
     auto strided = [&](int64_t feature) { return layout.head_dim > 1 && feature != itemsize; };
@@ -61,7 +63,17 @@ bool is_staged(const Layout& layout, const Array& array) {
            (array.x == array.y && layout.reads_half != layout.writes_half);
 }
 
-// Splits a call into tiles. A tile is a block of positions, and some of the rows at each position.
+// Splits a call into tiles. A tile is a block of positions, and a share of the rows at each position. The
+// tiles of positions with the same outer index, with 3 blocks along the last axis and 2 shares:
+//
+//                           block 0    block 1    block 2        positions ->
+//     rows of share 0       tile 0     tile 2     tile 4         rows: all indices of the free axes
+//     rows of share 1       tile 1     tile 3     tile 5
+//
+// The scratch memory of a tile; sections that it does not need are empty:
+//
+//     | positions | cos | sin | 2 heads | line | rows | line | rows |
+//                     tables    if staged    the two stream buffers
 class Schedule {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -88,7 +100,7 @@ class Schedule {
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         scratch_bytes_ = positions_bytes() + tables_bytes() + heads_bytes() + stream_buffer_bytes();
-        const int workers = static_cast<int>(std::min<int64_t>(threads, tiles_));
+        const int workers = static_cast<int>(std::min<int64_t>(threads, num_tiles_));
         if (workers == 1 && scratch_bytes_ <= STACK_BYTES) {
             alignas(CACHE_LINE) char stack[STACK_BYTES];
             return run_tiles(stack, 1);
@@ -105,28 +117,30 @@ class Schedule {
         auto work = [](void* context, int worker, int64_t tile) {
             (*static_cast<decltype(run)*>(context))(worker, tile);
         };
-        parallel(tiles_, workers, work, &run);
+        parallel(num_tiles_, workers, work, &run);
     }
 
     void classify_axes(ArrayLoop& loop, const Array& array) const {
         loop.array = &array;
-        bool taken[MAX_AXES] = {};
+        bool is_paired[MAX_AXES] = {};
         for (int k = 0; k < num_source_axes_; ++k) {
             const int a = axis_of(source_, array.seq_axis, source_axes_[k]);
-            taken[a] = true;
+            is_paired[a] = true;
             loop.x_stride[k] = array.x_stride[a];
             loop.y_stride[k] = array.y_stride[a];
         }
         for (int a = 0; a < array.num_axes; ++a) {
-            if (taken[a] || array.shape[a] == 1) continue;
+            if (is_paired[a] || array.shape[a] == 1) continue;
             loop.free[loop.num_free++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0};
             loop.rows_per_position *= array.shape[a];
         }
         loop.staged = is_staged(plan_.layout, array);
     }
 
-    // Take two arrays whose rows are neighbours in x and in y, such as q and k in one tensor, as one array; return whether
-    // they are. Only if the rows are few: then a second loop costs more than its rows.
+    // Join two arrays whose rows are adjacent in x and in y, such as q and k in one tensor, into one; return
+    // whether they are joined. Only if the rows are few: then a second loop costs more than its rows.
+    //
+    //     at each position    | q0 q1 q2 q3 | k0 k1 |    axes of 4 and of 2 rows, one stride: an axis of 6 rows
     bool join(ArrayLoop& first, const ArrayLoop& second) const {
         const Array &a = *first.array, &b = *second.array;
         if (a.dtype != b.dtype || a.x_feature != b.x_feature || a.y_feature != b.y_feature) return false;
@@ -149,21 +163,25 @@ class Schedule {
         return row_bytes(loop) * loop.rows_per_position * outer_ * length_;
     }
 
-    // Split the positions into blocks, and the free axes into parts if there are too few blocks for the threads.
+    // Split the positions into blocks, and the free axes into shares if there are too few blocks for the
+    // threads.
     void choose_tiles(int64_t bytes, int threads) {
         const int64_t table = 2 * plan_.layout.num_pairs * real_bytes_;
-        block_ = MAX_TILE_POSITIONS;
-        if (table && !fused_) block_ = has_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, block_);
-        block_ = std::max<int64_t>(1, block_);
-        const int64_t wanted = threads > 1 ? std::min<int64_t>(4 * threads, bytes / MIN_TILE_BYTES) : 1;
-        if (wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
-        block_ = std::min(block_, length_);
-        blocks_ = (length_ + block_ - 1) / block_;
-        parts_ = std::max<int64_t>(1, (wanted + outer_ * blocks_ - 1) / (outer_ * blocks_));
-        tiles_ = outer_ * blocks_ * parts_;
+        block_size_ = MAX_TILE_POSITIONS;
+        if (table && !fused_)
+            block_size_ = has_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, block_size_);
+        block_size_ = std::max<int64_t>(1, block_size_);
+        const int64_t target_tiles = threads > 1 ? std::min<int64_t>(4 * threads, bytes / MIN_TILE_BYTES) : 1;
+        if (target_tiles > outer_)
+            block_size_ = std::min(block_size_, std::max<int64_t>(1, length_ * outer_ / target_tiles));
+        block_size_ = std::min(block_size_, length_);
+        num_blocks_ = (length_ + block_size_ - 1) / block_size_;
+        num_shares_ = std::max<int64_t>(1, (target_tiles + outer_ * num_blocks_ - 1) / (outer_ * num_blocks_));
+        num_tiles_ = outer_ * num_blocks_ * num_shares_;
     }
 
-    // Whether the rows of successive positions are closer in memory than some rows that share a position.
+    // Return whether the rows of successive positions are closer in memory than some rows that share a
+    // position.
     bool has_runs() const {
         return num_source_axes_ && std::any_of(loops_.begin(), loops_.end(), [this](const ArrayLoop& loop) {
             const int64_t stride = std::abs(loop.x_stride[last()]);
@@ -174,20 +192,21 @@ class Schedule {
 
     int64_t num_coordinates() const { return std::max<int64_t>(1, plan_.num_coordinates); }
 
-    // The scratch memory of a tile has these parts, in this order.
+    // The sections of a tile's scratch memory, in their order.
     int64_t positions_bytes() const {
-        return source_.kind == TABLES ? 0 : round_to_lines(8 * block_ * num_coordinates());
+        return source_.kind == TABLES ? 0 : round_to_lines(8 * block_size_ * num_coordinates());
     }
-    int64_t table_bytes() const { return block_ * plan_.layout.num_pairs * real_bytes_; }
+    int64_t table_bytes() const { return block_size_ * plan_.layout.num_pairs * real_bytes_; }
     int64_t tables_bytes() const { return source_.kind == TABLES || fused_ ? 0 : round_to_lines(2 * table_bytes()); }
     int64_t heads_bytes() const {
-        const bool any = std::any_of(loops_.begin(), loops_.end(), [](const ArrayLoop& loop) { return loop.staged; });
-        return any ? round_to_lines(2 * 8 * plan_.layout.head_dim) : 0;
+        const bool staged = std::any_of(loops_.begin(), loops_.end(), [](const ArrayLoop& loop) { return loop.staged; });
+        return staged ? round_to_lines(2 * 8 * plan_.layout.head_dim) : 0;
     }
     int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
 
-    // Stream contiguous results only, and not over x, whose lines are in the caches already. Short runs of rows and
-    // heads shorter than a line leave too little computation between stores; the buffer holds a group at most.
+    // Return whether to stream results: only contiguous results, and not over x, whose lines are in the
+    // caches already. Short runs of rows and heads shorter than a line leave too little computation between
+    // stores; the buffer holds a group at most.
     bool is_streamed(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
         const int64_t row = row_bytes(loop);
@@ -199,14 +218,14 @@ class Schedule {
     }
 
     void run_tile(char* scratch, int64_t tile) const {
-        const int64_t part = tile % parts_, block = tile / parts_ % blocks_;
-        int64_t rest = tile / parts_ / blocks_, index[MAX_AXES] = {};
+        const int64_t share = tile % num_shares_, block = tile / num_shares_ % num_blocks_;
+        int64_t outer = tile / num_shares_ / num_blocks_, index[MAX_AXES] = {};
         for (int k = last() - 1; k >= 0; --k) {
-            index[k] = rest % source_.shape[source_axes_[k]];
-            rest /= source_.shape[source_axes_[k]];
+            index[k] = outer % source_.shape[source_axes_[k]];
+            outer /= source_.shape[source_axes_[k]];
         }
-        if (num_source_axes_) index[last()] = block * block_;
-        const int64_t count = std::min(block_, length_ - block * block_);
+        if (num_source_axes_) index[last()] = block * block_size_;
+        const int64_t count = std::min(block_size_, length_ - block * block_size_);
         Rows rows = {};
         rows.scratch = scratch + positions_bytes() + tables_bytes();
         StreamBuffer stream = {};
@@ -216,11 +235,12 @@ class Schedule {
         }
         rows.stream = &stream;
         set_angles(rows, index, count, scratch);
-        for (const ArrayLoop& loop : loops_) rotate_tile(loop, rows, index, count, part);
+        for (const ArrayLoop& loop : loops_) rotate_tile(loop, rows, index, count, share);
         if (streams_) level_.finish_stream(stream);
     }
 
-    // Set the tables of some positions, given or computed into scratch, or their positions if the loop is fused.
+    // Set the tables of a block of positions: the caller's, or computed into scratch. Set the positions if
+    // the loop is fused.
     void set_angles(Rows& rows, const int64_t* index, int64_t count, char* scratch) const {
         if (source_.kind == TABLES) {
             rows.cos = source_.data + offset(source_.stride, index);
@@ -282,8 +302,13 @@ class Schedule {
         return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
     }
 
-    // Rotate a part of the rows of an array at the tile's positions, in the order of their addresses.
-    void rotate_tile(const ArrayLoop& loop, Rows rows, const int64_t* index, int64_t count, int64_t part) const {
+    // Rotate a share of the rows of an array at the tile's positions, in the order of their addresses. For x
+    // in memory as (B, H, L, D), positions of L and one share; D · itemsize bytes are a row:
+    //
+    //     axes by stride      L: 1 row    H: L rows    B: H·L rows
+    //     after merge_axes    L: 1 row    H, B: L rows                  as B's stride is H times H's
+    //     inner axes          rows        runs                          runs share the tables of L
+    void rotate_tile(const ArrayLoop& loop, Rows rows, const int64_t* index, int64_t count, int64_t share) const {
         Axis axes[MAX_AXES];
         int n = 0;
         rows.x = loop.array->x;
@@ -295,7 +320,7 @@ class Schedule {
         const int64_t x_stride = num_source_axes_ ? loop.x_stride[last()] : 0;
         const int64_t y_stride = num_source_axes_ ? loop.y_stride[last()] : 0;
         if (count > 1) axes[n++] = {count, x_stride, y_stride, rows.cos_row, rows.sin_row};
-        if (!add_free_axes(loop, axes, n, rows, part)) return;
+        if (!add_free_axes(loop, axes, n, rows, share)) return;
         std::sort(axes, axes + n, [](const Axis& a, const Axis& b) { return std::abs(a.x) < std::abs(b.x); });
         n = merge_axes(axes, n);
         rows.x_feature = loop.array->x_feature;
@@ -308,7 +333,8 @@ class Schedule {
             inner_axes = set_inner_axes(rows, axes, n);
         }
         const auto rotate_rows = level_.rotate[loop.array->dtype];
-        // Rotate one step late, to know which rows to prefetch; after the last step these are the next positions' rows.
+        // Issue each batch one step late so that its successor can be prefetched; the last batch prefetches
+        // the rows of the next positions.
         Rows previous = {};
         auto rotate_previous = [&](const char* next_x, const char* next_y) {
             previous.next_x = prefetches_ ? next_x : nullptr;
@@ -322,13 +348,14 @@ class Schedule {
         rotate_previous(rows.x + count * x_stride, rows.y + count * y_stride);
     }
 
-    // Whether few rows share a position, such as heads that are adjacent in memory: one call to the inner loop then
-    // takes many positions, and the heads become runs.
+    // Return whether few rows share a position, such as heads that are adjacent in memory: one call to the
+    // inner loop then takes many positions, and the heads become runs.
     static bool has_few_rows(const Axis* axes, int n) {
         return n > 1 && !axes[0].cos && !axes[0].sin && axes[0].n < FEW_ROWS && axes[0].n < axes[1].n;
     }
 
-    // Set the axes of one call to the inner loop, rows and runs that share their tables. Return how many these are.
+    // Set the axes of one call to the inner loop: rows, and runs that share their tables. Return how many
+    // axes it takes.
     static int set_inner_axes(Rows& rows, const Axis* axes, int n) {
         const bool has_runs = n > 1 && !axes[1].cos && !axes[1].sin;
         const Axis single = {1, 0, 0, 0, 0}, row = n ? axes[0] : single, run = has_runs ? axes[1] : single;
@@ -343,35 +370,36 @@ class Schedule {
         return has_runs ? 2 : std::min(n, 1);
     }
 
-    // Add the free axes, and restrict the longest to the tile's part of it. Return false if the part is empty.
-    bool add_free_axes(const ArrayLoop& loop, Axis* axes, int& n, Rows& rows, int64_t part) const {
-        if (!loop.num_free) return part == 0;
+    // Add the free axes, and restrict the longest to the tile's share of it. Return false if the share is
+    // empty.
+    bool add_free_axes(const ArrayLoop& loop, Axis* axes, int& n, Rows& rows, int64_t share) const {
+        if (!loop.num_free) return share == 0;
         int longest = 0;
         for (int a = 1; a < loop.num_free; ++a)
             if (loop.free[a].n > loop.free[longest].n) longest = a;
         std::copy(loop.free, loop.free + loop.num_free, axes + n);
         Axis& axis = axes[n + longest];
         n += loop.num_free;
-        const int64_t begin = axis.n * part / parts_, end = axis.n * (part + 1) / parts_;
+        const int64_t begin = axis.n * share / num_shares_, end = axis.n * (share + 1) / num_shares_;
         rows.x += begin * axis.x;
         rows.y += begin * axis.y;
         axis.n = end - begin;
         return begin < end;
     }
 
-    // Merge neighbouring axes that one stride can describe.
+    // Merge neighbouring axes that one stride can describe: stride s of n rows, then stride n · s.
     static int merge_axes(Axis* axes, int n) {
-        int kept = 0;
+        int merged = 0;
         for (int a = 1; a < n; ++a) {
-            Axis& inner = axes[kept];
+            Axis& inner = axes[merged];
             const Axis& outer = axes[a];
             if (outer.x == inner.n * inner.x && outer.y == inner.n * inner.y && outer.cos == inner.n * inner.cos &&
                 outer.sin == inner.n * inner.sin)
                 inner.n *= outer.n;
             else
-                axes[++kept] = outer;
+                axes[++merged] = outer;
         }
-        return n ? kept + 1 : 0;
+        return n ? merged + 1 : 0;
     }
 
     // Call leaf(rows) at each index of some axes, the last of them outermost.
@@ -395,8 +423,8 @@ class Schedule {
     const int64_t real_bytes_;  // of the precision that the arrays are rotated in
     Items<ArrayLoop> loops_;
     int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
-    int64_t length_ = 1, outer_ = 1;                   // size of the last of them, product of the other sizes
-    int64_t block_ = 1, blocks_ = 1, parts_ = 1, tiles_ = 1, scratch_bytes_ = 0;
+    int64_t length_ = 1, outer_ = 1;                   // size of the last axis, product of the other sizes
+    int64_t block_size_ = 1, num_blocks_ = 1, num_shares_ = 1, num_tiles_ = 1, scratch_bytes_ = 0;
     bool fused_ = false, streams_ = false, streams_new_pages_ = false, prefetches_ = false;
 };
 

@@ -1,4 +1,5 @@
-// A whole call: pairs rows with their positions, orders them for the caches and shares them among threads.
+// Rotate all arrays of a call: pair rows with their positions, order them for the caches, share them among
+// threads.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,8 @@ struct KernelPlan {
     Frequencies frequencies;
 };
 
-// Items whose number is fixed at construction. Two, such as q and k, need no allocation, which would slow small calls.
+// Items whose number is fixed at construction. Up to two, such as q and k, need no allocation, which would
+// slow small calls.
 template <class T>
 class Items {
   public:
@@ -71,7 +73,7 @@ struct Source {
     int64_t sin_stride[MAX_AXES];
 };
 
-// Whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py.
+// Return whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py.
 bool lines_up(const Array& array, const Source& source);
 
 // The instruction set level that runs.
@@ -80,8 +82,10 @@ extern std::atomic<const Level*> level;
 // Bytes of x from which a call uses several threads, and from which it writes results by non-temporal stores.
 extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 
-// Rotate arrays of one precision. The caller has checked that they line up with the source, and that each y is its own
-// x or overlaps nothing that is read. `fresh`: the call has just allocated every y.
+// Rotate arrays of one compute dtype. Serves every layout, stride and alignment, int64 positions, and tables
+// whose pairs are contiguous; loops/rotate.hpp states the errors. The caller has checked that the arrays line
+// up with the source, and that each y is its x or overlaps nothing that is read. `fresh`: the call has just
+// allocated every y.
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads);
 

@@ -1,7 +1,8 @@
-// Vectors of the widest registers of a level, and operations that the compiler's own vectors lack. Vec<T, 1> is a
-// scalar, so that the same code handles remainders.
+// Vectors of the widest registers of a level, and operations that the compiler's own vectors lack. Vec<T, 1>
+// is a scalar, so that the same code handles remainders.
 //
-// Only loops.cpp includes this file and loops/*.hpp, once for each level; it explains the unnamed namespaces.
+// Only loops.cpp and loops_bf16.cpp include this file and loops/*.hpp; they are compiled for each level.
+// loops.cpp explains the unnamed namespaces. Figures begin with lane 0, which has the lowest address.
 #pragma once
 
 #include <cstdint>
@@ -85,7 +86,12 @@ inline Vec<To, W> convert(From v) {
         return static_cast<To>(v);
 }
 
-// Shuffle a and b into n lanes: lane k takes element Index::at(k, n) of a followed by b.
+// Shuffle a and b into n lanes: lane k takes element Index::at(k, n) of a followed by b. For n = 4 lanes:
+//
+//     a, b         a0 a1 a2 a3    b0 b1 b2 b3
+//     Even, Odd    a0 a2 b0 b2    a1 a3 b1 b3    interleaved pairs to their first and their second features
+//     ZipLow, High a0 b0 a1 b1    a2 b2 a3 b3    the inverse
+//     ZipHalves    a0 a2 a1 a3                   zip the two halves of a alone
 #if defined(__GNUC__)
 template <class Index, class V, int... k>
 ROPE_INLINE auto shuffle(V a, V b, std::integer_sequence<int, k...>) {
@@ -110,12 +116,16 @@ struct ZipLow {
 struct ZipHigh {
     static constexpr int at(int k, int n) { return k % 2 * n + (n + k) / 2; }
 };
-struct ZipHalves {  // of one vector
+struct ZipHalves {
     static constexpr int at(int k, int n) { return k % 2 * (n / 2) + k / 2; }
 };
 
-// Take the high 32 bits of W numbers of 64 bits in two vectors. split() reorders both once, so that each take() is one
-// instruction, which works in blocks of 128 bits.
+// Take the high 32 bits of W numbers of 64 bits, in two vectors a and b. split() reorders both once, so that
+// each take() is one instruction, which works in blocks of 128 bits. For W = 8, the numbers by index:
+//
+//     before split()    a   0 1 | 2 3    b   4 5 | 6 7    two numbers to a block
+//     after split()     a   0 1 | 4 5    b   2 3 | 6 7
+//     take()            0 1 2 3 | 4 5 6 7                 each block: the halves of a's block, then of b's
 template <int W>
 struct HighHalves {
     struct First {
@@ -238,7 +248,11 @@ inline auto to_float(Word v) {
 #if defined(__AVX512DQ__) || defined(__aarch64__)
         return convert<double, W>(bit_cast<Vec<int64_t, W>>(v));
 #else
-        // Put the halves into the fractions of 2^84 and 2^52: each is exact, and their sum rounds once.
+        // Put the halves into the fractions of 2^84 and 2^52: each is exact, and only the last sum rounds.
+        //
+        //     bit of a double       63    52 51    32 31      0
+        //     2^84 + high · 2^32   | 0x453  |   0    |  high  |    high = (v >> 32) + 2^31, so v + 2^63 =
+        //     2^52 + low           | 0x433  |   0    |  low   |    high · 2^32 + low
         using Real = Vec<double, W>;
         const Real high = bit_cast<Real>(((v >> 32) ^ 0x80000000u) | 0x4530000000000000u);
         const Real low = bit_cast<Real>((v & 0xFFFFFFFFu) | 0x4330000000000000u);

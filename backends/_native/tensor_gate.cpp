@@ -7,15 +7,15 @@ namespace {
 PyObject *interceptor_functions, *forward_ad_module, *grad_enabled_function, *inference_mode_function, *count_function;
 PyObject *is_inference_method, *requires_grad_name, *version_name, *level_name;
 
-nb::object checked(PyObject* result) {
+nb::object steal_or_throw(PyObject* result) {
     if (!result) throw nb::python_error();
     return nb::steal(result);
 }
 
-nb::object call(PyObject* function) { return checked(PyObject_CallNoArgs(function)); }
+nb::object call(PyObject* function) { return steal_or_throw(PyObject_CallNoArgs(function)); }
 
 nb::object call(PyObject* function, PyObject* argument) {
-    return checked(PyObject_Vectorcall(function, &argument, 1, nullptr));
+    return steal_or_throw(PyObject_Vectorcall(function, &argument, 1, nullptr));
 }
 
 bool is_true(const nb::object& value) {
@@ -27,11 +27,11 @@ bool is_true(const nb::object& value) {
 bool is_intercepted() {
     for (Py_ssize_t i = 0; i < PyTuple_Size(interceptor_functions); ++i)
         if (is_true(call(PyTuple_GetItem(interceptor_functions, i)))) return true;
-    return nb::cast<int64_t>(checked(PyObject_GetAttr(forward_ad_module, level_name))) >= 0;
+    return nb::cast<int64_t>(steal_or_throw(PyObject_GetAttr(forward_ad_module, level_name))) >= 0;
 }
 
 bool requires_grad(nb::handle array) {
-    return is_tensor(array) && is_true(checked(PyObject_GetAttr(array.ptr(), requires_grad_name)));
+    return is_tensor(array) && is_true(steal_or_throw(PyObject_GetAttr(array.ptr(), requires_grad_name)));
 }
 
 bool all_are_of_inference_mode(const ArrayTuple& tensors) {
@@ -90,7 +90,7 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
     interceptor_functions = interceptors.is_none() ? nullptr : interceptors.inc_ref().ptr();
 }
 
-bool may_go_unseen(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs) {
+bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs) {
     return interceptor_functions && !is_recorded(xs, source, outs) && !is_intercepted();
 }
 
@@ -100,7 +100,7 @@ bool count_writes(const ArrayTuple& outs) {
     } else if (all_are_of_inference_mode(outs)) {
         return true;
     }
-    call(count_function, (outs.is_tuple ? nb::borrow(outs.given) : checked(PyTuple_Pack(1, outs.given.ptr()))).ptr());
+    call(count_function, (outs.is_tuple ? nb::borrow(outs.argument) : steal_or_throw(PyTuple_Pack(1, outs.argument.ptr()))).ptr());
     return true;
 }
 

@@ -1,4 +1,5 @@
-// PyTorch does not see the kernel's calls: which calls it need not see, and how it learns of their writes.
+// Decide which calls may bypass PyTorch, which does not see the kernel's calls, and count their writes for
+// autograd.
 #pragma once
 
 #include "libraries.hpp"
@@ -11,9 +12,9 @@ namespace rope {
 void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad_enabled,
               nb::handle is_inference_mode_enabled, nb::handle is_inference, nb::handle count_writes);
 
-// Return whether PyTorch need not see a call: nothing intercepts operations, and no gradient is recorded. False if
-// `interceptors` was None. backends/torch/_gate.py decides all other calls, and gives reasons.
-bool may_go_unseen(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs);
+// Return whether a call may bypass PyTorch: nothing intercepts operations, and no gradient is recorded. False
+// if `interceptors` was None. backends/torch/_gate.py decides all other calls, and gives reasons.
+bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs);
 
 // Count a write to each out, as operations in place do: autograd then sees saved tensors change. Tensors of inference
 // mode have no count, and are written in that mode only: outside of it, return false if there is one, with nothing counted.

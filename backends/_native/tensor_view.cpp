@@ -1,5 +1,5 @@
-// PyTorch's tensors, read by DLPack's C exchange table or, in versions without it and for parameters, by their Python
-// attributes.
+// Read PyTorch's tensors by DLPack's C exchange table or, in versions without it and for parameters, by their
+// Python attributes.
 #include <nanobind/ndarray.h>
 
 #include <cstring>
@@ -65,12 +65,12 @@ bool view_by_attributes(nb::handle tensor, ArrayView& view) {
 }
 
 bool view_by_exchange_table(nb::handle tensor, ArrayView& view) {
-    nb::dlpack::dltensor found;
-    if (view_by_table(tensor.ptr(), &found)) throw nb::python_error();
-    if (found.device.device_type != nb::device::cpu::value) return false;
-    const int64_t itemsize = found.dtype.bits / 8;
-    return set_view(view, dtype_of(found.dtype), itemsize, found.ndim, found.shape, found.strides, itemsize,
-                    static_cast<char*>(found.data) + found.byte_offset);
+    nb::dlpack::dltensor memory;
+    if (view_by_table(tensor.ptr(), &memory)) throw nb::python_error();
+    if (memory.device.device_type != nb::device::cpu::value) return false;
+    const int64_t itemsize = memory.dtype.bits / 8;
+    return set_view(view, dtype_of(memory.dtype), itemsize, memory.ndim, memory.shape, memory.strides, itemsize,
+                    static_cast<char*>(memory.data) + memory.byte_offset);
 }
 
 bool view_memory(nb::handle tensor, ArrayView& view) {
@@ -94,9 +94,9 @@ bool view_tensor(nb::handle array, ArrayView& view) {
 }
 
 nb::object empty_like(nb::handle tensor, ArrayView& view) {
-    nb::object made = nb::handle(empty_like_function)(tensor);
-    if (!is_tensor(made) || !view_memory(made, view)) throw nb::type_error("torch.empty_like returned no plain tensor");
-    return made;
+    nb::object y = nb::handle(empty_like_function)(tensor);
+    if (!is_tensor(y) || !view_memory(y, view)) throw nb::type_error("torch.empty_like returned no plain tensor");
+    return y;
 }
 
 }  // namespace

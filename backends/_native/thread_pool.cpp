@@ -22,8 +22,8 @@ struct Job {
     int64_t tasks;
     void (*work)(void*, int, int64_t);
     void* context;
-    // How the caller's thread rounds, and whether it flushes subnormal numbers. A thread of the pool has the settings
-    // of the thread that started it, such as a thread of XLA, which flushes.
+    // The rounding mode of the caller's thread, and whether it flushes subnormal numbers. A thread of the
+    // pool inherits these settings from the thread that started it, such as a thread of XLA, which flushes.
     std::fenv_t arithmetic;
 };
 
@@ -38,21 +38,21 @@ class Pool {
             std::lock_guard<std::mutex> lock(mutex_);
             job_ = job;
             next_.store(0, std::memory_order_relaxed);
-            wanted_ = threads - 1 < started_ ? threads - 1 : started_;
-            busy_ = wanted_;
+            num_workers_ = threads - 1 < num_started_ ? threads - 1 : num_started_;
+            num_busy_ = num_workers_;
             ++round_;
         }
         wake_.notify_all();
         take_tasks(job, 0);
         std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
+        done_.wait(lock, [this] { return num_busy_ == 0; });
         return true;
     }
 
   private:
     void start(int count) {
         try {
-            for (; started_ < count; ++started_) std::thread(&Pool::wait_for_jobs, this, started_ + 1).detach();
+            for (; num_started_ < count; ++num_started_) std::thread(&Pool::wait_for_jobs, this, num_started_ + 1).detach();
         } catch (const std::system_error&) {
             // The system refuses another thread: the job runs on the threads started so far.
         }
@@ -63,13 +63,13 @@ class Pool {
         for (uint64_t last_round = 0;;) {
             wake_.wait(lock, [&] { return round_ != last_round; });
             last_round = round_;
-            if (worker > wanted_) continue;
+            if (worker > num_workers_) continue;
             const Job job = job_;
             lock.unlock();
             std::fesetenv(&job.arithmetic);
             take_tasks(job, worker);
             lock.lock();
-            if (--busy_ == 0) done_.notify_one();
+            if (--num_busy_ == 0) done_.notify_one();
         }
     }
 
@@ -82,7 +82,7 @@ class Pool {
     std::condition_variable wake_, done_;
     std::atomic<int64_t> next_{0};
     Job job_{};
-    int started_ = 0, wanted_ = 0, busy_ = 0;
+    int num_started_ = 0, num_workers_ = 0, num_busy_ = 0;
     uint64_t round_ = 0;
 };
 
@@ -95,12 +95,12 @@ std::atomic<Pool*> shared_pool{nullptr};
 
 // Never destroyed, as its threads wait on it until the process ends.
 Pool* pool() {
-    Pool* found = shared_pool.load(std::memory_order_acquire);
-    if (found) return found;
+    Pool* current = shared_pool.load(std::memory_order_acquire);
+    if (current) return current;
     Pool* const created = new Pool;
-    if (shared_pool.compare_exchange_strong(found, created, std::memory_order_acq_rel)) return created;
+    if (shared_pool.compare_exchange_strong(current, created, std::memory_order_acq_rel)) return created;
     delete created;  // another thread was first
-    return found;
+    return current;
 }
 
 int number_in(const char* variable) {

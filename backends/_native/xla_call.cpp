@@ -52,8 +52,8 @@ bool read_plan(const Attributes& attributes, KernelPlan& plan) {
 bool is_constant_along(const ArrayView& pos, int axis, const char* from, int at = 0) {
     const int64_t stride = pos.strides[at];
     for (int64_t i = at == axis; i < pos.shape[at]; ++i) {
-        const char* const other = from + i * stride;
-        if (at < axis ? !is_constant_along(pos, axis, other, at + 1) : std::memcmp(from, other, static_cast<size_t>(stride)))
+        const char* const element = from + i * stride;
+        if (at < axis ? !is_constant_along(pos, axis, element, at + 1) : std::memcmp(from, element, static_cast<size_t>(stride)))
             return false;
     }
     return true;
@@ -88,8 +88,8 @@ int threads_of(const CallFrame& frame) {
     int64_t count = 1;
     NumThreadsArgs args = {sizeof args, nullptr, frame.context, &count};
     if (Error* const error = frame.api->get_num_threads(&args)) {
-        ErrorDestroyArgs destroyed = {sizeof destroyed, nullptr, error};
-        frame.api->destroy_error(&destroyed);
+        ErrorDestroyArgs destroy_args = {sizeof destroy_args, nullptr, error};
+        frame.api->destroy_error(&destroy_args);
         return 1;
     }
     return static_cast<int>(count);
@@ -112,8 +112,8 @@ bool rotate_operands(const CallFrame& frame) {
     for (int a = 0; a < x.num_axes; ++a) bytes *= x.shape[a];
     const bool in_place = x.data == y.data;
     if (!in_place) prefer_huge_pages(y.data, bytes);
-    const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
-    const int threads = alone ? 1 : num_threads(threads_of(frame));
+    const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
+    const int threads = is_small ? 1 : num_threads(threads_of(frame));
     rotate(plan, arrays, source, !in_place, *level.load(std::memory_order_relaxed), threads);
     return true;
 }

@@ -67,7 +67,7 @@ struct Api {  // XLA_FFI_Api, up to the last function that is called
     Error* (*create_error)(ErrorArgs*);
     void* get_error_message;
     void (*destroy_error)(ErrorDestroyArgs*);
-    void* others[9];
+    void* unused[9];
     Error* (*get_num_threads)(NumThreadsArgs*);
 };
 

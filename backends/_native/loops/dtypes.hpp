@@ -49,6 +49,13 @@ struct Native {
 };
 
 // 16-bit dtypes are rotated in float32; `Format` converts the low half of a 32-bit word to float32 and back.
+//
+//     bits        sign   exponent      fraction
+//     float32     31     30 .. 23      22 .. 0     bias 127
+//     bfloat16    15     14 ..  7       6 .. 0     bias 127: the upper half of a float32
+//     float16     15     14 .. 10       9 .. 0     bias 15
+//
+// An interleaved pair is one word, | second | first |, as memory is little-endian.
 template <class Format>
 struct Sixteen {
     using Stored = uint16_t;

@@ -1,4 +1,4 @@
-// x to y, by tables or by positions.
+// Rotate rows of x into y, by cos and sin from tables or computed from positions.
 #pragma once
 
 #include "angles.hpp"
@@ -8,7 +8,15 @@
 namespace rope {
 namespace {
 
-// Rotate W pairs, the first of them at x and y. With half pairing, the second features start `second_half` bytes later.
+// Rotate W pairs (a, b) at x into y. With half pairing, the second features start `second_half` bytes later:
+//
+//     interleaved    a0 b0 a1 b1 a2 b2 a3 b3
+//     half           a0 a1 a2 a3  ...  b0 b1 b2 b3  ...
+//                    |<- second_half ->|
+//
+// Max error, with cos and sin from make_tables: eps · amplitude · |pair| · n, plus half an ulp of y. eps is
+// 2^-23, or 2^-52 for float64; n is 1.6 for float32 and float64 and 2.1 for 16 bits, or 2.5 and 3 with an
+// amplitude other than 1. Proved in proof/; docs/numerics.md has the terms for underflow and wider positions.
 template <class T, bool reads_half, bool writes_half, int W>
 ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t second_half, Vec<typename T::Real, W> cos,
                               Vec<typename T::Real, W> sin) {
@@ -32,7 +40,7 @@ inline int64_t pairs_per_block(const Layout& layout) {
     return layout.blocks == 1 ? layout.num_pairs : layout.num_pairs / layout.blocks;
 }
 
-// A few rows that are rotated together.
+// Up to GROUP_BYTES of rows that are rotated together.
 struct RowGroup {
     const char* x;
     char* y;
@@ -42,17 +50,21 @@ struct RowGroup {
     StreamBuffer* stream;      // earlier results, to be stored between computations
 };
 
-// Call rotate(group) for each group of rows, and for that group in all runs before the next group, as runs share their
-// tables. Write streamed rows to the stream buffer.
+// Call rotate(group) for each group of rows, in all runs before the next group, as runs share their tables.
+// Each call prefetches x and y of the next call. Streamed rows are written to the stream buffer.
+//
+//              rows 0 1 2    rows 3 4 5    <- x_row between rows
+//     run 0     1st call      3rd call
+//     run 1     2nd call      4th call     <- x_run after run 0; the same cos and sin as run 0
 template <class Rotate>
 inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
     if (!rows.count) return;
-    const int64_t fit = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
-    const int64_t groups = (rows.count + fit - 1) / fit;
-    const int64_t most = (rows.count + groups - 1) / groups;  // as many rows in each group, which prefetches the next
+    const int64_t max_rows = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
+    const int64_t groups = (rows.count + max_rows - 1) / max_rows;
+    const int64_t group_rows = (rows.count + groups - 1) / groups;  // equal sizes, as a group prefetches the next
     StreamBuffer& stream = *rows.stream;
-    for (int64_t r = 0; r < rows.count; r += most) {
-        const int64_t count = rows.count - r < most ? rows.count - r : most;
+    for (int64_t r = 0; r < rows.count; r += group_rows) {
+        const int64_t count = rows.count - r < group_rows ? rows.count - r : group_rows;
         const char* x = rows.x + r * rows.x_row;
         char* y = rows.y + r * rows.y_row;
         const bool last = r + count == rows.count;
@@ -71,7 +83,7 @@ inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize
     }
 }
 
-// Cos and sin of some pairs, `vectors` side by side, from tables, row after row.
+// Cos and sin of `vectors` adjacent vectors of pairs, read from tables row by row.
 template <class Number, int W, int vectors>
 class TableSequence {
     using Real = Vec<Number, W>;
@@ -105,7 +117,7 @@ struct FromTables {
 
     FromTables from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
 
-    // Pairs of a chunk: four vectors, as each takes few operations. Their cos and sin stay in registers.
+    // Pairs of a chunk: four vectors, as each takes few operations. Their cos and sin fit in registers.
     static constexpr int CHUNK = WIDTH > 1 ? 16 * WIDTH / static_cast<int>(sizeof(Number)) : 1;
 
     template <int W>
@@ -135,7 +147,13 @@ struct FromPositions {
     }
 };
 
-// at<chunk>(i) rotates pairs i to i + chunk - 1 of a block of n pairs in all rows of a group, constants in registers.
+// at<chunk>(i) rotates pairs i to i + chunk - 1 of a block of n pairs in all rows of a group, keeping
+// per-pair constants in registers.
+//
+//                 pairs 0 .. chunk-1   chunk .. 2·chunk-1
+//     row 0             1                    4                rotate_by_column: in this order
+//     row 1             2                    5                rotate_by_row: 1, 4, 2, 5, 3, 6
+//     row 2             3                    6
 template <class T, bool reads_half, bool writes_half, class From>
 struct RotateColumn {
     const From& angles;
@@ -157,7 +175,7 @@ struct RotateColumn {
         const char* from = x + x_step * i;
         char* to = y + y_step * i;
         auto sequence = angles.template sequence<W, vectors>(pair + i);
-        StreamBuffer stream = *group.stream;  // in registers
+        StreamBuffer stream = *group.stream;  // a local copy stays in registers
         for_rows<From::template ROWS_AT_ONCE<W>>(group.count, [&](auto rows) ROPE_ALWAYS {
             constexpr int K = rows;
             Real cos[K * vectors], sin[K * vectors];
@@ -178,7 +196,7 @@ struct RotateColumn {
     }
 };
 
-// Per cache line: prefetch later lines of x and y, and store a line of earlier results.
+// Prefetch a later cache line of x and of y, and store a line of earlier results.
 ROPE_INLINE void prefetch_and_stream(const RowGroup& group, StreamBuffer& stream, const char* x, const char* y) {
     if (group.x_ahead) prefetch<false, CACHE_LINE>(x + group.x_ahead, 0);
     if (group.y_ahead) prefetch<false, CACHE_LINE>(y + group.y_ahead, 0);
@@ -242,7 +260,7 @@ struct RotateRow {
     }
 };
 
-// Rotate row by row. For a few rows this is faster than rotate_by_column, which sets up each column.
+// Rotate row by row. For few rows this is faster than rotate_by_column, which sets up each column.
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_row(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
     using Number = typename T::Real;
@@ -266,7 +284,7 @@ inline void rotate_by_row(const Layout& layout, const RowGroup& group, const Fro
     }
 }
 
-// One head at a time through scratch, for strided or unaligned features.
+// Rotate one head at a time through scratch, for strided or unaligned features.
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const RowGroup& group,
                                const FromTables<typename T::Real>& tables) {
@@ -281,8 +299,8 @@ inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const Row
             for (int64_t i = 0; i < head_dim * itemsize; i += CACHE_LINE)
                 prefetch<false, CACHE_LINE>(x + group.x_ahead + i, 0);
         for (int64_t i = 0; i < head_dim; ++i) std::memcpy(in + i * itemsize, x + i * rows.x_feature, itemsize);
-        const RowGroup head = {in, out, 0, 0, 0, 0, 1, 0, 0, group.stream};
-        rotate_by_row<T, reads_half, writes_half>(layout, head, tables.from(r));
+        const RowGroup staged_row = {in, out, 0, 0, 0, 0, 1, 0, 0, group.stream};
+        rotate_by_row<T, reads_half, writes_half>(layout, staged_row, tables.from(r));
         for (int64_t i = 0; i < head_dim; ++i) std::memcpy(y + i * group.y_feature, out + i * itemsize, itemsize);
     }
 }
@@ -290,7 +308,7 @@ inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const Row
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
-    // Measured: with so many rows, columns are no slower.
+    // With so many rows, rotate_by_column is no slower than rotate_by_row (measured on 2026-11-21).
     const int64_t rows_for_columns = layout.num_pairs > 128 ? layout.num_pairs / 32 : 4;
     const FromTables<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
     for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
@@ -304,17 +322,18 @@ inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
     });
 }
 
+// Rotate each group in prefixes of evenly spaced positions. Float compute only: float64 takes tables.
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_positions(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
     for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
-        RowGroup part = group;
-        for (const int64_t end = group.first + group.count; part.first < end; part.first += part.count) {
-            const Positions positions = evenly_spaced_from(rows.positions, part.first, end - part.first);
-            part.count = positions.count;
-            rotate_by_column<T, reads_half, writes_half>(layout, part, FromPositions{*rows.frequencies, positions});
-            part.x += part.count * part.x_row;
-            part.y += part.count * part.y_row;
+        RowGroup spaced = group;
+        for (const int64_t end = group.first + group.count; spaced.first < end; spaced.first += spaced.count) {
+            const Positions positions = evenly_spaced_from(rows.positions, spaced.first, end - spaced.first);
+            spaced.count = positions.count;
+            rotate_by_column<T, reads_half, writes_half>(layout, spaced, FromPositions{*rows.frequencies, positions});
+            spaced.x += spaced.count * spaced.x_row;
+            spaced.y += spaced.count * spaced.y_row;
         }
     });
 }

@@ -1,5 +1,5 @@
-// Prefetching of x and y, and non-temporal stores of results: a few lines between computations, as the queues to
-// memory are short.
+// Prefetch x and y, and store results by non-temporal stores: a few cache lines between computations, as the
+// queues to memory are short.
 #pragma once
 
 #include "../simd.hpp"
@@ -7,8 +7,8 @@
 namespace rope {
 namespace {
 
-// Prefetch the features of some pairs in a later row, `bytes` in all, each cache line once: the processor's own
-// prefetch stops at each page. An ordinary store reads its line first, so y is prefetched too.
+// Prefetch `bytes` bytes of features in a later row, each cache line once: the processor's own prefetch stops
+// at each page. An ordinary store reads its line first, so y is prefetched too.
 template <bool half, int64_t bytes>
 ROPE_INLINE void prefetch(const char* first, int64_t second_half) {
 #if defined(__GNUC__)
@@ -39,20 +39,28 @@ inline void stream_all_lines(StreamBuffer& stream) {
     while (stream.bytes >= CACHE_LINE) stream_lines<1>(stream);
 }
 
-// Write part of a cache line by ordinary stores.
-inline void copy_part(StreamBuffer& stream, int64_t bytes) {
+// Write the next `bytes` bytes, less than a cache line, by ordinary stores.
+inline void copy_partial_line(StreamBuffer& stream, int64_t bytes) {
     std::memcpy(stream.to, stream.from, static_cast<size_t>(bytes));
     advance(stream, bytes);
 }
 
-// Store the waiting rows, then queue the rows of the active buffer, at least a cache line, for y, and swap the buffers.
+// Store the waiting rows, then queue the rows of the active buffer, at least a cache line, for y, and swap
+// the buffers. The waiting bytes that do not fill a line, the tail, move before the new rows:
+//
+//     active    |  free line  tail|rows for y                    |
+//                             ^ from; bytes = tail + rows
+//     memory      ... |line      |tail rows |rows      |rows           cache lines: stores write them whole
+//                                 ^ to = y - tail
+//
+// If y does not continue the rows before it, ordinary stores write the tail instead.
 inline void queue_active(StreamBuffer& stream, char* y, int64_t bytes) {
     stream_all_lines(stream);
     if (y != stream.to + stream.bytes) {
-        copy_part(stream, stream.bytes);
+        copy_partial_line(stream, stream.bytes);
         stream.to = y;
     }
-    // Move the remaining part of a line into the room before the rows.
+    // Move the tail into the free line.
     char* const rows = stream.active;
     std::memcpy(rows - stream.bytes, stream.from, static_cast<size_t>(stream.bytes));
     stream.from = rows - stream.bytes;
@@ -60,12 +68,12 @@ inline void queue_active(StreamBuffer& stream, char* y, int64_t bytes) {
     stream.active = stream.spare;
     stream.spare = rows;
     const int64_t unaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(stream.to) % CACHE_LINE);
-    if (unaligned) copy_part(stream, unaligned);
+    if (unaligned) copy_partial_line(stream, unaligned);
 }
 
 inline void finish_stream(StreamBuffer& stream) {
     stream_all_lines(stream);
-    copy_part(stream, stream.bytes);
+    copy_partial_line(stream, stream.bytes);
     store_fence();
 }
 
