@@ -2,10 +2,11 @@
 
 An entry has the key of a model type, or of the root's type and the path of the part. Besides plain fields an
 entry has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts
-that have one class, whatever model type they state), of_parts (the values that the root sets in parts that are
-not stated), merged (parts that have these values also if they are stated), default_theta, rope_parameters (if
-none are stated), added (to stated parameters), labels (of rotary parameters), layer_types (as a run that
-repeats).
+that have one class, whatever model type they state), of_parts (the values that the root sets in parts that
+the config does not state), merged (parts that have these values also if they are stated), default_theta,
+rope_parameters (if none are stated), added (to stated parameters), labels (of rotary parameters), layer_types
+(as a run that repeats).
+"""
 
 import json
 from pathlib import Path
