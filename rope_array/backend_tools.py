@@ -1,4 +1,4 @@
-"""Helpers for authors of backends: all that a backend of another package needs. See docs/backends.md.
+"""Helpers for authors of backends: all that a backend of another package needs. See docs/write-a-backend.md.
 
 A backend's ``rotate(call)`` gets a checked `Call`: its arrays, and their source, `Positions` or `Tables`.
 """

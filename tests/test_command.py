@@ -1,4 +1,4 @@
-"""The command line, but for `check`, `demo` and `plot`; the example backend of docs/backends.md."""
+"""The command line, but for `check`, `demo` and `plot`; the example backend of docs/write-a-backend.md."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from rope_array._command._rope_options import parse_rule
 from rope_array._config._model_defaults import MODELS
 from rope_array._dynamo import traced_memo_of_one
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "write-a-backend.md"
 
 
 def in_one_line(text):
@@ -349,7 +349,7 @@ def test_every_known_model_is_described_or_refused():
     assert described > 300
 
 
-# ---- the example backend of docs/backends.md ----
+# ---- the example backend of docs/write-a-backend.md ----
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""README.md: its programs print the output shown, and its numbers of checks hold."""
+"""README.md: its example prints the output shown, and its numbers of checks hold."""
 
 import re
 
@@ -14,10 +14,10 @@ TEXT = README.read_text("utf-8")
 PROGRAM = docs_blocks.program_of("README.md", "page", TEXT)
 
 
-@pytest.mark.library("numpy", "torch", "jax")
-def test_the_blocks_run_in_order():
-    assert PROGRAM.libraries == {"torch", "jax"}
-    assert all(output for _, output in PROGRAM.blocks)
+@pytest.mark.library("numpy")
+def test_the_example_prints_the_output_shown():
+    ((_, output),) = PROGRAM.blocks
+    assert output
     PROGRAM.run()
 
 

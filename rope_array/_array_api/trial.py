@@ -47,7 +47,7 @@ def unsupported(x: Any, name: str, reason: str) -> ArrayTypeError:
     return ArrayTypeError(
         f"{describe(x)} cannot be used: {name} {reason.rstrip('.')}. A rotation needs the Python Array API "
         f"2023.12 or newer. Give {dense}an array of another library, such as NumPy, or add a backend with a "
-        f"Library for {name} (docs/backends.md)."
+        f"Library for {name} (docs/write-a-backend.md)."
     )
 
 
