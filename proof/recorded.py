@@ -59,16 +59,19 @@ XP = SimpleNamespace(
     where=_where,
     round=lambda u: Real("round", u.dtype, u),
 )
-# The real tuple: an operation that the arithmetic starts to use by its default is there.
-OPS = ArrayOps(
-    xp=XP,
-    has_int64=True,
-    creation_kwargs={},
-    constants=lambda name, dtype, _: cast(leaf(name, "float64"), dtype),
-    cast=cast,
-    reshape=None,
-    needs_equal_ndim=False,
-)
+
+
+class _Ops(ArrayOps):
+    """The operations that are recorded; those that the arithmetic starts to use are inherited."""
+
+    needs_equal_ndim = False
+    cast = staticmethod(cast)
+
+    def constants(self, numbers: Any, dtype: Any) -> Any:
+        return cast(leaf(numbers, "float64"), dtype)
+
+
+OPS = _Ops(XP, True, {})
 
 
 def _plan(amplitude: Any = 1.0) -> Any:

@@ -28,15 +28,14 @@ def rotate(
 ) -> Any:
     """Rotate x, an array or a tuple of arrays, by a source with these fields; see `rope_array.apply`."""
     xs = x if type(x) is tuple else (x,)
-    found = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # inlined: saves a call
+    backends = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # inlined: saves a call
     if backend is None:
-        y = found.try_fast(x, fields, seq_axis, out)
+        y = backends.try_fast(x, fields, seq_axis, out)
         if y is not NotImplemented:
             return y
     source = as_source(fields)
-    lib = found.library(xs[0])
-    call = check_call(xs, source, seq_axis, lib)
-    chosen = _registry.choose(found, xs, source, backend)
+    call = check_call(xs, source, seq_axis, backends.library(xs[0]))
+    chosen = _registry.choose(backends, xs, source, backend)
     if out is not None:
         return rotate_into(chosen, call, x, out)
     ys = chosen.rotate(call)
@@ -46,7 +45,7 @@ def rotate(
 
 
 def refuse_more(call: str, more: tuple[Any, ...]) -> None:
-    """Raise for arguments beyond those of a call: several arrays, given one by one."""
+    """Raise for extra positional arguments: several arrays, given one by one."""
     raise ArrayTypeError(
         f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as "
         f"one tuple, and options by name: {call}."
@@ -55,16 +54,13 @@ def refuse_more(call: str, more: tuple[Any, ...]) -> None:
 
 def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:
     """Make cos and sin in the compute dtype of `like`; see `RoPE.rotation`."""
-    found = backends_for((like,))
-    if backend is None:
-        fast = found.try_fast_tables(source, like)
-        if fast is not NotImplemented:
-            cos, sin = fast
-            return Tables(cos, sin, source.layout)
-    check_table_call(source, like, library_of_like(like))
-    chosen = _registry.choose(found, (like,), source, backend)
-    makers = (chosen, found.in_order[-1], _registry.ArrayAPI(found.library))
-    cos, sin = next(each.make_tables for each in makers if hasattr(each, "make_tables"))(source, like)
+    backends = backends_for((like,))
+    cos_sin = NotImplemented if backend is not None else backends.try_fast_tables(source, like)
+    if cos_sin is NotImplemented:
+        check_table_call(source, like, library_of_like(like))
+        chosen = _registry.choose(backends, (like,), source, backend)
+        cos_sin = backends.table_makers[chosen.name](source, like)
+    cos, sin = cos_sin
     return Tables(cos, sin, source.layout)
 
 
@@ -82,5 +78,5 @@ def backends_for(xs: tuple[Any, ...]) -> _registry.Backends:
     """Return the backends for the arrays of a call, by the type of the first array."""
     if not xs:
         raise ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")
-    found: _registry.Backends = _registry.backends_of(type(xs[0]))
-    return found
+    backends: _registry.Backends = _registry.backends_of(type(xs[0]))
+    return backends

@@ -1,7 +1,7 @@
 """Backends by array type: their records, and the order in which they are asked.
 
 A backend's module is imported when the first array of its types appears; entry points of other packages are
-loaded then too. The first backend that does not decline a call serves it; the last declines nothing.
+loaded then too. The first backend that does not decline a call serves it; the last serves every call.
 """
 
 import sys
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from ._array_api import rotate as _rotate
-from ._array_api import tables as _tables
 from ._array_api.library import Library, library
 from ._array_api.source import Call, Positions, Source, as_source
+from ._array_api.tables import CosSin, make_tables, rotate_by_array_api
+from ._array_api.trial import check_library
 from ._dynamo import traced_memo_of_one
 from ._errors import BackendError, describe, printable, short
 
@@ -87,10 +87,10 @@ class ArrayAPI:
     def __init__(self, library: Callable[[Any], Library]):
         self.library = library
 
-    rotate = staticmethod(_rotate.rotate)
+    rotate = staticmethod(rotate_by_array_api)
 
-    def make_tables(self, source: Positions, like: Any) -> tuple[Any, Any]:
-        return _tables.make_tables(source, like, self.library(like))
+    def make_tables(self, source: Positions, like: Any) -> CosSin:
+        return make_tables(source, like, self.library(like))
 
 
 ARRAY_API = ArrayAPI.name
@@ -102,11 +102,13 @@ class Backends(NamedTuple):
     Attributes
     ----------
     in_order
-        The order in which they are asked; the last is the array-api backend, or its form for the library.
+        The order in which they are asked; the last is the array-api backend, or the library's own variant.
     try_fast
         The first backend's `try_fast`, or a function that declines every call.
     try_fast_tables
         Likewise its `try_fast_tables`.
+    table_makers
+        The function that makes cos and sin for each backend, by its name: its own, or the last backend's.
     library
         Returns the library of an array.
     """
@@ -114,6 +116,7 @@ class Backends(NamedTuple):
     in_order: tuple[Backend, ...]
     try_fast: Callable[..., Any]
     try_fast_tables: Callable[..., Any]
+    table_makers: dict[str, Callable[[Positions, Any], CosSin]]
     library: Callable[[Any], Library]
 
 
@@ -122,13 +125,43 @@ def _decline(*call: Any) -> Any:
 
 
 def _load_backends(cls: type) -> Backends:
-    loaded = [imported(record) for record in records() if _serves(record, cls)]
-    found = [backend for backend in loaded if backend is not None]
-    of_library = next((backend.library for backend in found if hasattr(backend, "library")), library)
-    last = next((i for i, backend in enumerate(found) if getattr(backend, "is_array_api", False)), None)
-    found = [*found, ArrayAPI(of_library)] if last is None else found[: last + 1]
-    fast = _fast_entry(found[0]), getattr(found[0], "try_fast_tables", _decline)
-    return Backends(tuple(found), *fast, of_library)
+    modules = [imported(record) for record in records() if _serves(record, cls)]
+    backends = [backend for backend in modules if backend is not None]
+    of_library = _library_function(backends)
+    last = next((i for i, backend in enumerate(backends) if getattr(backend, "is_array_api", False)), None)
+    array_api = ArrayAPI(of_library)
+    backends = [*backends, array_api] if last is None else backends[: last + 1]
+    default = getattr(backends[-1], "make_tables", array_api.make_tables)
+    return Backends(
+        tuple(backends),
+        _fast_entry(backends[0]),
+        getattr(backends[0], "try_fast_tables", _decline),
+        {backend.name: getattr(backend, "make_tables", default) for backend in backends},
+        of_library,
+    )
+
+
+def _library_function(backends: list[Any]) -> Callable[[Any], Library]:
+    """Return the function that returns the library of an array of one type.
+
+    Without a backend of this package, the library is checked once, before the first call on the type.
+    """
+    for backend in backends:
+        if hasattr(backend, "library"):
+            of_library: Callable[[Any], Library] = backend.library
+            return of_library
+    if any(backend.name in _BUILTIN for backend in backends):
+        return library
+    checked: list[Library] = []
+
+    def checked_library(x: Any) -> Library:
+        if not checked:
+            lib = library(x)
+            check_library(x, lib)
+            checked.append(lib)
+        return checked[0]
+
+    return checked_library
 
 
 def _fast_entry(backend: Any) -> Callable[..., Any]:
@@ -147,18 +180,21 @@ backends_of = traced_memo_of_one(_load_backends)
 
 def library_of(x: Any) -> Library:
     """Return the library of an array, as its backends know it."""
-    found: Library = backends_of(type(x)).library(x)
-    return found
+    lib: Library = backends_of(type(x)).library(x)
+    return lib
 
 
-def choose(found: Backends, xs: tuple[Any, ...], source: Source, name: str | None) -> Any:
+def choose(backends: Backends, xs: tuple[Any, ...], source: Source, name: str | None) -> Any:
     """Return the first backend that does not decline, or the one asked for by name."""
-    last = found.in_order[-1]
+    last = backends.in_order[-1]
     if name == ARRAY_API:
         return last
     if name is not None:
-        return _by_name(found, xs, source, name)
-    return next((b for b in found.in_order if decline_reason(b, xs, source) is None), last)
+        return _by_name(backends, xs, source, name)
+    for backend in backends.in_order[:-1]:
+        if decline_reason(backend, xs, source) is None:
+            return backend
+    return last
 
 
 def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | None:
@@ -176,10 +212,10 @@ def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | N
     return reason
 
 
-def _by_name(found: Backends, xs: tuple[Any, ...], source: Source, name: str) -> Any:
-    backend = next((backend for backend in found.in_order if backend.name == name), None)
+def _by_name(backends: Backends, xs: tuple[Any, ...], source: Source, name: str) -> Any:
+    backend = next((backend for backend in backends.in_order if backend.name == name), None)
     if backend is None:
-        raise _no_such_backend(found, xs[0], name)
+        raise _no_such_backend(backends, xs[0], name)
     reason = decline_reason(backend, xs, source)
     if reason is not None:
         raise BackendError(
@@ -189,7 +225,7 @@ def _by_name(found: Backends, xs: tuple[Any, ...], source: Source, name: str) ->
     return backend
 
 
-def _no_such_backend(found: Backends, x: Any, name: Any) -> BackendError:
+def _no_such_backend(backends: Backends, x: Any, name: Any) -> BackendError:
     names = list(dict.fromkeys([ARRAY_API, *(record.name for record in records())]))
     if isinstance(name, str) and name in _broken:
         return BackendError(f"backend {name!r} cannot be used: {_broken[name]}.")
@@ -197,7 +233,7 @@ def _no_such_backend(found: Backends, x: Any, name: Any) -> BackendError:
         return BackendError(f"backend is {name!r}; give None or one of {', '.join(map(repr, names))}.")
     return BackendError(
         f"backend {name!r} does not serve {describe(x)}; its backends are "
-        f"{', '.join(repr(backend.name) for backend in found.in_order)}. "
+        f"{', '.join(repr(backend.name) for backend in backends.in_order)}. "
         f"Give backend=None, or backend={ARRAY_API!r}, which serves every call."
     )
 
@@ -209,7 +245,7 @@ _broken: dict[str, str] = {}  # the fault of another package's backend, by its n
 
 
 def records() -> tuple[Record, ...]:
-    """Return the records of other packages, which are installed to be used, then our own."""
+    """Return third-party records, then ours."""
     global _records
     if _records is None:
         _records = (*_from_entry_points(), *RECORDS)
@@ -222,7 +258,7 @@ def imported(record: Record) -> Any:
         return import_module(record.module)
     try:
         backend = import_module(record.module)
-        missing = [need for need in ("name", "rotate") if not hasattr(backend, need)]
+        missing = [name for name in ("name", "rotate") if not hasattr(backend, name)]
         if missing or backend.name != record.name:
             raise AttributeError(f"it lacks {', '.join(missing) or f'the name {record.name!r}'}")
     except (Exception, SystemExit) as error:  # serve calls without it
@@ -240,27 +276,27 @@ def broken() -> dict[str, str]:
 def _from_entry_points() -> list[Record]:
     from importlib.metadata import entry_points  # slow to import, and needed at the first array only
 
-    found: list[Record] = []
+    third_party: list[Record] = []
     for point in entry_points(group=GROUP):
         try:
             record = Record(*point.load())
-            _check_record(record, [*found, *RECORDS])
+            _check_record(record, [*third_party, *RECORDS])
         except (Exception, SystemExit) as error:  # one package's fault must not be another's
             _broken[point.name] = _fault(f"its entry point {point.value!r} is broken", error)
         else:
-            found.append(record)
-    return found
+            third_party.append(record)
+    return third_party
 
 
-def _fault(what: str, error: BaseException) -> str:
-    return printable(f"{what}: {type(error).__name__}: {error}")
+def _fault(problem: str, error: BaseException) -> str:
+    return printable(f"{problem}: {type(error).__name__}: {error}")
 
 
-def _check_record(record: Record, others: list[Record]) -> None:
+def _check_record(record: Record, known: list[Record]) -> None:
     texts = (record.name, record.module, *record.types)
     if isinstance(record.types, str) or not all(isinstance(text, str) and text for text in texts):
         raise TypeError(f"{short(tuple(record))} is no (name, types, module): a str, a tuple of str, a str")
-    if record.name in {ARRAY_API, *(other.name for other in others)}:
+    if record.name in {ARRAY_API, *(taken.name for taken in known)}:
         raise ValueError(f"the name {record.name!r} is taken")
 
 

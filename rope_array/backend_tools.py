@@ -6,14 +6,15 @@ A backend's ``rotate(call)`` gets a checked `Call`: its arrays, and their source
 from typing import Any
 
 from . import _dispatch
-from ._array_api import rotate as _rotate
 from ._array_api import tables as _tables
 from ._array_api.library import Library
+from ._array_api.ops import ArrayOps
 from ._array_api.source import Call, Positions, Source, Tables
 from ._errors import ArrayTypeError
 from ._spec.plan import Layout
 
 __all__ = [
+    "ArrayOps",
     "ArrayTypeError",
     "Call",
     "Layout",
@@ -57,8 +58,9 @@ def aligned_tables(call: Call) -> list[tuple[Any, Any]]:
 def rotate_by_array_api(call: Call) -> tuple[Any, ...]:
     """Rotate the arrays of a call by their library's functions of the Array API.
 
-    For a backend that adapts a library: its ``library(x)`` returns a `Library`, whose `xp` has the functions.
-    Angles are exact. Gradients are the library's own.
+    For a backend that adapts a library: its ``library(x)`` returns a `Library`, whose `xp` has the functions,
+    and whose `operations`, a subclass of `ArrayOps`, replaces those that the library lacks. Angles are exact.
+    Gradients are the library's own.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ def rotate_by_array_api(call: Call) -> tuple[Any, ...]:
     PositionError
         A position in host memory is out of range.
     """
-    return _rotate.rotate(call)
+    return _tables.rotate_by_array_api(call)
 
 
 def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:

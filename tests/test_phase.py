@@ -4,6 +4,7 @@ Python's integers and mpmath's frequencies give the expected bits.
 """
 
 import contextlib
+import copy
 import functools
 
 import numpy as np
@@ -69,6 +70,13 @@ def all_ops(lib):
     return [owner.ops(array) for owner in dict.fromkeys(owners)]
 
 
+def with_int64(ops, has_int64):
+    """Return operations that take the route of a device with or without 64-bit integers."""
+    changed = copy.copy(ops)
+    changed.has_int64 = has_int64
+    return changed
+
+
 def x64(lib, on):
     """Switch JAX's 64-bit integers on or off; other libraries always have them."""
     return lib.native.enable_x64(on) if lib.name == "jax" else contextlib.nullcontext()
@@ -86,7 +94,7 @@ def check(lib, route, pos, name="default", sign=1, dtype=None):
         array = lib.asarray(pos) if dtype is None else lib.xp.asarray(pos.astype(dtype))
         for ops in all_ops(lib):
             assert ops.has_int64 or not wide
-            phase = _angles.phase(array, plan, double, ops._replace(has_int64=wide))
+            phase = _angles.phase(array, plan, double, with_int64(ops, wide))
             assert wide or lib.to_numpy(phase).dtype == np.uint32
             np.testing.assert_array_equal(got(phase, lib, double), exact)
 
@@ -141,7 +149,7 @@ def test_any_position_and_frequency(pos, omega):
         phase = int(_angles.phase(array, plan, double, ops)[0, 0])
         assert (phase - (pos * word(omega, bits) % 2**bits >> 32)) % 2 ** (bits - 32) == 0
     if -(2**31) <= pos < 2**31:
-        phase = _angles.phase(array.astype(np.int32), plan, False, ops._replace(has_int64=False))
+        phase = _angles.phase(array.astype(np.int32), plan, False, with_int64(ops, False))
         assert int(phase[0, 0]) == pos * word(omega, 64) % 2**64 >> 32
 
 

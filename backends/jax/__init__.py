@@ -11,11 +11,10 @@ from typing import Any
 import jax
 from jax import export
 
-from rope_array._array_api import rotate as _rotate
+from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import read_positions, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
-from rope_array._array_api.tables import tables_at
 from rope_array._rotation import watch_types
 from rope_array._spec.plan import Layout, Plan
 
@@ -64,7 +63,7 @@ def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) ->
     if fraction is None and plan.exact:
         return tuple(rotate_by_positions(x, whole, plan, seq_axis) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
-    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
+    return _tables.rotate_by_positions(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
 
 
 @partial(_program, static_argnames=("plan", "use_float64"))
@@ -74,13 +73,13 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
         whole, fraction = split_floats(whole, ops)
         if fraction is None and plan.exact:
             return tables_by_positions(whole, plan, use_float64)
-    return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
+    return _tables.tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 
 @partial(_program, static_argnames=("layout", "seq_axis"))
 def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
     ops = LIBRARY.ops(xs[0])
-    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, rotate_by_tables)
+    return _tables.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, rotate_by_tables)
 
 
 def _register_type(cls: Any) -> None:

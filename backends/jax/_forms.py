@@ -111,12 +111,7 @@ def _by_pairing(half: Any, interleaved: Any) -> Any:
     return rotate
 
 
-def _cast(array: Any, dtype: Any) -> Any:
-    return array.astype(dtype)
-
-
-# Its other fields are for making angles.
-_OPS = ArrayOps(xp, False, {}, None, _cast, xp.reshape)
+_OPS = ArrayOps(xp, False, {})  # its other fields are for making angles
 FORMS = {
     None: _by_pairing(half=rotate_parts, interleaved=rotate_parts),
     "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_parts),

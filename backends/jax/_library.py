@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as xp
 
-from rope_array._array_api.library import Library, numpy_library
+from rope_array._array_api.library import Library, NumPyOps, numpy_library
 from rope_array._array_api.ops import ArrayOps
 
 
@@ -18,7 +18,7 @@ class Jax(Library):
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
         # Pass NumPy arrays to the program: making each array in JAX would run a program of its own.
-        return numpy_library().ops(None)._replace(has_int64=ops.has_int64)
+        return NumPyOps(numpy_library().xp, ops.has_int64)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, jax.Array)

@@ -4,15 +4,24 @@ from typing import Any
 
 import mlx.core as mx
 
-from rope_array.backend_tools import ArrayTypeError, Library, rotate_by_array_api
+from rope_array.backend_tools import ArrayOps, ArrayTypeError, Library, rotate_by_array_api
 
 name = "mlx"
 is_array_api = True
 rotate = rotate_by_array_api
 
 
+class MLXOps(ArrayOps):
+    """MLX's operations."""
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        return array.astype(dtype)
+
+
 class MLX(Library):
     """MLX: arrays are in memory that all its devices share."""
+
+    operations = MLXOps
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, mx.array)
@@ -24,9 +33,6 @@ class MLX(Library):
     def device(self, x: Any) -> Any:
         """Return None: an operation has a device, an array has none."""
         return None
-
-    def cast(self, array: Any, dtype: Any) -> Any:
-        return array.astype(dtype)
 
 
 LIBRARY = MLX("mlx", mx, implicit_device=True)

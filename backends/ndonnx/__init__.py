@@ -6,16 +6,13 @@ import ndonnx as xp
 import numpy as np
 import spox.opset.ai.onnx.v21 as op
 
-from rope_array.backend_tools import Call, Library, Positions, Source, make_tables_for, rotate_by
+from rope_array.backend_tools import ArrayOps, Call, Library, Positions, Source, make_tables_for, rotate_by
 
 name = "ndonnx"
 
 
-class NDonnx(Library):
-    """ndonnx: arrays of values, and arrays of graphs, whose sizes may be unknown."""
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, xp.Array)
+class NDonnxOps(ArrayOps):
+    """ndonnx's operations, also for arrays of unknown sizes."""
 
     def reshape(self, array: Any, shape: Any) -> Any:
         if None not in shape:
@@ -26,6 +23,15 @@ class NDonnx(Library):
 
     def with_shape_of(self, y: Any, x: Any) -> Any:
         return _with_known_sizes(xp.reshape(y, x.dynamic_shape), x.shape)
+
+
+class NDonnx(Library):
+    """ndonnx: arrays of values, and arrays of graphs, whose sizes may be unknown."""
+
+    operations = NDonnxOps
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, xp.Array)
 
 
 def _with_known_sizes(array: Any, shape: Any) -> Any:

@@ -5,15 +5,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from rope_array.backend_tools import ArrayTypeError, Library, rotate_by_array_api
+from rope_array.backend_tools import ArrayOps, ArrayTypeError, Library, rotate_by_array_api
 
 name = "tensorflow"
 is_array_api = True
 rotate = rotate_by_array_api
 
 
+class TensorFlowOps(ArrayOps):
+    """TensorFlow's operations. An axis may have an unknown size, and there is no operator for shifts."""
+
+    def reshape(self, array: Any, shape: Any) -> Any:
+        sizes = tf.shape(array)  # an axis of unknown size keeps its place
+        return tf.reshape(array, [sizes[i] if size is None else size for i, size in enumerate(shape)])
+
+    def right_shift(self, array: Any, count: int) -> Any:
+        return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
+
+    def with_shape_of(self, y: Any, x: Any) -> Any:
+        y = tf.reshape(y, tf.shape(x), name="rope_array_positions_have_to_line_up_with_x")  # in its error
+        return tf.ensure_shape(y, x.shape)
+
+
 class TensorFlow(Library):
     """TensorFlow: eager tensors, and the tensors of tf.function, whose sizes may be unknown."""
+
+    operations = TensorFlowOps
 
     def has_int64(self, x: Any) -> bool:
         return True
@@ -28,17 +45,6 @@ class TensorFlow(Library):
             )
         if value.shape.rank is None:
             raise ArrayTypeError("a tensor has an unknown number of axes; tf.ensure_shape sets its shape.")
-
-    def reshape(self, array: Any, shape: Any) -> Any:
-        sizes = tf.shape(array)  # an axis of unknown size keeps its place
-        return tf.reshape(array, [sizes[i] if size is None else size for i, size in enumerate(shape)])
-
-    def right_shift(self, array: Any, count: int) -> Any:
-        return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
-
-    def with_shape_of(self, y: Any, x: Any) -> Any:
-        y = tf.reshape(y, tf.shape(x), name="rope_array_positions_have_to_line_up_with_x")  # in its error
-        return tf.ensure_shape(y, x.shape)
 
 
 def _asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:

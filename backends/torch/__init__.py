@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
@@ -35,7 +34,7 @@ def rotate(call: Call) -> Any:
             return _distributed.rotate(call)
         if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
             return _compiled.rotate(call, by_kernel=False)
-        return _rotate.rotate(call)
+        return _tables.rotate_by_array_api(call)
 
 
 def make_tables(source: Positions, like: Any) -> Any:

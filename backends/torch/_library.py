@@ -42,20 +42,33 @@ def _is_exporting() -> bool:
 INLINED = 8
 
 
-class Torch(Library):
-    """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
+class TorchOps(ArrayOps):
+    """PyTorch's operations, for eager and compiled calls, and for exporters."""
 
-    def has_int64(self, x: Any) -> bool:
-        return True
+    def __init__(self, xp: Any, has_int64: bool, creation_kwargs: dict[str, Any]):
+        super().__init__(xp, has_int64, creation_kwargs)
+        self.is_exported = is_exported()
 
-    def ops(self, x: Any) -> ArrayOps:
-        ops = super().ops(x)
-        return ops._replace(is_exported=True) if is_exported() else ops
+    def constants(self, numbers: Constants, dtype: Any) -> Any:
+        values = numbers.values
+        if len(values) <= INLINED and torch.compiler.is_compiling():
+            padded = (*values, *(0,) * INLINED)
+            return torch.tensor(padded, dtype=dtype, **self.creation_kwargs)[: len(values)]
+        return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
 
     def right_shift(self, array: Any, count: int) -> Any:
         # The older ONNX exporter rounds a shift toward zero, and OpenVINO computes the newer one's bit shift
         # wrong. Both divide non-negative integers right. Of a division, AOTInductor makes slow code.
         return array // 2**count if _is_for_other_tools() else array >> count
+
+
+class Torch(Library):
+    """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
+
+    operations = TorchOps
+
+    def has_int64(self, x: Any) -> bool:
+        return True
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -111,13 +124,6 @@ class Torch(Library):
 
     def copy_into(self, out: Any, y: Any) -> None:
         out.copy_(y)
-
-    def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
-        values = numbers.values
-        if len(values) <= INLINED and torch.compiler.is_compiling():
-            padded = (*values, *(0,) * INLINED)
-            return torch.tensor(padded, dtype=dtype, **creation_kwargs)[: len(values)]
-        return torch.tensor(values, dtype=dtype, **creation_kwargs)
 
 
 def _is_for_other_tools() -> bool:

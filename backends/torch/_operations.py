@@ -8,8 +8,8 @@ import torch
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.rotate import rotate_by_tables
 from rope_array._array_api.source import Source, Tables
+from rope_array._array_api.tables import rotate_by_tables
 
 from ._library import LIBRARY
 
@@ -25,7 +25,8 @@ def rotate_by_operations(
 
     `transposed`: rotate by the adjoint. Tables that are made here pass through `stored`.
     """
-    ops = LIBRARY.ops(xs[0])._replace(xp=_XPWithTorchCat())
+    ops = LIBRARY.ops(xs[0])
+    ops.xp = _XPWithTorchCat()
     if not isinstance(source, Tables):
         use_float64 = computes_in_float64(xs[0])
         pos, _ = read_positions(source.values, LIBRARY, ops, use_float64)

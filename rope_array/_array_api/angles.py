@@ -103,7 +103,7 @@ def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
         return pos[..., None]
     # Indices, not slices: slices with a stride have been miscompiled (pytorch issue 193183).
     integer = ops.xp.int64 if ops.has_int64 else ops.xp.int32
-    index = ops.constants(plan.coordinates.of_pairs, integer, ops.creation_kwargs)
+    index = ops.constants(plan.coordinates.of_pairs, integer)
     return ops.xp.take(pos, index, axis=pos.ndim - 1)  # cubed reads -1 wrong
 
 
@@ -142,7 +142,7 @@ def _high_word(a: Any, b: Any) -> Any:
 
 def _row(numbers: Constants, like: Any, dtype: Any, ops: ArrayOps) -> Any:
     """Return one number for each pair along the last axis, ready to multiply with `like`."""
-    row = ops.constants(numbers, dtype, ops.creation_kwargs)
+    row = ops.constants(numbers, dtype)
     return row[(None,) * (like.ndim - 1) + (...,)] if ops.needs_equal_ndim else row
 
 
@@ -198,7 +198,7 @@ def _numbers(numbers: tuple[float, ...], dtype: Any, ops: ArrayOps) -> Any:
     """
     if not (ops.is_exported and dtype == ops.xp.float64):
         return numbers
-    return [ops.constants(Constants([number]), dtype, ops.creation_kwargs) for number in numbers]
+    return [ops.constants(Constants([number]), dtype) for number in numbers]
 
 
 def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:

@@ -55,7 +55,7 @@ def xpos(
     pos = floats(*read_positions(source.values, lib, ops, use_float64, split=False), cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
     logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.num_pairs)]
-    row = ops.constants(Constants(logs), cos.dtype, ops.creation_kwargs)[(None,) * (cos.ndim - 1) + (...,)]
+    row = ops.constants(Constants(logs), cos.dtype)[(None,) * (cos.ndim - 1) + (...,)]
     power = ((pos - center) / scale_base)[..., None] * row
     up, down = lib.xp.exp(power), lib.xp.exp(-power)
     layout = plan.layout._replace(amplitude=None)

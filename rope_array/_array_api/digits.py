@@ -101,5 +101,5 @@ def _split(number: Any, bits: int, ops: ArrayOps) -> tuple[Any, Any]:
 
 def _row(numbers: list[int], ndim: int, ops: ArrayOps) -> Any:
     """Return one number for each pair along the last of `ndim` axes."""
-    row = ops.constants(Constants(numbers), ops.xp.int32, ops.creation_kwargs)
+    row = ops.constants(Constants(numbers), ops.xp.int32)
     return row[(None,) * (ndim - 1) + (...,)]

@@ -20,7 +20,6 @@ from rope_array._spec.plan import Constants
 
 from .ops import ArrayOps
 from .source import Source
-from .trial import check_by_trial, check_names, unsupported
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(
@@ -42,10 +41,12 @@ class Memory(NamedTuple):
 
 
 class Library:
-    """One array library.
+    """The facts of one array library that the checks of a call ask for.
 
     Attributes
     ----------
+    operations
+        The class of its array operations.
     name
         The library's name, as users write it.
     xp
@@ -55,6 +56,8 @@ class Library:
     implicit_device
         Whether new arrays need no device: the library places them where they are used.
     """
+
+    operations: type[ArrayOps] = ArrayOps
 
     def __init__(self, name: str, xp: Any, *, takes_numpy: bool = False, implicit_device: bool = False):
         self.name = name
@@ -102,10 +105,7 @@ class Library:
         except Exception as error:  # array-api-strict's, of versions of the standard without this information
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
             raise unsupported(x, self.name, fault) from None
-        made = (self.constants, self.cast, self.reshape)
-        return ArrayOps(
-            self.xp, has_int64, creation_kwargs, *made, True, self.right_shift, self.with_shape_of
-        )
+        return self.operations(self.xp, has_int64, creation_kwargs)
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
@@ -130,29 +130,31 @@ class Library:
         """Copy y into out. The caller has checked out for overlap."""
         out[...] = y
 
-    def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
-        """Make an array of plain numbers."""
-        return self.xp.asarray(numbers.values, dtype=dtype, **creation_kwargs)
 
-    def cast(self, array: Any, dtype: Any) -> Any:
-        """Cast an array to a dtype."""
-        return self.xp.astype(array, dtype, copy=False)
+class NumPyOps(ArrayOps):
+    """NumPy's operations: constants are made once and cached."""
 
-    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """Give an array another shape."""
-        return self.xp.reshape(array, shape)
+    needs_equal_ndim = False
 
-    def right_shift(self, array: Any, count: int) -> Any:
-        """Shift signed integers right by a number of bits, rounding down."""
-        return array >> count
+    def __init__(self, xp: Any, has_int64: bool = True):
+        from numpy import ndarray
 
-    def with_shape_of(self, y: Any, x: Any) -> Any:
-        """Give y, a rotated x of unknown sizes, the shape of x; fail in the run if the sizes differ."""
-        return y
+        super().__init__(xp, has_int64, {})
+        # ndarray's methods: NumPy's functions wrap them in Python, which a small call notices.
+        self.cast = ndarray.astype  # type: ignore[method-assign, assignment]
+        self.reshape = ndarray.reshape  # type: ignore[method-assign, assignment]
+
+    def constants(self, numbers: Constants, dtype: Any) -> Any:
+        # Safe to cache: host memory holds neither a tracer nor a device's buffer.
+        array = numbers.arrays.get(dtype)
+        if array is None:
+            array = numbers.arrays[dtype] = self.xp.asarray(numbers.values, dtype=dtype)
+            array.flags.writeable = False
+        return array
 
 
 class NumPy(Library):
-    """NumPy: one device, 64-bit integers, and constants that are made once and cached."""
+    """NumPy: one device, and memory that can be written."""
 
     def __init__(self) -> None:
         # Imported after an array of NumPy's has appeared: the package itself imports no array library.
@@ -160,8 +162,7 @@ class NumPy(Library):
         from numpy import ndarray
 
         super().__init__("numpy", xp, implicit_device=True)
-        # ndarray's methods: NumPy's functions wrap them in Python, which a small call notices.
-        self._ops = ArrayOps(xp, True, {}, self.constants, ndarray.astype, ndarray.reshape, False)
+        self._ops = NumPyOps(xp)
         self._array = ndarray
 
     def is_array(self, value: Any) -> bool:
@@ -175,14 +176,6 @@ class NumPy(Library):
     def memory(self, array: Any) -> Memory | None:
         address: int = array.__array_interface__["data"][0]
         return Memory(address, array.shape, array.strides, array.itemsize, array.flags.writeable)
-
-    def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
-        # Safe to cache: host memory holds neither a tracer nor a device's buffer.
-        array = numbers.arrays.get(dtype)
-        if array is None:
-            array = numbers.arrays[dtype] = self.xp.asarray(numbers.values, dtype=dtype)
-            array.flags.writeable = False
-        return array
 
 
 # By the type of an array. Read without the lock: a type always has the same Library, also after a clear().
@@ -254,11 +247,17 @@ def _detect(x: Any) -> Library:
         )
     lazy, is_cupy = compat.is_jax_array(x) or compat.is_dask_array(x), compat.is_cupy_array(x)
     name = "cupy" if is_cupy else library_name(x)  # a subclass may be another package's
-    found = Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
-    if not (lazy or is_cupy):  # their own backends check their arrays
-        check_names(x, xp, name)
-        check_by_trial(x, found.ops(x), name)
-    return found
+    return Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
+
+
+def unsupported(x: Any, name: str, reason: str) -> ArrayTypeError:
+    """Return the error for an array whose library cannot rotate."""
+    dense = "its todense(), or " if hasattr(x, "todense") else ""
+    return ArrayTypeError(
+        f"{describe(x)} cannot be used: {name} {reason.rstrip('.')}. A rotation needs the Python Array API "
+        f"2023.12 or newer. Give {dense}an array of another library, such as NumPy, or add a backend with a "
+        f"Library for {name} (docs/write-a-backend.md)."
+    )
 
 
 def _refuse_numpy_subclasses(x: Any) -> None:

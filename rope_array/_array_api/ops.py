@@ -1,43 +1,50 @@
-"""The array-library operations handed to the arithmetic, so that it imports no library."""
+"""Array operations that the arithmetic calls, so that it imports no library."""
 
 from operator import rshift
-from typing import Any, NamedTuple
+from typing import Any
+
+from rope_array._spec.plan import Constants
 
 
-class ArrayOps(NamedTuple):
-    """The operations and facts of one array library that the arithmetic uses.
+class ArrayOps:
+    """The operations of one array library on one device. A library that lacks one replaces the method.
 
     Attributes
     ----------
     xp
         The Array API namespace.
     has_int64
-        Whether it has 64-bit integers; JAX without x64 has none.
+        Whether the device has 64-bit integers; JAX without x64 has none.
     creation_kwargs
         Keyword arguments of creation functions: the device, if it has to be named.
-    constants
-        Makes an array of plain numbers: ``constants(numbers, dtype, creation_kwargs)``.
-    cast
-        Casts an array to a dtype: ``cast(array, dtype)``.
-    reshape
-        Gives an array another shape: ``reshape(array, shape)``.
     needs_equal_ndim
         Whether factors need equally many axes, which JAX can be configured to enforce.
-    right_shift
-        Shifts integers right: ``right_shift(array, count)``. TensorFlow has no operator for it.
-    with_shape_of
-        Gives a result the shape of an x of unknown sizes: ``with_shape_of(y, x)``.
     is_exported
         Whether another tool will run the arithmetic, such as a runtime of ONNX: see `digits`.
     """
 
-    xp: Any
-    has_int64: bool
-    creation_kwargs: dict[str, Any]
-    constants: Any
-    cast: Any
-    reshape: Any
-    needs_equal_ndim: bool = True
-    right_shift: Any = rshift
-    with_shape_of: Any = None
-    is_exported: bool = False
+    needs_equal_ndim = True
+    is_exported = False
+    right_shift: Any = staticmethod(rshift)
+    """Shift signed integers right by a number of bits, rounding down: ``right_shift(array, count)``."""
+
+    def __init__(self, xp: Any, has_int64: bool, creation_kwargs: dict[str, Any]):
+        self.xp = xp
+        self.has_int64 = has_int64
+        self.creation_kwargs = creation_kwargs
+
+    def constants(self, numbers: Constants, dtype: Any) -> Any:
+        """Make an array of plain numbers."""
+        return self.xp.asarray(numbers.values, dtype=dtype, **self.creation_kwargs)
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        """Cast an array to a dtype."""
+        return self.xp.astype(array, dtype, copy=False)
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Give an array another shape."""
+        return self.xp.reshape(array, shape)
+
+    def with_shape_of(self, y: Any, x: Any) -> Any:
+        """Give y, a rotated x of unknown sizes, the shape of x; fail in the run if the sizes differ."""
+        return y

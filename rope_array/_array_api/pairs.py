@@ -25,7 +25,7 @@ def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) ->
     y = parts[0] if len(parts) == 1 else join(parts, ops)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
         return ops.xp.asarray(x, copy=True)
-    if any(size is None for size in x.shape):
+    if any([size is None for size in x.shape]):  # a list: a small call notices a generator
         # Along an axis of unknown size, x may have one element and the positions several.
         y = ops.with_shape_of(y, x)
     # NumPy's concat returns native byte order.

@@ -1,4 +1,7 @@
-"""Tables of cos and sin for a source: made from positions, or given and cast."""
+"""The array-api backend: rotate a checked call on any library with the Array API, and make cos and sin.
+
+The backends of PyTorch and JAX call these functions too.
+"""
 
 from typing import Any
 
@@ -9,11 +12,53 @@ from rope_array._spec.validation import choice
 from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
-from .pairs import align_tables_to, join, split_blocks
+from .pairs import align_and_rotate, align_tables_to, join, split_blocks
 from .position_input import read_positions
 from .source import Call, Positions, Tables
 
+Arrays = tuple[Any, ...]
 CosSin = tuple[Any, Any]
+
+
+def rotate_by_array_api(call: Call) -> Arrays:
+    """Rotate the arrays of a call."""
+    source = call.source
+    if isinstance(source, Tables):
+        return rotate_by_tables(call.xs, source, call.seq_axis, call.ops)
+    whole, fraction = read_positions(source.values, call.lib, call.ops, any(call.float64))
+    return rotate_by_positions(call.xs, call.float64, whole, fraction, source.plan, call.seq_axis, call.ops)
+
+
+def rotate_by_positions(
+    xs: Arrays,
+    float64: tuple[bool, ...],
+    whole: Any,
+    fraction: Any,
+    plan: Plan,
+    seq_axis: int,
+    ops: ArrayOps,
+    rotate_one: Any = align_and_rotate,
+) -> Arrays:
+    """Rotate each of xs by positions that `read_positions` returned, with tables once per compute dtype."""
+    tables = {}
+    for use_float64 in float64:
+        if use_float64 not in tables:
+            tables[use_float64] = cos_sin(whole, fraction, plan, use_float64, ops)
+    ys = []
+    for x, use_float64 in zip(xs, float64, strict=True):
+        ys.append(rotate_one(x, *tables[use_float64], plan.layout, seq_axis, ops))
+    return tuple(ys)
+
+
+def rotate_by_tables(
+    xs: Arrays, tables: Tables, seq_axis: int, ops: ArrayOps, rotate_one: Any = align_and_rotate
+) -> Arrays:
+    """Rotate each of xs by tables, which may be wider than an array's arithmetic."""
+    ys = []
+    for x in xs:
+        cos, sin = cast_tables(tables, computes_in_float64(x), ops)
+        ys.append(rotate_one(x, cos, sin, tables.layout, seq_axis, ops))
+    return tuple(ys)
 
 
 def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
@@ -35,7 +80,7 @@ def tables_at(
     pos = positions_per_pair(floats(whole, fraction, dtype, xp), plan, ops)
     frequencies = xp.astype(inv_freq, dtype)
     if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
-        frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype, ops.creation_kwargs)
+        frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype)
     frequencies = frequencies[(None,) * (pos.ndim - 1) + (...,)]
     return product_cos_sin(pos, frequencies, plan, dtype, ops)
 
@@ -44,13 +89,16 @@ def aligned_tables(call: Call) -> list[CosSin]:
     """Return for each array of a call the tables in its compute dtype and with its axes."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
-        by_dtype = {wide: cast_tables(source, wide, ops) for wide in {*call.float64}}
+        by_dtype = {use_float64: cast_tables(source, use_float64, ops) for use_float64 in {*call.float64}}
     else:
         whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
-        by_dtype = {wide: cos_sin(whole, fraction, source.plan, wide, ops) for wide in {*call.float64}}
+        by_dtype = {
+            use_float64: cos_sin(whole, fraction, source.plan, use_float64, ops)
+            for use_float64 in {*call.float64}
+        }
     return [
-        align_tables_to(x, *by_dtype[wide], call.seq_axis, ops)
-        for x, wide in zip(call.xs, call.float64, strict=True)
+        align_tables_to(x, *by_dtype[use_float64], call.seq_axis, ops)
+        for x, use_float64 in zip(call.xs, call.float64, strict=True)
     ]
 
 

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from rope_array._array_api import library as _library
+from rope_array._array_api.ops import ArrayOps
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe, short
 from rope_array._registry import library_of as library_of
 
@@ -20,7 +21,7 @@ class ArrayFactory(NamedTuple):
 
     lib: _library.Library
     like: Any
-    create: dict[str, Any]
+    ops: ArrayOps
     dtype: Any
     bits: int  # width of the dtype less 1
 
@@ -33,14 +34,14 @@ class ArrayFactory(NamedTuple):
         return self.dtype in (getattr(self.xp, name) for name in REAL if hasattr(self.xp, name))
 
     def arange(self, length: Any) -> Any:
-        return self.xp.arange(length, dtype=self.dtype, **self.create)
+        return self.xp.arange(length, dtype=self.dtype, **self.ops.creation_kwargs)
 
     def scalar(self, value: Any) -> Any:
         # asarray would make the number a constant, and torch.compile would compile for each value.
-        return self.xp.full((), value, dtype=self.dtype, **self.create)
+        return self.xp.full((), value, dtype=self.dtype, **self.ops.creation_kwargs)
 
     def from_values(self, values: Any) -> Any:
-        return self.xp.asarray(values, dtype=self.dtype, **self.create)
+        return self.xp.asarray(values, dtype=self.dtype, **self.ops.creation_kwargs)
 
     def cumulative_sum(self, array: Any) -> Any:
         # array-api-compat's cumulative_sum looks up PyTorch by a cached function, and Dynamo warns of that.
@@ -49,7 +50,7 @@ class ArrayFactory(NamedTuple):
         return self.xp.cumulative_sum(array, axis=-1, dtype=self.dtype)
 
     def cast(self, array: Any) -> Any:
-        return self.lib.cast(array, self.dtype)
+        return self.ops.cast(array, self.dtype)
 
     def check(self, name: str, value: Any, dtypes: frozenset[str], need: str) -> None:
         """Check the dtype and device of an array of the library."""
@@ -113,7 +114,7 @@ def _new_factory(lib: _library.Library, like: Any, name: str, allowed: tuple[str
             f"dtype is {name!r}, and {lib.name} has no 64-bit dtypes on this device, or a setting (JAX: "
             f"jax_enable_x64) disables them; give {name[:-2]}32, or enable them."
         )
-    return ArrayFactory(lib, like, lib.ops(like).creation_kwargs, getattr(lib.xp, name), int(name[-2:]) - 1)
+    return ArrayFactory(lib, like, lib.ops(like), getattr(lib.xp, name), int(name[-2:]) - 1)
 
 
 def name_of_dtype(dtype: Any) -> str:
@@ -231,7 +232,8 @@ def _extremes(name: str, value: Any) -> list[Any]:
 def check_numpy(name: str, value: Any, *, boolean: bool) -> None:
     """Check the dtype of a NumPy array."""
     dtypes = SIGNED | {"bool"} if boolean else SIGNED
-    ArrayFactory(_library.numpy_library(), value, {}, None, 0).check(name, value, dtypes, need_of(boolean))
+    lib = _library.numpy_library()
+    ArrayFactory(lib, value, lib.ops(value), None, 0).check(name, value, dtypes, need_of(boolean))
 
 
 def size_of(name: str, value: Any, least: int = 0) -> Any:
