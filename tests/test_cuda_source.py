@@ -71,10 +71,10 @@ def test_launches_are_on_the_device_of_x(kernel):
             x = fake_cupy.asarray(normal((2, 5, 16)))
         for pos in (range(5), [3, 1, 4, 1, 5]):
             rope.apply(x, pos)
-            constants.append([*plan.on_devices.values()][number])
+            constants.append([*plan.derived.on_devices.values()][number])
     assert [launch[-1] for launch in kernel.launches] == [0, 0, 1, 1]
     assert constants[0] is constants[1] is not constants[2] is constants[3]
-    assert pickle.loads(pickle.dumps(plan)).on_devices == {}
+    assert pickle.loads(pickle.dumps(plan)).derived.on_devices == {}
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 

@@ -13,6 +13,7 @@ from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 from rope_array._errors import RoPEError
 from rope_array._rotation import rotation_type
+from rope_array._spec.plan import Derived
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
 
@@ -112,8 +113,9 @@ def test_hostile_layouts_are_refused(name):
 
 def test_invalid_sources():
     class Other:
-        native = "plan"
+        derived = Derived()
 
+    Other.derived.kernel = "plan"
     with pytest.raises(AttributeError):
         kernel.rotate(X, Positions(0, "plan"), -2, None)
     others = Positions(0, Other()), Positions(0, RoPE(8, base=77)._plan)

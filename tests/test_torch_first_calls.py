@@ -102,4 +102,4 @@ def test_every_kind_of_first_call():
     if _native.kernel:
         ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
         importlib.import_module("rope_array._backends.torch._operator").write_text(plan)
-    child.run(CASES, plan.text or "")
+    child.run(CASES, plan.derived.text or "")

@@ -41,7 +41,7 @@ ROPES = {
 
 def text_of(rope):
     operator.write_text(rope._plan)
-    return rope._plan.text
+    return rope._plan.derived.text
 
 
 def rotate_in_place(x):

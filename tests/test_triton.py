@@ -268,7 +268,7 @@ def test_another_stream_keeps_the_constants(monkeypatch):
     """Memory that another stream made must not be reused while this stream reads it."""
     recorded, plan = [], ra.RoPE(16, base=5.0)._plan
     words = SimpleNamespace(record_stream=recorded.append)
-    plan.on_devices[Device] = (words, 5)
+    plan.derived.on_devices[Device] = (words, 5)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
@@ -284,7 +284,7 @@ def test_a_capture_needs_the_constants(monkeypatch):
     with pytest.raises(ra.BackendError, match="before the capture"):
         _launch._words(plan, Device)
     words = torch.zeros(1)
-    plan.on_devices[Device] = (words, 5)
+    plan.derived.on_devices[Device] = (words, 5)
     monkeypatch.setattr(_launch, "_stream", lambda device: 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
     for _ in range(2):

@@ -74,10 +74,10 @@ def description(library_threads: int = 0) -> str:
 
 
 def prepare(plan: Plan) -> None:
-    """Create the kernel's handle for an exact-angle plan, and cache it on `plan.native`."""
-    if plan.native is None:
+    """Create the kernel's handle for an exact-angle plan, and cache it on `plan.derived`."""
+    if plan.derived.kernel is None:
         plan.check()
-        plan.native = kernel.make_plan(plan_words(plan.layout, plan))
+        plan.derived.kernel = kernel.make_plan(plan_words(plan.layout, plan))
 
 
 def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:

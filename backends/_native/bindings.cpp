@@ -26,12 +26,18 @@ using namespace rope;
 namespace {
 
 constexpr int64_t RELEASE_BYTES = 1 << 15;  // bytes of x from which a call releases the interpreter lock
-PyObject* native_name;                      // "native"
+PyObject *derived_name, *kernel_name;       // "derived", "kernel"
 
 // Return the library of an array, or null.
 const Library* library_of(nb::handle array) {
     if (is_numpy_array(array)) return &NUMPY;
     return is_tensor(array) ? &TORCH : nullptr;
+}
+
+nb::object get_attribute(nb::handle object, PyObject* name) {
+    nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name));
+    if (!value.is_valid()) throw nb::python_error();
+    return value;
 }
 
 // ---- plans ----
@@ -111,7 +117,7 @@ bool parse_int_position(nb::handle position, Source& source) {
 // A source of rope_array/_array_api/source.py, parsed.
 struct ParsedSource {
     Source source;
-    nb::object capsule;  // holding it keeps the plan alive if another thread replaces plan.native
+    nb::object capsule;  // holding it keeps the plan alive if another thread replaces the handle
     KernelPlan layout_plan = {};  // for tables: a layout without frequencies
     const KernelPlan* plan = &layout_plan;
     ArrayView views[2];  // of positions, or of cos and sin
@@ -130,10 +136,15 @@ struct ParsedSource {
 
   private:
     bool parse_positions(nb::handle values, nb::handle python_plan, const Library& library, bool transposed) {
-        capsule = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
-        if (!capsule.is_valid()) throw nb::python_error();
-        if (!PyCapsule_IsValid(capsule.ptr(), PLANS)) return false;
-        plan = &static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS))->by_transposed[transposed];
+        const nb::object derived = get_attribute(python_plan, derived_name);
+        capsule = get_attribute(derived, kernel_name);
+        if (capsule.is_none()) return false;
+        const auto* plans = static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS));
+        if (!plans) {
+            PyErr_Clear();
+            return false;
+        }
+        plan = &plans->by_transposed[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
         num_views = 1;
@@ -329,7 +340,8 @@ void use_level(const char* name) {
 NB_MODULE(_kernel, m) {
     if (!levels()[0]) throw nb::import_error("it was compiled for another processor: install the package anew");
     import_numpy();
-    native_name = PyUnicode_InternFromString("native");
+    derived_name = PyUnicode_InternFromString("derived");
+    kernel_name = PyUnicode_InternFromString("kernel");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
     m.attr("MAX_AXES") = MAX_AXES;
     m.def("make_plan", asleep_at_exit(&make_plan));

@@ -256,13 +256,13 @@ def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tu
 def _words(plan: Plan) -> Any:
     """Return a plan's constants on the current device."""
     key = "cupy", cupy.cuda.Device().id
-    words, stream = plan.on_devices.get(key), cupy.cuda.get_current_stream()
+    words, stream = plan.derived.on_devices.get(key), cupy.cuda.get_current_stream()
     check_capture(words, stream.is_capturing())
     if words is None:
         plan.check()
         words = cupy.asarray(np.array(plan_rows(plan), dtype=np.int64))
         stream.synchronize()  # calls on other streams will read the constants
-        plan.on_devices[key] = words
+        plan.derived.on_devices[key] = words
     return words
 
 

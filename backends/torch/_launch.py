@@ -384,13 +384,13 @@ def _from(tensor: Any, offset: int) -> Any:
 
 def _words(plan: Plan, device: Any) -> Any:
     """Return the constants of a plan on a device, copied there once."""
-    words, stream = plan.on_devices.get(device, (None, None))
+    words, stream = plan.derived.on_devices.get(device, (None, None))
     if device.type == "cuda":
         _gpu.check_capture(words, torch.cuda.is_current_stream_capturing())
     if words is None:
         words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
         stream = _stream(device) if device.type == "cuda" else None
-        plan.on_devices[device] = (words, stream)
+        plan.derived.on_devices[device] = (words, stream)
     elif stream is not None and stream != _stream(device):
         # The memory belongs to the first stream: it must not be reused while this stream reads it.
         words.record_stream(torch.cuda.current_stream(device))

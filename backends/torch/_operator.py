@@ -30,11 +30,11 @@ _DIGEST = 32  # characters before the plan
 
 @_dynamo.traced_constant
 def write_text(plan: Plan) -> None:
-    """Set `plan.text`. Dynamo reads the attribute afterwards, so it compiles anew for another plan."""
-    if plan.text is None:
+    """Set `plan.derived.text`. Dynamo reads it afterwards, so it compiles anew for another plan."""
+    if plan.derived.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
         text = json.dumps([plan.layout, *plan.words(), coordinates])
-        plan.text = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST] + text
+        plan.derived.text = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST] + text
 
 
 def _read_text(text: str) -> Plan:
@@ -173,7 +173,7 @@ def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[
         _, start, stop, pairing, out_pairing, _, blocks = layout
         return _BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
     write_text(source.plan)
-    return _BY_POSITIONS, (source.values, source.plan.text, transposed)
+    return _BY_POSITIONS, (source.values, source.plan.derived.text, transposed)
 
 
 def _read_positions(

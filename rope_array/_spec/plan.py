@@ -109,35 +109,26 @@ class Plan:
     eighth_turns
         ω in eighths of a turn per position, as float64, for the fraction of a float position.
     inverse
-        The plan of the inverse rotation.
+        The inverse plan.
     max_position
-        The largest position that the host lets pass; None for no limit. Not part of equality.
-    native
-        The C++ kernel's handle for this plan; None until the kernel is first used.
-    text
-        The plan as text, for compiled programs of PyTorch; None until the first of them.
-    units
-        The plan that `of_units` returns; None until its first call.
-    on_devices
-        The plan's constants in the memory of each GPU that has used them, by device.
+        The largest position accepted, where values are on the host; None for no limit. Not part of equality.
+    derived
+        Forms of the plan that backends cache. Not part of equality, nor of a pickle.
     """
 
     __slots__ = (
         "_hash",
         "_key",
         "coordinates",
+        "derived",
         "eighth_turns",
         "exact",
         "frequencies",
         "inverse",
         "layout",
         "max_position",
-        "native",
-        "on_devices",
-        "text",
         "turns_q64",
         "turns_q96",
-        "units",
     )
 
     def __init__(
@@ -152,10 +143,7 @@ class Plan:
         max_position: int | None = None,
     ):
         mark_as_constant(Plan)  # here, as Dynamo has to know the class before it sees a plan
-        self.native: Any = None
-        self.text: str | None = None
-        self.units: Plan | None = None
-        self.on_devices: dict[Any, Any] = {}
+        self.derived = Derived()
         self.max_position = max_position
         self.layout = layout
         self.coordinates = coordinates
@@ -216,12 +204,12 @@ class Plan:
         return [*self.frequencies.values], [*self.turns_q64.values], turns96
 
     def of_units(self) -> "Plan":
-        """Return the plan for which a kernel rotates (1, 0) in each pair, as half pairs, to (cos, sin)."""
-        if self.units is None:
+        """Return the plan whose rotation of (1, 0) in each pair, as half pairs, gives (cos, sin)."""
+        if self.derived.units is None:
             width = 2 * self.layout.num_pairs
             layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)
-            self.units = Plan(layout, True, *self.words(), None, self.coordinates)
-        return self.units
+            self.derived.units = Plan(layout, True, *self.words(), None, self.coordinates)
+        return self.derived.units
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
@@ -237,6 +225,30 @@ class Plan:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._key == other._key
+
+
+class Derived:
+    """Forms of a plan that cost time to make, each cached by the backend that needs it first.
+
+    Attributes
+    ----------
+    kernel
+        The C++ kernel's handle, which bindings.cpp reads.
+    text
+        The plan as text, in compiled programs of PyTorch.
+    units
+        The plan that `Plan.of_units` returns.
+    on_devices
+        The numbers of `_gpu.plan_rows` in the memory of each GPU that has used them, by device.
+    """
+
+    __slots__ = ("kernel", "on_devices", "text", "units")
+
+    def __init__(self) -> None:
+        self.kernel: Any = None
+        self.text: str | None = None
+        self.units: Plan | None = None
+        self.on_devices: dict[Any, Any] = {}
 
 
 class Constants:
