@@ -32,8 +32,8 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:
-    plain = outs if outs is None else tuple(map(np.asarray, outs))
-    return _native.kernel.rotate(tuple(map(np.asarray, xs)), source, seq_axis, plain, checked=True)
+    plain_outs = outs if outs is None else tuple(map(np.asarray, outs))
+    return _native.kernel.rotate(tuple(map(np.asarray, xs)), source, seq_axis, plain_outs, checked=True)
 
 
 def _readable(array: Any, dtype: Any) -> Any:
