@@ -1,8 +1,15 @@
-"""Numbers that the GPU kernels take: shared by the Triton kernel of PyTorch and the CUDA kernel of CuPy.
+"""The numbers that GPU kernels take: shared by the Triton kernel of PyTorch and the CUDA kernel of CuPy.
 
-Both kernels see each array as `outer` × `seq` × `heads` rows of features. The axes `outer` and `seq` are the
+Both kernels read each array as `outer` × `seq` × `heads` rows of features. The axes `outer` and `seq` are the
 tokens, which have a position each; `heads` are all rows that share the position of a token, so a kernel
-computes cos and sin once for them. All strides are in elements.
+computes cos and sin once for them. All strides are in elements. For contiguous arrays, with the strides of x
+and of the positions:
+
+                            outer               seq               heads
+    x, positions            size, strides       size, strides     size, stride
+    (B, S, H, D), (S,)      B     S·H·D, 0      S     H·D, 1      H     D
+    (B, H, S, D), (S,)      1     0, 0          S     D, 1        B·H   S·D       B and H merge
+    (B, H, S, D), (B, S)    B     H·S·D, S      S     D, 1        H     S·D
 
 No array library is imported: shapes and strides are plain integers.
 """
@@ -92,7 +99,7 @@ class Rows(NamedTuple):
 
     @property
     def tokens(self) -> tuple[object, ...]:
-        """The facts that two arrays must share to be rotated in one launch."""
+        """The numbers that two arrays must share to be rotated in one launch."""
         return self.outer, self.seq, self.source, self.source_offsets
 
 
@@ -129,8 +136,8 @@ def arrange(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> lis
     together = _arrange_together(full, seq_axis, source) if full else []
     if together is None:
         together = [rows for array in full for rows in _arrange_together([array], seq_axis, source) or ()]
-    found = iter(together)
-    return [[] if 0 in array.shape else next(found) for array in arrays]
+    launches = iter(together)
+    return [[] if 0 in array.shape else next(launches) for array in arrays]
 
 
 def _arrange_together(
@@ -143,37 +150,37 @@ def _arrange_together(
     first_of_source = 2 * len(arrays)
     tokens = _merged([axis for axis in axes if any(axis.strides[first_of_source:])], len(arrays))
     heads = _merged([axis for axis in axes if not any(axis.strides[first_of_source:])], len(arrays))
-    one = _Axis((1,) * len(arrays), (0,) * (first_of_source + len(source.strides)))
+    unit = _Axis((1,) * len(arrays), (0,) * (first_of_source + len(source.strides)))
     different = [axis for axis in heads if len({*axis.sizes}) > 1]
     if len(different) > 1:
         return None
     # The axis with the shortest stride is last: neighbours in memory are rotated together.
-    seq, head = (tokens or [one])[-1], (different or heads or [one])[-1]
-    rest = sorted([*tokens[:-1], *(axis for axis in heads if axis is not head)], key=lambda axis: axis.sizes)
-    outer = rest.pop() if rest else one
-    return [_launches_of(k, arrays, outer, seq, head, rest) for k in range(len(arrays))]
+    seq, head = (tokens or [unit])[-1], (different or heads or [unit])[-1]
+    loops = sorted([*tokens[:-1], *(axis for axis in heads if axis is not head)], key=lambda axis: axis.sizes)
+    outer = loops.pop() if loops else unit
+    return [_launches_of(k, arrays, outer, seq, head, loops) for k in range(len(arrays))]
 
 
 def _launches_of(
-    k: int, arrays: Sequence[Strided], outer: _Axis, seq: _Axis, head: _Axis, rest: list[_Axis]
+    k: int, arrays: Sequence[Strided], outer: _Axis, seq: _Axis, head: _Axis, loops: list[_Axis]
 ) -> list[Rows]:
-    """Return the launches of array k: one for each index of the axes that are left."""
+    """Return the launches of array k: one for each index of the axes `loops`, which no launch contains."""
     of_source = range(2 * len(arrays), len(outer.strides))
     x, y = (tuple(axis.strides[2 * k + i] for axis in (outer, seq, head)) for i in (0, 1))
-    others = tuple((outer.strides[i], seq.strides[i]) for i in of_source)
+    source = tuple((outer.strides[i], seq.strides[i]) for i in of_source)
     launches = []
-    for index in product(*(range(axis.sizes[k]) for axis in rest)):
+    for index in product(*(range(axis.sizes[k]) for axis in loops)):
 
         def begin(i: int, index: Ints = index) -> int:
-            return sum(n * axis.strides[i] for n, axis in zip(index, rest, strict=True))
+            return sum(n * axis.strides[i] for n, axis in zip(index, loops, strict=True))
 
         begins = (begin(2 * k), begin(2 * k + 1), tuple(map(begin, of_source)))
-        launches.append(Rows(outer.sizes[k], seq.sizes[k], head.sizes[k], x, y, others, *begins))
+        launches.append(Rows(outer.sizes[k], seq.sizes[k], head.sizes[k], x, y, source, *begins))
     return launches
 
 
 def _row_axes(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> list[_Axis]:
-    """Return the axes of the rows that have several rows in an array."""
+    """Return the axes along which an array has several rows."""
     ndim = len(arrays[0].shape)
     paired = paired_axes(ndim, len(source.shape), seq_axis)
     along = {axis: j for j, axis in enumerate(paired) if source.shape[j] != 1}
@@ -188,10 +195,13 @@ def _row_axes(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> l
 
 
 def _merged(axes: list[_Axis], count: int) -> list[_Axis]:
-    """Sort axes by their strides in the first of `count` arrays; merge neighbours that are one everywhere."""
-    found: list[_Axis] = []
+    """Sort axes by their strides in the first of `count` arrays; merge neighbours that one stride describes.
+
+    Axes of 2 and of 3 rows with strides 12 and 4 merge, as 3 · 4 = 12: 6 rows with stride 4.
+    """
+    merged: list[_Axis] = []
     for axis in sorted(axes, key=lambda axis: -abs(axis.strides[0])):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         # Two sizes for each array, of x and y, then the size of the source, which all arrays share.
         lengths = [size for size in axis.sizes for _ in "xy"] + [axis.sizes[0]] * len(
             axis.strides[2 * count :]
@@ -199,10 +209,10 @@ def _merged(axes: list[_Axis], count: int) -> list[_Axis]:
         spans = tuple(n * stride for n, stride in zip(lengths, axis.strides, strict=True))
         if last and last.strides == spans:
             sizes = tuple(n * size for n, size in zip(last.sizes, axis.sizes, strict=True))
-            found[-1] = _Axis(sizes, axis.strides)
+            merged[-1] = _Axis(sizes, axis.strides)
         else:
-            found.append(axis)
-    return found
+            merged.append(axis)
+    return merged
 
 
 def common_alignment(numbers: Sequence[int], itemsize: int) -> int:
@@ -233,8 +243,10 @@ def check_capture(words: Any, capturing: bool) -> None:
 def plan_rows(plan: Plan) -> list[list[int]]:
     """Return the constants of a plan as rows of 64-bit integers, one number for each pair.
 
-    The rows: ω/2π in units of 2^-64; the upper 64 and the lower 32 bits of ω/2π in units of 2^-96; the
-    coordinate that drives the pair; the bits of the amplitude as float64.
+    row 0       ω/2π in units of 2^-64
+    rows 1, 2   the upper 64 and the lower 32 bits of ω/2π in units of 2^-96
+    row 3       the coordinate that drives the pair
+    row 4       the bits of the amplitude as float64
     """
     count = plan.layout.num_pairs
     upper, lower = plan.turns_q96
