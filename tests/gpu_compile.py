@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rope_array._array_api.source import Tables
-from rope_array._backends.torch import _launch
+from rope_array._backends.torch import _triton_launch
 from rope_array._backends.torch._triton_kernel import rotate_rows
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
@@ -47,7 +47,7 @@ class Code(NamedTuple):
 def launches(xs, source, seq_axis=-2, in_place=False, transposed=False):
     """Return the launches of a call. Its tensors are on the CPU; on a GPU the launches are the same."""
     ys = xs if in_place else [torch.empty_like(x) for x in xs]
-    return _launch._prepare(xs, ys, source, seq_axis, transposed)
+    return _triton_launch._prepare(xs, ys, source, seq_axis, transposed)
 
 
 def compile_for(target, launch, xs, source):
@@ -64,7 +64,7 @@ def compile_for(target, launch, xs, source):
         {(names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
-    return triton.compile(made, target=target, options=_launch.options_of(launch))
+    return triton.compile(made, target=target, options=_triton_launch.options_of(launch))
 
 
 def constants_of(launch):

@@ -34,8 +34,8 @@ from torch_cases import (
 import rope_array as ra
 from rope_array._array_api.source import Positions
 from rope_array._backends import _native
-from rope_array._backends.torch import _gate
-from rope_array._backends.torch._cos_sin import try_fast_tables
+from rope_array._backends.torch import _eager
+from rope_array._backends.torch.native import try_fast_tables
 
 torch = pytest.importorskip("torch")
 from torch._subclasses import FakeTensorMode  # noqa: E402
@@ -116,18 +116,18 @@ def test_tensors_without_plain_memory_are_declined(runs):
 @KERNEL
 def test_another_pytorch_without_the_private_names(runs, monkeypatch):
     """Without PyTorch's private names modes cannot be detected, so the kernel declines every call."""
-    assert _gate.CAN_DETECT_MODES  # this PyTorch has them
+    assert _eager.CAN_DETECT_MODES  # this PyTorch has them
     x = normal(2, 5, 16)
     with monkeypatch.context() as patched:
-        patched.setattr(_gate, "CAN_DETECT_MODES", False)
-        _gate.give_to(_native.kernel)
+        patched.setattr(_eager, "CAN_DETECT_MODES", False)
+        _eager.register_gate(_native.kernel)
         for of in BY.values():
             for one in (x, x.clone().requires_grad_()):
                 assert same(of(one).detach(), by_array_api(x))
         assert not runs
         with pytest.raises(ra.BackendError, match="this version of PyTorch"):
             ROPE.apply(x, POS, backend="native")
-    _gate.give_to(_native.kernel)
+    _eager.register_gate(_native.kernel)
 
 
 @KERNEL

@@ -101,5 +101,5 @@ def test_every_kind_of_first_call():
     plan = ra.RoPE(16, base=77.0, attention_factor=1.25)._plan
     if _native.kernel:
         ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
-        importlib.import_module("rope_array._backends.torch._operator").write_text(plan)
+        importlib.import_module("rope_array._backends.torch._compiled").write_text(plan)
     child.run(CASES, plan.derived.text or "")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.library("torch"), *IGNORED]
 kernel = pytest.importorskip("rope_array._backends._native").kernel
 if kernel is None:
     pytest.skip("the operator calls the C++ kernel", allow_module_level=True)
-operator = pytest.importorskip("rope_array._backends.torch._operator")
+operator = pytest.importorskip("rope_array._backends.torch._compiled")
 
 ROPES = {
     "plain": ra.RoPE(16),

@@ -16,7 +16,7 @@ from triton_mutants import MUTANTS, installed
 import rope_array as ra
 from rope_array._array_api.source import Positions
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _eager, _gpu_kernel, _launch, triton
+from rope_array._backends.torch import _eager, _triton_launch, triton
 
 pytestmark = pytest.mark.library("torch")
 ROPE = ra.RoPE(16, pairing="half", rotary_dim=12)
@@ -78,13 +78,13 @@ def test_rows_beyond_32_bits_of_elements():
 @pytest.fixture
 def launched(monkeypatch):
     """The launches of the kernel."""
-    seen, run = [], _launch._run_here
+    seen, run = [], _triton_launch._run_here
 
     def counting(launches, *arguments):
         seen.extend(launches)
         return run(launches, *arguments)
 
-    monkeypatch.setattr(_launch, "_run_here", counting)
+    monkeypatch.setattr(_triton_launch, "_run_here", counting)
     return seen
 
 
@@ -115,12 +115,12 @@ def test_a_repeated_call_is_recognised():
     """The fast entry, which makes no checks, serves a call whose checks have passed, and no other."""
     source = Positions(POS.clone(), ROPE._plan)
     q = normal(2, 3, 5, 16, dtype="float16")
-    kernel = _gpu_kernel.load_gpu_kernel()
+    kernel = triton.load_kernel()
     kernel._launches.clear()
-    assert _eager.try_fast(q, source, -2, None, kernel) is NotImplemented
+    assert _eager.try_kernel(kernel, q, source, -2, None) is NotImplemented
     want = ROPE.apply(q, source.values, backend="triton")
-    assert_same(_eager.try_fast(q, source, -2, None, kernel), want)
-    assert _eager.try_fast(q, source, -2, q.clone(), kernel) is NotImplemented
+    assert_same(_eager.try_kernel(kernel, q, source, -2, None), want)
+    assert _eager.try_kernel(kernel, q, source, -2, q.clone()) is NotImplemented
     others = [
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
         *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63, [1] * 5)),
@@ -129,23 +129,23 @@ def test_a_repeated_call_is_recognised():
         (q, Positions(POS, ra.RoPE(16)._plan), -2),
     ]
     for x, of, axis in others:
-        assert _eager.try_fast(x, of, axis, None, kernel) is NotImplemented
+        assert _eager.try_kernel(kernel, x, of, axis, None) is NotImplemented
 
 
 def test_a_repeated_call_in_place_is_recognised():
     """If each array has memory of its own; else the checks find out whether they overlap."""
-    kernel, source = _gpu_kernel.load_gpu_kernel(), Positions(POS.clone(), ROPE._plan)
+    kernel, source = triton.load_kernel(), Positions(POS.clone(), ROPE._plan)
     for xs in ((normal(2, 5, 16),), (normal(2, 5, 16), normal(1, 5, 16))):
         for _ in range(2):
             again = tuple(map(torch.clone, xs))
             ROPE.apply(again, source.values, out=again, backend="triton")
         twice = tuple(map(torch.clone, xs))
-        assert _eager.try_fast(twice, source, -2, twice, kernel) is twice
+        assert _eager.try_kernel(kernel, twice, source, -2, twice) is twice
         assert_same(twice, ROPE.apply(xs, source.values, backend="triton"))
     packed = normal(2, 2, 5, 16)
     views = packed[0], packed[1]
     ROPE.apply(views, source.values, out=views, backend="triton")
-    assert _eager.try_fast(views, source, -2, views, kernel) is NotImplemented
+    assert _eager.try_kernel(kernel, views, source, -2, views) is NotImplemented
 
 
 def test_other_calls_are_other_launches():
@@ -170,6 +170,14 @@ def test_another_start_or_base_uses_the_same_launch(start, launched):
         for pos in (range(start, start + 5), start, range(start + 9, start + 14), start + 9):
             assert_same_bits(x, pos, ra.RoPE(16, base=base))
     assert len({id(launch) for launch in launched}) == 2
+
+
+def test_tensors_of_other_devices_are_handed_to_this_backend(monkeypatch):
+    """The registry asks the backend "native" first, and no other backend, for a call without checks."""
+    monkeypatch.setattr(triton, "try_fast", lambda x, *call: f"served on {x.device}")
+    for x in (torch.ones(2, 16, device="meta"), torch.ones(2, 16, device="meta", requires_grad=True)):
+        assert ROPE.apply(x, 3) == "served on meta"
+    assert ROPE.apply(torch.ones(2, 16), 3).shape == (2, 16)
 
 
 # ---- gradients, and the gate ----
@@ -209,13 +217,13 @@ def test_freed_memory_is_declined():
     """Also by the fast entry, which recognises the metadata."""
     x, pos = normal(2, 5, 16), POS.clone()
     ROPE.apply(x, pos, backend="triton")
-    kernel, freed, source = _gpu_kernel.load_gpu_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
+    kernel, freed, source = triton.load_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
     freed.untyped_storage().resize_(0)
-    assert _eager.try_fast(freed, source, -2, None, kernel) is NotImplemented
+    assert _eager.try_kernel(kernel, freed, source, -2, None) is NotImplemented
     with pytest.raises(ra.BackendError, match="freed"):
         ROPE.apply(freed, pos, backend="triton")
     pos.untyped_storage().resize_(0)
-    assert _eager.try_fast(x, source, -2, None, kernel) is NotImplemented
+    assert _eager.try_kernel(kernel, x, source, -2, None) is NotImplemented
 
 
 def test_interceptions_are_declined():
@@ -237,14 +245,15 @@ def test_calls_are_served_where_triton_fails(monkeypatch):
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(_gpu_kernel, "is_interpreted", lambda: False)
-    monkeypatch.setattr(_gpu_kernel, "_loaded", None)
+    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
     runtime = __import__("triton").runtime
     monkeypatch.setattr(runtime.driver, "_active", SimpleNamespace(get_current_device=fail))
-    _gpu_kernel._why_triton_fails.cache_clear()
+    for function in (triton._why_triton_fails, triton.usable_kernel):
+        function.cache_clear()
     assert "RuntimeError: Failed to find C compiler" in triton.unavailable_reason()
-    assert _gpu_kernel.gpu_kernel() is None
-    _gpu_kernel._why_triton_fails.cache_clear()
+    assert triton.usable_kernel() is None
+    for function in (triton._why_triton_fails, triton.usable_kernel):
+        function.cache_clear()
 
 
 class Device:
@@ -253,14 +262,14 @@ class Device:
 
 def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
     entered = []
-    monkeypatch.setattr(_launch, "interpreted", False)
-    monkeypatch.setattr(_launch, "_run_here", lambda *call: entered.append("run"))
+    monkeypatch.setattr(_triton_launch, "interpreted", False)
+    monkeypatch.setattr(_triton_launch, "_run_here", lambda *call: entered.append("run"))
     enter = lambda device: entered.append(device) or contextlib.nullcontext()  # noqa: E731
     monkeypatch.setattr(torch.cuda, "device", enter)
     for current, expected in ((1, ["run"]), (0, [Device, "run"])):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         entered.clear()
-        _launch._run([], (SimpleNamespace(device=Device),), (), None)
+        _triton_launch._run([], (SimpleNamespace(device=Device),), (), None)
         assert entered == expected
 
 
@@ -272,8 +281,8 @@ def test_another_stream_keeps_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
-        monkeypatch.setattr(_launch, "_stream", lambda device, stream=stream: stream)
-        assert _launch._words(plan, Device) is words
+        monkeypatch.setattr(_triton_launch, "_stream", lambda device, stream=stream: stream)
+        assert _triton_launch._words(plan, Device) is words
         assert recorded == expected
 
 
@@ -282,13 +291,13 @@ def test_a_capture_needs_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     plan = ra.RoPE(16, base=3.0)._plan
     with pytest.raises(ra.BackendError, match="before the capture"):
-        _launch._words(plan, Device)
+        _triton_launch._words(plan, Device)
     words = torch.zeros(1)
     plan.derived.on_devices[Device] = (words, 5)
-    monkeypatch.setattr(_launch, "_stream", lambda device: 5)
+    monkeypatch.setattr(_triton_launch, "_stream", lambda device: 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
     for _ in range(2):
-        assert _launch._words(plan, Device) is words
+        assert _triton_launch._words(plan, Device) is words
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 
 import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
-from rope_array._backends.torch import _launch
+from rope_array._backends.torch import _triton_launch
 
 pytestmark = pytest.mark.library("torch")
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -180,4 +180,4 @@ def test_one_launch_and_enough_programs(tokens_first):
         rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
         assert rows * 128 * DTYPES[dtype].itemsize <= 65536
         assert launch.programs * rows <= 2 * sum(x.numel() // 128 for x in xs)
-        assert _launch.options_of(launch) == {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+        assert _triton_launch.options_of(launch) == {"num_warps": launch.num_warps, "enable_fp_fusion": False}

@@ -6,7 +6,7 @@ import inspect
 from typing import NamedTuple
 
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _gpu_kernel, _launch, _triton_kernel
+from rope_array._backends.torch import _triton_kernel, _triton_launch, triton
 
 
 class Mutant(NamedTuple):
@@ -78,7 +78,7 @@ KERNEL = {
 LAUNCH = {
     "test_other_calls_are_other_launches": [
         ("return *in_place, *[", "return *["),
-        ("of_tensor and (of_tensor, plan.layout, coordinates)", "of_tensor and (of_tensor, plan.layout)"),
+        ("tensor_key and (tensor_key, plan.layout, coordinates)", "tensor_key and (tensor_key, plan.layout)"),
         ("return x.shape, x.stride(), x.dtype", "return x.shape, x.dtype"),
     ],
     "test_a_repeated_call_in_place_is_recognised": [
@@ -93,7 +93,7 @@ LAUNCH = {
         ("return [rows.tokens for *_, rows in first] == [rows.tokens for *_, rows in second]", "return True")
     ],
     "test_a_repeated_call_is_recognised": [
-        ("of_tensor and (of_tensor, plan.layout, coordinates)", "of_tensor and (of_tensor, coordinates)")
+        ("tensor_key and (tensor_key, plan.layout, coordinates)", "tensor_key and (tensor_key, coordinates)")
     ],
 }
 ROWS = {
@@ -103,7 +103,7 @@ ROWS = {
 }
 MUTANTS = [
     Mutant(module, test, *texts)
-    for module, tests in ((_triton_kernel, KERNEL), (_launch, LAUNCH), (_gpu, ROWS))
+    for module, tests in ((_triton_kernel, KERNEL), (_triton_launch, LAUNCH), (_gpu, ROWS))
     for test, rows in tests.items()
     for texts in rows
 ]
@@ -120,12 +120,12 @@ def installed(mutant, monkeypatch, folder):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with monkeypatch.context() as patch:
-        if mutant.module is _launch:
-            patch.setattr(_gpu_kernel, "load_gpu_kernel", lambda: module)
+        if mutant.module is _triton_launch:
+            patch.setattr(triton, "load_kernel", lambda: module)
         elif mutant.module is _gpu:
-            patch.setattr(_launch, "_gpu", module)
+            patch.setattr(_triton_launch, "_gpu", module)
         else:
-            patch.setattr(_launch, "rotate_rows", module.rotate_rows)
-        _launch._launches.clear()
+            patch.setattr(_triton_launch, "rotate_rows", module.rotate_rows)
+        _triton_launch._launches.clear()
         yield
-    _launch._launches.clear()
+    _triton_launch._launches.clear()

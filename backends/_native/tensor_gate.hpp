@@ -13,7 +13,7 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
               nb::handle is_inference_mode_enabled, nb::handle is_inference, nb::handle count_writes);
 
 // Return whether a call may bypass PyTorch: nothing intercepts operations, and no gradient is recorded. False
-// if `interceptors` was None. backends/torch/_gate.py decides all other calls, and gives reasons.
+// if `interceptors` was None. backends/torch/_eager.py decides all other calls, and gives reasons.
 bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs);
 
 // Count a write to each out, as operations in place do: autograd then sees saved tensors change. Tensors of inference

@@ -31,9 +31,9 @@ def rotate(call: Call) -> Any:
     """Rotate the arrays of a call."""
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
         if _distributed.has_dtensor(*call.xs, *call.source.arrays):
-            return _distributed.rotate(call)
+            return _distributed.rotate_shards(call)
         if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
-            return _compiled.rotate(call, by_kernel=False)
+            return _compiled.rotate_traced(call, by_kernel=False)
         return _tables.rotate_by_array_api(call)
 
 
@@ -41,7 +41,7 @@ def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin."""
     with _fake_as(like), no_autocast(like):
         if _distributed.has_dtensor(like, *source.arrays):
-            return _distributed.make_tables(source, like, LIBRARY)
+            return _distributed.make_sharded_tables(source, like, LIBRARY)
         return _tables.make_tables(source, like, LIBRARY)
 
 
@@ -52,15 +52,15 @@ def _fake_as(x: Any) -> Any:
 
 def no_autocast(x: Any) -> Any:
     """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
-    kind = x.device.type
-    active = _has_autocast(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if active else _NOTHING
+    device = x.device.type
+    active = _has_autocast(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if active else _NOTHING
 
 
 @traced_constant  # before 2.13, Dynamo cannot trace the question
-def _has_autocast(kind: str) -> bool:
+def _has_autocast(device: str) -> bool:
     """Return whether a type of device has autocast; meta has none, for one."""
-    return bool(torch.amp.is_autocast_available(kind))
+    return bool(torch.amp.is_autocast_available(device))
 
 
 _NOTHING = nullcontext()

@@ -1,22 +1,35 @@
-"""The rotation in code that torch.compile traces: by an operator, or by PyTorch's operations.
+"""Calls in code that torch.compile traces: by an operator of PyTorch, or by PyTorch's operations.
 
-On the CPU the kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. A
-recorded gradient has a rule of its own: the adjoint rotation by the same positions or tables, without any x.
-Without the rule the compiler would differentiate each operation, in several loops.
+On the CPU the C++ kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. A
+recorded gradient has an operator too, whose rule is the adjoint rotation by the same positions or tables,
+without any x. Without the rule the compiler would differentiate each operation, in several loops.
+
+The arguments of operators are tensors, numbers and text, which PyTorch's caches can store: a program that
+another process compiled carries its plan.
 """
 
-from typing import Any
+import hashlib
+import json
+import sys
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
+from rope_array import _dynamo
 from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.out import check_outs
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
+from rope_array._backends import _native
+from rope_array._errors import ArrayTypeError, BackendError, describe
+from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
-from . import _operator
-from ._library import PLAIN_TYPES, TRANSFORMED, is_exported
+from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported
+
+# ---- a call that is traced ----
 
 
 def why_not_served(xs: Any, source: Source) -> str | None:
@@ -25,8 +38,8 @@ def why_not_served(xs: Any, source: Source) -> str | None:
         return "the call is exported, as PyTorch's own operations: they run where rope_array is not installed"
     if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
         return "the compiled function transforms the call"
-    for read in source.arrays:
-        if isinstance(read, torch.Tensor) and read.requires_grad and torch.is_grad_enabled():
+    for array in source.arrays:
+        if isinstance(array, torch.Tensor) and array.requires_grad and torch.is_grad_enabled():
             return "a gradient of positions or tables is recorded"
     for x in (*xs, *source.arrays):
         if isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES:
@@ -34,31 +47,35 @@ def why_not_served(xs: Any, source: Source) -> str | None:
     return None
 
 
-def rotate(call: Call, by_kernel: bool) -> tuple[Any, ...]:
-    """Rotate the arrays of a call, by the kernel or by PyTorch's operations."""
+def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
+    """Rotate the arrays of a call, by the kernel or by PyTorch's operations.
+
+    One operator rotates all arrays that have one compute dtype, and with or without a gradient.
+    """
     grad = torch.is_grad_enabled()
-    kinds = [(wide, x.requires_grad and grad) for x, wide in zip(call.xs, call.float64, strict=True)]
-    ys: list[Any] = [None] * len(kinds)
+    groups = [(float64, x.requires_grad and grad) for x, float64 in zip(call.xs, call.float64, strict=True)]
+    ys: list[Any] = [None] * len(groups)
     for use_float64 in (False, True):
         if use_float64 not in call.float64:
             continue
-        source = _read(call, use_float64)
+        source = _read_source(call, use_float64)
         for recorded in (False, True):
-            chosen = [i for i, kind in enumerate(kinds) if kind == (use_float64, recorded)]
-            if chosen:
-                xs = [call.xs[i] for i in chosen]
-                rotate_group = _operator.rotate_recorded if recorded else _operator.rotate
-                for i, y in zip(chosen, rotate_group(xs, source, call.seq_axis, by_kernel), strict=True):
+            members = [i for i, group in enumerate(groups) if group == (use_float64, recorded)]
+            if members:
+                xs = [call.xs[i] for i in members]
+                rotate_group = _rotate_and_record if recorded else _rotate_unrecorded
+                for i, y in zip(members, rotate_group(xs, source, call.seq_axis, by_kernel), strict=True):
                     ys[i] = y
     return tuple(ys)
 
 
-def rotate_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
+def rotate_traced_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rotate the arrays of a call by the kernel, into `outs`."""
     if _is_one_call_in_place(call, outs):
-        _operator.rotate_in_place(call.xs, _read(call, call.float64[0]), call.seq_axis)
+        operators, arguments = _operators_for(_read_source(call, call.float64[0]), False)
+        operators.in_place(call.xs, *arguments, call.seq_axis)
     else:  # all results exist before the first is written: an out may overlap another x
-        for out, y in zip(outs, rotate(call, by_kernel=True), strict=True):
+        for out, y in zip(outs, rotate_traced(call, by_kernel=True), strict=True):
             out.copy_(y)
     return outs
 
@@ -72,12 +89,246 @@ def _is_one_call_in_place(call: Call, outs: tuple[Any, ...]) -> bool:
     return True
 
 
-def _read(call: Call, use_float64: bool) -> Source:
+def _read_source(call: Call, use_float64: bool) -> Source:
     """Return a source of int64 positions or of tables in the compute dtype."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
         return Tables(*cast_tables(source, use_float64, ops), source.layout)
-    whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    integers, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
     if source.plan.exact and fraction is None:
-        return Positions(ops.cast(whole, torch.int64), source.plan)
-    return Tables(*cos_sin(whole, fraction, source.plan, use_float64, ops), source.layout)
+        return Positions(ops.cast(integers, torch.int64), source.plan)
+    return Tables(*cos_sin(integers, fraction, source.plan, use_float64, ops), source.layout)
+
+
+# ---- the rotation of tensors of one compute dtype, by int64 positions or by tables of that dtype ----
+
+
+def _rotate_unrecorded(
+    xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
+) -> Any:
+    """Rotate tensors. A gradient, where PyTorch's operations record it, is differentiated step by step."""
+    if by_kernel:
+        operators, arguments = _operators_for(source, transposed)
+        return operators.plain(xs, *arguments, seq_axis)
+    return rotate_by_operations(xs, source, seq_axis, transposed, _materialize)
+
+
+def _rotate_and_record(
+    xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
+) -> Any:
+    """Rotate tensors, and record their gradient."""
+    operators, arguments = _operators_for(source, transposed)
+    return operators.recorded(xs, *arguments, seq_axis, by_kernel)
+
+
+class _Traced(NamedTuple):
+    """A kernel for `RotationFunction`, whose calls a compiler traces."""
+
+    by_kernel: bool
+
+    def rotate(
+        self, xs: Any, source: Source, seq_axis: int, outs: None, checked: bool, transposed: bool
+    ) -> tuple[Any, ...]:
+        """Rotate tensors of a checked call into new tensors."""
+        return tuple(_rotate_unrecorded(xs, source, seq_axis, self.by_kernel, transposed))
+
+
+def _rotate_back(kernel: _Traced, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+    """Rotate gradients, and record their own."""
+    return _rotate_and_record(grads, source, seq_axis, kernel.by_kernel, transposed)
+
+
+def _materialize(table: Any) -> Any:
+    """Have the compiler store a table, as it does before it takes a strided view.
+
+    Otherwise it computes the angles in the loop over heads, again for each head.
+    """
+    return table.as_strided(table.shape, table.stride())
+
+
+# ---- plans as text ----
+
+_DIGEST = 32  # characters before the plan
+
+
+@_dynamo.traced_constant
+def write_text(plan: Plan) -> None:
+    """Set `plan.derived.text`. Dynamo reads it afterwards, so it compiles anew for another plan."""
+    if plan.derived.text is None:
+        coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
+        text = json.dumps([plan.layout, *plan.words(), coordinates])
+        plan.derived.text = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST] + text
+
+
+def _read_text(text: str) -> Plan:
+    layout, frequencies, turns64, turns96, coordinates = json.loads(text[_DIGEST:])
+    if coordinates is not None:
+        coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
+    plan = Plan(Layout(*layout), True, frequencies, turns64, turns96, None, coordinates)
+    if _native.kernel is not None:
+        _native.prepare(plan)
+    return plan
+
+
+# PyTorch passes a new str in each call: hash its digest alone, not thousands of characters.
+_plan_of = _dynamo.traced_memo(_read_text, lambda text: text[:_DIGEST])
+
+
+# ---- the kernel, as operators call it ----
+
+
+def _rotate_by_kernel(
+    xs: Any, source: Source, seq_axis: int, transposed: bool, outs: Any = None
+) -> list[Any]:
+    _refuse_tangents((*xs, *source.arrays))
+    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
+    if ys is NotImplemented:  # tables may be where the kernel cannot read them
+        contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
+        source = type(source)(*contiguous, *source[len(contiguous) :])
+        ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
+    if ys is NotImplemented:
+        raise BackendError(
+            "the C++ kernel declines a call of a compiled program: the memory of an array was freed "
+            "meanwhile, or another version of rope_array compiled the program. Compile it anew."
+        )
+    return list(ys)
+
+
+def _rotate_in_place_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> None:
+    """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
+    xs = tuple(xs)
+    gated = _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed, True)
+    if gated is NotImplemented:
+        _refuse_gradients((*xs, *source.arrays))
+        check_outs(xs, xs, xs, source.arrays, LIBRARY)
+        _rotate_by_kernel(xs, source, seq_axis, transposed, xs)
+        count_writes(xs)
+
+
+def _refuse_gradients(values: Any) -> None:
+    """Raise for tensors whose gradient is recorded, which the operator in place would lose."""
+    for value in values if torch.is_grad_enabled() else ():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise ArrayTypeError(
+                f"{describe(value)} requires a gradient, and the operator in place records none; work under "
+                "torch.no_grad(), or call rope.apply(x, pos, out=x), which records it."
+            )
+
+
+def _refuse_tangents(values: Any) -> None:
+    """Raise for dual numbers of forward-mode differentiation, whose tangents the operator would lose."""
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise ArrayTypeError(
+                f"{describe(value)} is a dual number of forward-mode differentiation, and the function was "
+                "compiled without; enter dual_level() inside the compiled function, or call it uncompiled."
+            )
+
+
+# ---- the operators ----
+
+
+class _Operators(NamedTuple):
+    """The operators for one kind of source: new results, in place, and new results with a gradient."""
+
+    plain: Any
+    in_place: Any
+    recorded: Any
+
+
+def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[Any, ...]]:
+    """Return the operators for a source, and the source as their arguments."""
+    if isinstance(source, Tables):
+        cos, sin, layout = adjoint(source) if transposed else source
+        _, start, stop, pairing, out_pairing, _, blocks = layout
+        return _BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
+    write_text(source.plan)
+    return _BY_POSITIONS, (source.values, source.plan.derived.text, transposed)
+
+
+def _read_positions(
+    xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int
+) -> tuple[Source, int, bool]:
+    return Positions(pos, _plan_of(plan)), seq_axis, transposed
+
+
+def _read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, int, bool]:
+    start, stop, pairing, out_pairing, blocks, seq_axis = numbers
+    layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
+    return Tables(cos, sin, layout), seq_axis, False
+
+
+def _define(name: str, source: str, read: Any) -> _Operators:
+    """Define the operators of the kernel, and the one with a gradient, for all devices.
+
+    A compiled program has the operators of the kernel only: AOTAutograd replaces the other, forward and
+    backward, by them or by PyTorch's operations. They have no rule, which would cost microseconds in every
+    call. PyTorch derives the rule of the operator in place for functionalization from its schema.
+    """
+
+    def by_kernel(xs: Any, *arguments: Any) -> list[Any]:
+        return _rotate_by_kernel(xs, *read(xs, *arguments))
+
+    def in_place_by_kernel(xs: Any, *arguments: Any) -> None:
+        _rotate_in_place_by_kernel(xs, *read(xs, *arguments))
+
+    def by_operations(xs: Any, *arguments: Any) -> list[Any]:
+        return list(rotate_by_operations(xs, *read(xs, *arguments)))
+
+    def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
+        *arguments_of_source, kernel = arguments
+        source, seq_axis, transposed = read(xs, *arguments_of_source)
+        call = _Traced(kernel), _rotate_back, source, seq_axis, transposed, True, False
+        return list(rotate_recorded(call, *xs))
+
+    def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
+        *arguments_of_source, kernel = arguments
+        source, seq_axis, transposed = read(xs, *arguments_of_source)
+        return list(_rotate_unrecorded(xs, source, seq_axis, kernel, transposed))
+
+    in_place, recorded = f"{name}_", f"{name}_recorded"
+    if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
+        _NAMESPACE.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
+        _NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, int seq_axis) -> ()", tags=_TAGS)
+        schema = f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]"
+        _NAMESPACE.define(schema, tags=_TAGS)
+        _NAMESPACE.impl(name, by_kernel, "CPU")
+        _NAMESPACE.impl(in_place, in_place_by_kernel, "CPU")
+        _NAMESPACE.impl(recorded, without_gradient, "CompositeExplicitAutograd")
+        _NAMESPACE.impl(recorded, with_gradient, "Autograd")
+        # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
+        _NAMESPACE.impl(name, by_operations, "Batched")
+        _NAMESPACE.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
+        for operator in (name, recorded):
+            torch.library.register_fake(f"rope_array::{operator}", _empty_like, lib=_NAMESPACE)
+        torch.library.register_fake(f"rope_array::{in_place}", _refuse_cpp_wrapper, lib=_NAMESPACE)
+    operators = (name, in_place, recorded)
+    return _Operators(*(getattr(torch.ops.rope_array, operator).default for operator in operators))
+
+
+def _empty_like(xs: Any, *arguments: Any) -> list[Any]:
+    """Return results without values, for the compiler."""
+    _refuse_cpp_wrapper()
+    return [torch.empty_like(x) for x in xs]
+
+
+def _refuse_cpp_wrapper(*arguments: Any) -> None:
+    """Raise if Inductor writes a program in C++."""
+    config = sys.modules.get("torch._inductor.config")
+    if getattr(config, "cpp_wrapper", False):
+        # In PyTorch 2.13 the C++ code crashes at operators of other packages that take lists of tensors.
+        raise BackendError(
+            "Inductor's option cpp_wrapper calls no operator of another package; leave the option out, or "
+            'give backend="torch", whose operations the compiler joins into a loop.'
+        )
+
+
+_NAMESPACE = torch.library.Library("rope_array", "FRAGMENT")
+# The results have the strides of the arrays, so the compiler must not change these. Older versions lack tags.
+_NAMES = ("pt2_compliant_tag", "needs_exact_strides")
+_TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
+_LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
+_BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
+_BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)

@@ -1,9 +1,9 @@
-"""DTensor: each shard is rotated by its own positions, and x is never communicated.
+"""DTensor: rotate each local shard by its own positions, without communicating x.
 
-A shard is a plain tensor, so the backend of plain tensors rotates it: on the CPU the C++ kernel.
+A shard is a plain tensor, so the backends of plain tensors rotate it: on the CPU the C++ kernel.
 
-A plain tensor of positions could hold the positions of the local shard or of the whole, and both readings are
-in use. It is refused with a DTensor unless torch's own `implicit_replication` declares it to be the whole.
+A plain tensor of positions could hold the positions of the local shard or of the full tensor, and both
+readings are in use. It is refused with a DTensor unless PyTorch's `implicit_replication` declares it full.
 """
 
 import sys
@@ -23,38 +23,37 @@ def has_dtensor(*values: Any) -> bool:
     return any(type(value).__name__ == "DTensor" for value in values)
 
 
-def rotate(call: Call) -> Any:
-    """Rotate DTensors, each shard by its own positions or tables."""
+def rotate_shards(call: Call) -> Any:
+    """Rotate the local shards of DTensors, each by its own positions or tables."""
     xs, seq_axis = call.xs, call.seq_axis
     source = _arrays_only(call.source, call.lib, call.ops)
-    places = [_source_places(source, x, seq_axis) for x in xs]
-    first = xs[0].placements, places[0]
-    if all([(x.placements, own) == first for x, own in zip(xs, places, strict=True)]):
-        local = _local_source(source, xs[0], places[0])
+    placed = [(x.placements, _source_placements(source, x, seq_axis)) for x in xs]
+    if all([placements == placed[0] for placements in placed]):
+        local = _local_source(source, xs[0], placed[0][1])
         ys = rotate_by(tuple([x.to_local() for x in xs]), local, seq_axis)  # angles once for all
     else:
         ys = [
-            rotate_by(x.to_local(), _local_source(source, x, own), seq_axis)
-            for x, own in zip(xs, places, strict=True)
+            rotate_by(x.to_local(), _local_source(source, x, placements), seq_axis)
+            for x, (_, placements) in zip(xs, placed, strict=True)
         ]
     return tuple(
         [_make_dtensor(y, x.shape, x.device_mesh, x.placements) for x, y in zip(xs, ys, strict=True)]
     )
 
 
-def make_tables(source: Positions, like: Any, lib: Library) -> Any:
+def make_sharded_tables(source: Positions, like: Any, lib: Library) -> Any:
     """Make cos and sin, placed as the positions are."""
     source, mesh = _arrays_only(source, lib, lib.ops(like)), like.device_mesh
     pos, plan = source.values, source.plan
     lead = without_coordinates(tuple(getattr(pos, "shape", ())), plan)
-    places = pos.placements if has_dtensor(pos) else _replicated(mesh)
-    if any(_dim(p) is not None and _dim(p) >= len(lead) for p in places):
-        raise ShapeError(f"pos is placed as {places}, its coordinates split; redistribute it first.")
-    local = _to_local(pos, mesh, places, places)
-    inv_freq = _to_local(source.inv_freq, mesh, _replicated(mesh), places)
+    placements = pos.placements if has_dtensor(pos) else _replicated(mesh)
+    if any(_dim(p) is not None and _dim(p) >= len(lead) for p in placements):
+        raise ShapeError(f"pos is placed as {placements}, its coordinates split; redistribute it first.")
+    local = _to_local(pos, mesh, placements, placements)
+    inv_freq = _to_local(source.inv_freq, mesh, _replicated(mesh), placements)
     tables = make_tables_for(Positions(local, plan, inv_freq), like.to_local())
     shape = (*lead, plan.layout.num_pairs)
-    return tuple([_make_dtensor(table, shape, mesh, places) for table in tables.arrays])
+    return tuple([_make_dtensor(table, shape, mesh, placements) for table in tables.arrays])
 
 
 def check(xs: Any, source: Source) -> None:
@@ -104,13 +103,13 @@ def _arrays_only(source: Source, lib: Library, ops: Any) -> Any:
     """Return a source of arrays or of one number: a range or a list becomes an array, to be sharded."""
     if isinstance(source, Tables) or not isinstance(source.values, (range, list, tuple)):
         return source
-    whole, fraction = read_positions(source.values, lib, ops, True)
+    integers, fraction = read_positions(source.values, lib, ops, True)
     # The sum is exact: it is the float that the caller gave.
-    return source._replace(values=whole if fraction is None else whole + fraction)
+    return source._replace(values=integers if fraction is None else integers + fraction)
 
 
-def _source_places(source: Source, x: Any, seq_axis: int) -> Any:
-    """Return how positions or tables are placed for x; None for a number, which serves every shard."""
+def _source_placements(source: Source, x: Any, seq_axis: int) -> Any:
+    """Return the placements of positions or tables for x; None for a number, which serves every shard."""
     shape = getattr(source[0], "shape", None)
     if shape is None:
         return None
@@ -119,34 +118,35 @@ def _source_places(source: Source, x: Any, seq_axis: int) -> Any:
     return tuple([_place(p, x, axes, lead) for p in x.placements])
 
 
-def _place(place: Any, x: Any, axes: tuple[int, ...], lead: tuple[Any, ...]) -> Any:
+def _place(placement: Any, x: Any, axes: tuple[int, ...], lead: tuple[Any, ...]) -> Any:
     """Place positions on a mesh axis as x is placed; replicate them if one position serves many rows."""
-    dim = _dim(place)
+    dim = _dim(placement)
     if dim not in axes or lead[axes.index(dim)] != x.shape[dim]:
         return sys.modules[_MODULE].Replicate()
-    if place.is_shard():
+    if placement.is_shard():
         return sys.modules[_MODULE].Shard(axes.index(dim))
-    return type(place)(axes.index(dim), split_factor=place.split_factor)  # of two sharded axes, flattened
+    # `_StridedShard`: one axis split over two mesh axes.
+    return type(placement)(axes.index(dim), split_factor=placement.split_factor)
 
 
-def _dim(place: Any) -> Any:
+def _dim(placement: Any) -> Any:
     """Return the axis that a placement shards, or None. `is_shard()` is False for a `_StridedShard`."""
-    return getattr(place, "dim", None)
+    return getattr(placement, "dim", None)
 
 
-def _local_source(source: Source, x: Any, places: Any) -> Source:
+def _local_source(source: Source, x: Any, placements: Any) -> Source:
     """Return the positions or tables of x's local shard."""
-    if places is None:
+    if placements is None:
         return source
-    mesh, used = x.device_mesh, x.placements
+    mesh = x.device_mesh
     if isinstance(source, Tables):
-        cos, sin = (_to_local(table, mesh, places, used) for table in source.arrays)
+        cos, sin = (_to_local(table, mesh, placements, x.placements) for table in source.arrays)
         return Tables(cos, sin, source.layout)
-    return Positions(_to_local(source.values, mesh, places, used), source.plan)
+    return Positions(_to_local(source.values, mesh, placements, x.placements), source.plan)
 
 
-def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
-    """Return this rank's part of an array; `used` are the result's placements.
+def _to_local(array: Any, mesh: Any, placements: Any, result_placements: Any) -> Any:
+    """Return this rank's shard of an array with the placements.
 
     Where the array is replicated and the result sharded, the gradients of all shards are summed.
     """
@@ -155,35 +155,34 @@ def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
     module = sys.modules[_MODULE]
     if not has_dtensor(array):
         array = _make_dtensor(array, array.shape, mesh, _replicated(mesh))
-    if array.requires_grad or array.placements != tuple(places):
-        array = array.redistribute(mesh, places)
-    parts = [
-        module.Partial() if own.is_replicate() and not other.is_replicate() else own
-        for own, other in zip(places, used, strict=True)
+    if array.requires_grad or array.placements != tuple(placements):
+        array = array.redistribute(mesh, placements)
+    grad_placements = [
+        module.Partial() if placement.is_replicate() and not of_result.is_replicate() else placement
+        for placement, of_result in zip(placements, result_placements, strict=True)
     ]
-    return array.to_local(grad_placements=parts)
+    return array.to_local(grad_placements=grad_placements)
 
 
 def _replicated(mesh: Any) -> Any:
     return (sys.modules[_MODULE].Replicate(),) * mesh.ndim
 
 
-def _make_dtensor(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
-    """Make a DTensor of a shard. State the size of the whole, which PyTorch would infer from equal shards."""
-    make = sys.modules[_MODULE].DTensor.from_local
-    size = {"shape": shape, "stride": _strides(local, shape)}
-    return make(local, mesh, places, run_check=False, **size)
+def _make_dtensor(local: Any, shape: Any, mesh: Any, placements: Any) -> Any:
+    """Make a DTensor of a shard. Give the full shape, which PyTorch would infer from shards of equal size."""
+    from_local = sys.modules[_MODULE].DTensor.from_local
+    return from_local(local, mesh, placements, run_check=False, shape=shape, stride=_strides(local, shape))
 
 
 def _strides(local: Any, shape: Any) -> tuple[Any, ...]:
     """Return the strides of the full tensor, with its axes in the memory order of the shard."""
-    own, strides = local.stride(), []
+    steps, strides = local.stride(), []
     for axis in range(len(shape)):
-        size = 1  # of the axes inside this axis; Dynamo does not sort by sizes that vary
-        for other in range(len(shape)):
-            if own[other] < own[axis] or (own[other] == own[axis] and other > axis):
-                size = size * shape[other]
-        strides.append(size)
+        stride = 1  # the size of all axes inside this axis; Dynamo does not sort by sizes that vary
+        for inner in range(len(shape)):
+            if steps[inner] < steps[axis] or (steps[inner] == steps[axis] and inner > axis):
+                stride = stride * shape[inner]
+        strides.append(stride)
     return tuple(strides)
 
 

@@ -1,70 +1,159 @@
-"""Eager calls on plain tensors by a kernel: of the CPU, or of a GPU. Reverse-mode gradients are recorded.
+"""Eager calls by a kernel, of the CPU or of a GPU: which calls it may serve, rotation, gradients and tables.
+
+PyTorch does not see a kernel. If something intercepts its operations (a compiler, a functorch transform,
+forward-mode differentiation, a mode, a subclass), the kernel's result would be wrong or empty. So a kernel
+declines the call, and the array-api backend serves it by PyTorch's operations.
 
 A kernel is an object with the function ``rotate(x, source, seq_axis, out, checked=False, transposed=False)``.
 It returns the result or `out`, or NotImplemented, with nothing written, for every call that it does not
 serve. `checked`: the caller has checked the call. `transposed`: rotate by the adjoint; by tables only if the
 kernel has a true `transposes_tables`.
-
-The backward of a rotation is its adjoint, by the same positions or tables.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
-from rope_array._array_api.source import Source, Tables, as_source
-from rope_array._backends import _native
+from rope_array._array_api.library import computes_in_float64
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends.torch import no_autocast
+from rope_array._spec.plan import Plan
 
-from ._gate import can_be_written, count_writes, is_recorded, why_declined
-from ._gpu_kernel import gpu_kernel
-from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
+from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes
+
+# ---- why a kernel declines a call ----
+
+# Private names. If PyTorch renames one, kernels decline every call: an interception would go unseen.
+_DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
+_TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
+_FUNCTION_MODE_STACK: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
+# Each returns a true value while something intercepts operations.
+_INTERCEPTORS = (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING)
+CAN_DETECT_MODES = None not in _INTERCEPTORS and hasattr(forward_ad, "_current_level")
 
 
-def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any, kernel: Any = None) -> Any:
-    """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
-    if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
+def register_gate(kernel: Any) -> None:
+    """Give the C++ kernel these checks, which it makes faster, and without reasons."""
+    interceptors = _INTERCEPTORS if CAN_DETECT_MODES else None
+    modes = torch.is_grad_enabled, torch.is_inference_mode_enabled
+    kernel.use_gate(interceptors, forward_ad, *modes, torch.Tensor.is_inference, count_writes)
+
+
+def why_declined(source: Any, recorded: bool) -> str | None:
+    """Return why a call is declined, or None; the memory of its tensors is not checked.
+
+    `recorded`: a gradient of the arrays to rotate is recorded.
+    """
+    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
+        return "the call is compiled"
+    if (reason := _active_interceptor()) is not None:
+        return reason
+    for array in source[:2]:  # Positions.values, or Tables.cos and .sin
+        if type(array) in PLAIN_TYPES:
+            if array.requires_grad and torch.is_grad_enabled():
+                return "a gradient of positions or tables is recorded"
+            if recorded and array.is_inference():
+                return "positions or tables of inference mode cannot be kept for a backward"
+    return None
+
+
+def _active_interceptor() -> str | None:
+    """Return why PyTorch's operations are intercepted, or None."""
+    if not CAN_DETECT_MODES:
+        return "this version of PyTorch does not report whether its operations are transformed"
+    if TRANSFORMED():
+        return "a functorch transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if _DISPATCH_MODES() or (_FUNCTION_MODES() and not _sets_default_device_only()):
+        return "a mode watches PyTorch's operations"
+    if _TRACING() is not None:
+        return "the call is traced by torch.jit"
+    return None
+
+
+def _sets_default_device_only() -> bool:
+    """Return whether all modes of functions set the default device, which no kernel uses."""
+    modes = _FUNCTION_MODE_STACK() if _FUNCTION_MODE_STACK else [None]
+    return all(isinstance(mode, DeviceContext) for mode in modes)
+
+
+def is_recorded(xs: Any) -> bool:
+    """Return whether a gradient of xs is recorded."""
+    if torch.is_grad_enabled():
+        for x in xs:
+            if getattr(x, "requires_grad", False):
+                return True
+    return False
+
+
+def why_a_tensor_is_not_read(xs: Any, source: Source, why_not: Callable[[Any], str | None]) -> str | None:
+    """Return the reason of the first tensor of a call that has one, or None."""
+    for x in (*xs, *source.arrays):
+        if isinstance(x, torch.Tensor) and (reason := why_not(x)) is not None:
+            return reason
+    return None
+
+
+def why_not_plain(x: Any) -> str | None:
+    """Return why a tensor is served by PyTorch's own operations only, or None."""
+    if type(x) in PLAIN_TYPES:
+        return None
+    return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
+
+
+# ---- calls that nothing has checked yet ----
+
+
+def try_kernel(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain tensors by a kernel that checks its arguments; return NotImplemented for every other call.
+
+    Where a gradient is recorded, `out` must be None; else it may be memory that PyTorch allows to write.
+    """
+    if is_recorded(x if type(x) is tuple else (x,)):
+        return try_recorded(kernel, x, source, seq_axis) if out is None else NotImplemented
+    if why_declined(source, False) is not None:
         return NotImplemented
-    if kernel is None and _native.kernel is not None:
-        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)
-        if y is not NotImplemented:
-            return y
-    source = as_source(fields)
-    xs = x if type(x) is tuple else (x,)
-    recorded = is_recorded(xs)
-    if why_declined(source, recorded) is not None:
-        return NotImplemented
-    if kernel is None:
-        kernel = _native.kernel if xs[0].is_cpu else gpu_kernel()
-        if kernel is None:
-            return NotImplemented
-    if kernel is _native.kernel and not recorded:
-        return NotImplemented  # it has declined the call above
-    if recorded:
-        if out is not None:
-            return NotImplemented
-        ys = _rotate_with_grad((kernel, source, seq_axis, False, False, False), *xs)
-        return ys if type(x) is tuple or ys is NotImplemented else ys[0]
     if out is None:
         return kernel.rotate(x, source, seq_axis, None)
     outs = out if type(out) is tuple else (out,)
-    for o in outs:
-        recorded = o.requires_grad and torch.is_grad_enabled()
-        if type(o) is not torch.Tensor or recorded or not can_be_written(o):
+    for tensor in outs:
+        if type(tensor) is not torch.Tensor or is_recorded((tensor,)) or not can_be_written(tensor):
             return NotImplemented
-    return _written(kernel.rotate(x, source, seq_axis, out), outs)
+    return _counted(kernel.rotate(x, source, seq_axis, out), outs)
 
 
-def rotate(
+def try_recorded(kernel: Any, x: Any, source: Source, seq_axis: Any) -> Any:
+    """Rotate plain tensors whose gradient is recorded; return NotImplemented for a call that is declined."""
+    if why_declined(source, True) is not None:
+        return NotImplemented
+    xs = x if type(x) is tuple else (x,)
+    ys = rotate_recorded((kernel, _rotate_back, source, seq_axis, False, False, False), *xs)
+    return ys if type(x) is tuple or ys is NotImplemented else ys[0]
+
+
+# ---- checked calls ----
+
+
+def rotate_eagerly(
     kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed: bool = False
 ) -> Any:
-    """Rotate checked tensors of one compute dtype, recording a gradient if need be."""
+    """Rotate checked tensors of one compute dtype by a kernel, recording a gradient if need be.
+
+    Return NotImplemented if the kernel declines: memory was freed meanwhile, say.
+    """
     if is_recorded(xs):
         if outs is None:
-            return _rotate_with_grad((kernel, source, seq_axis, transposed, True, False), *xs)
+            return rotate_recorded((kernel, _rotate_back, source, seq_axis, transposed, True, False), *xs)
         return _rotate_in_place(kernel, xs, source, seq_axis, outs, transposed)
     ys = kernel.rotate(xs, source, seq_axis, outs, True, transposed)
-    return ys if outs is None else _written(ys, outs)
+    return ys if outs is None else _counted(ys, outs)
 
 
 def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
@@ -75,61 +164,71 @@ def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: 
     ys: list[Any] = []
     for x, out in zip(xs, outs, strict=True):
         if x.requires_grad:
-            y = _rotate_with_grad((kernel, source, seq_axis, transposed, True, True), x)
+            y = rotate_recorded((kernel, _rotate_back, source, seq_axis, transposed, True, True), x)
         else:
-            y = rotate(kernel, (x,), source, seq_axis, (out,), transposed)
+            y = rotate_eagerly(kernel, (x,), source, seq_axis, (out,), transposed)
         if y is NotImplemented:
             return y
         ys += y
     return tuple(ys)
 
 
-def _written(ys: Any, outs: Any) -> Any:
+def _counted(ys: Any, outs: Any) -> Any:
+    """Return the results of a kernel, having counted that it wrote `outs`."""
     if ys is not NotImplemented:
         count_writes(outs)
     return ys
 
 
-class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
-
-    @staticmethod
-    def forward(ctx: Any, call: tuple[Any, ...], *xs: Any) -> Any:
-        kernel, source, seq_axis, transposed, checked, in_place = call  # one argument: each takes time
-        ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
-        if ys is NotImplemented:
-            return ys
-        if in_place:
-            ctx.mark_dirty(*xs)
-        save_source(ctx, source)
-        ctx.call = kernel, seq_axis, not transposed
-        constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-        return ys
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        kernel, seq_axis, transposed = ctx.call
-        source = load_source(ctx)
-
-        def rotate_back(given: Any) -> Any:
-            return _rotate_back(kernel, given, source, seq_axis, transposed)
-
-        return None, *rotate_present(grads, rotate_back)
-
-
-_rotate_with_grad: Any = _RotateFn.apply
-
-
 def _rotate_back(kernel: Any, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
-    """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the kernel declines."""
+    """Rotate gradients: by the kernel, or by PyTorch's operations if the kernel declines."""
     if why_declined(source, is_recorded(grads)) is None:
         if isinstance(source, Tables) and not getattr(kernel, "transposes_tables", False):
-            back = rotate(kernel, grads, adjoint(source), seq_axis)
-        else:
-            back = rotate(kernel, grads, source, seq_axis, None, transposed)
-        if back is not NotImplemented:
-            return back
+            source, transposed = adjoint(source), False
+        rotated = rotate_eagerly(kernel, grads, source, seq_axis, None, transposed)
+        if rotated is not NotImplemented:
+            return rotated
     with no_autocast(grads[0]):
         return rotate_by_operations(grads, source, seq_axis, transposed)
+
+
+# ---- tables: cos and sin are (1, 0) of each pair, rotated ----
+
+
+def make_tables_by_kernel(
+    kernel: Any, source: Positions, like: Any, prepare: Callable[[Plan], None] = lambda plan: None
+) -> Any:
+    """Return cos and sin at integer positions; NotImplemented for other positions and other angles.
+
+    The caller has checked the arguments. `prepare` readies a plan for the kernel.
+    """
+    pos, plan, inv_freq = source
+    if inv_freq is not None or not plan.exact:
+        return NotImplemented
+    use_float64 = computes_in_float64(like)
+    integers, fraction = read_positions(pos, LIBRARY, LIBRARY.ops(like), use_float64)
+    if fraction is not None:
+        return NotImplemented
+    of_units = plan.of_units()
+    prepare(of_units)
+    units = make_units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
+    return rotate_units(kernel, units, Positions(integers.to(torch.int64), of_units), True)
+
+
+def make_units(width: int, dtype: Any, device: Any) -> Any:
+    """Return (1, 0) for each pair, as half pairs."""
+    # Not by a write: selective checkpointing refuses to save a tensor that is then written.
+    ones, zeros = (make(width // 2, dtype=dtype, device=device) for make in (torch.ones, torch.zeros))
+    return torch.cat((ones, zeros))
+
+
+def rotate_units(kernel: Any, units: Any, source: Any, *flags: bool) -> Any:
+    """Return cos and sin at the positions of a source with the plan `Plan.of_units`, or NotImplemented.
+
+    `flags` are the last arguments of the kernel. The tables are contiguous as the array-api backend's: other
+    strides would compile code anew.
+    """
+    pos, of_units, _ = source
+    shape = pos.shape if of_units.coordinates is None else pos.shape[:-1]
+    y = kernel.rotate(units.expand(*shape, -1), source, -2, None, *flags)
+    return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))

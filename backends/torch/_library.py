@@ -3,6 +3,7 @@
 Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -100,21 +101,21 @@ class Torch(Library):
 
     def check_out(self, out: Any, x: Any, others: Any) -> None:
         _check_not_transformed()
-        tables = [one for one in others if isinstance(one, torch.Tensor)]
-        _check_gradients(out, x, tables)
-        for one in (out, x, *tables):
-            if (what := _why_unusable(one, one is out)) is not None:
+        read = [array for array in others if isinstance(array, torch.Tensor)]
+        _check_gradients(out, x, read)
+        for tensor in (out, x, *read):
+            if (reason := _why_unusable(tensor, tensor is out)) is not None:
                 raise ArrayTypeError(
-                    f"out is given, and {describe(one)} is {what}; omit out, and use the result."
+                    f"out is given, and {describe(tensor)} is {reason}; omit out, and use the result."
                 )
 
     def checks_while_tracing(self, outs: Any, xs: Any, others: Any) -> bool:
         if not torch.compiler.is_compiling():
             return False
         _check_not_transformed()
-        tables = [one for one in others if isinstance(one, torch.Tensor)]
+        read = [array for array in others if isinstance(array, torch.Tensor)]
         for out, x in zip(outs, xs, strict=True):
-            _check_gradients(out, x, tables)
+            _check_gradients(out, x, read)
         _check_traced_memory(outs)
         return True
 
@@ -161,7 +162,7 @@ def _check_not_transformed() -> None:
 def _check_traced_memory(outs: Any) -> None:
     """Raise if outs share memory as far as is known without addresses."""
     for i, out in enumerate(outs):
-        if any(out is other for other in outs[:i]):
+        if any(out is earlier for earlier in outs[:i]):
             raise ArrayTypeError(
                 f"out[{i}] is {describe(out)}, given twice in out; give memory for each result."
             )
@@ -172,12 +173,12 @@ def _check_traced_memory(outs: Any) -> None:
             )
 
 
-def _check_gradients(out: Any, x: Any, tables: list[Any]) -> None:
+def _check_gradients(out: Any, x: Any, read: list[Any]) -> None:
     """Raise if writing would lose a gradient; x is rotated in place while its gradient is recorded."""
-    recorded = [one for one in (x, out, *tables) if one.requires_grad and torch.is_grad_enabled()]
+    recorded = [tensor for tensor in (x, out, *read) if tensor.requires_grad and torch.is_grad_enabled()]
     if not recorded:
         return
-    if out is not x or any(one is not x for one in recorded):
+    if out is not x or any(tensor is not x for tensor in recorded):
         raise ArrayTypeError(
             f"out is given, and {describe(recorded[0])} requires a gradient, which writing into another "
             "array would lose; omit out, rotate in place (out=x), or work under torch.no_grad()."
@@ -217,6 +218,32 @@ def _why_unusable(x: Any, written: bool) -> str | None:
     if written and x.is_inference() and not torch.is_inference_mode_enabled():
         return "of torch.inference_mode(), and can be written only inside it"
     return None
+
+
+# ---- writes that PyTorch does not see ----
+
+
+def can_be_written(out: Any) -> bool:
+    """Return whether PyTorch allows an operation to write a tensor of which no gradient is recorded."""
+    return torch.is_inference_mode_enabled() or not out.is_inference()
+
+
+def _count_one_by_one(outs: Any) -> None:
+    for out in outs:
+        torch.autograd.graph.increment_version(out)
+
+
+def _load_count_writes() -> Any:
+    try:
+        torch._C._increment_version(())
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor
+        return _count_one_by_one
+    return torch._C._increment_version
+
+
+# Counts a write to each tensor of a tuple, as operations in place do, so that autograd sees saved tensors
+# change. Tensors of inference mode have no count.
+count_writes: Callable[[Any], None] = _load_count_writes()
 
 
 LIBRARY = Torch("torch", xp)

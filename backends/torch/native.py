@@ -1,20 +1,17 @@
-"""PyTorch on the CPU by the C++ kernel: eager calls on plain tensors, with or without a gradient."""
+"""The backend "native": PyTorch on the CPU by the C++ kernel, in eager calls and in compiled programs."""
 
 from functools import partial
 from typing import Any
 
 import torch
 
-from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.source import Call, Positions, Source, as_source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
-from . import _compiled, _eager
-from ._cos_sin import tables_by_kernel
-from ._cos_sin import try_fast_tables as try_fast_tables
-from ._gate import give_to as give_gate_to
-from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
+from . import _compiled, _eager, triton
+from ._eager import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 from ._library import PLAIN_TYPES
 
 name = "native"
@@ -23,10 +20,9 @@ accepts_outs = True
 _MAX_AXES = 0 if _native.kernel is None else _native.kernel.MAX_AXES
 if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
-    give_gate_to(_native.kernel)
+    _eager.register_gate(_native.kernel)
 
 unavailable_reason = _native.unavailable_reason
-try_fast = _eager.try_fast  # for GPUs too: the registry asks the first backend of a type only
 
 
 def description() -> str:
@@ -34,15 +30,73 @@ def description() -> str:
     return _native.description(torch.get_num_threads())
 
 
+# ---- calls that nothing has checked yet ----
+
+
+def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
+    """Rotate plain tensors of one compute dtype; return NotImplemented for every other call.
+
+    Serves tensors on the CPU, of which the kernel checks shapes and memory. Tensors of a GPU are handed to
+    the backend "triton", as the registry asks the first backend of PyTorch's tensors only, which is this one.
+    """
+    if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
+        return NotImplemented
+    if _native.kernel is not None:
+        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)
+        if y is not NotImplemented:
+            return y
+    xs = x if type(x) is tuple else (x,)
+    if not xs[0].is_cpu:
+        return triton.try_fast(x, fields, seq_axis, out)
+    if _native.kernel is None or out is not None or not is_recorded(xs):
+        return NotImplemented
+    return _eager.try_recorded(_native.kernel, x, as_source(fields), seq_axis)
+
+
+def try_fast_tables(source: Positions, like: Any) -> Any:
+    """Return cos and sin at a tensor of integer positions, by exact angles; NotImplemented for other calls.
+
+    Serves plain tensors on the CPU. The kernel checks the positions, and declines where something intercepts
+    PyTorch's operations.
+    """
+    if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
+        return NotImplemented
+    pos, plan, inv_freq = source
+    if not type(like) is type(pos) is torch.Tensor or not like.is_cpu or like.dtype not in _COMPUTE_DTYPES:
+        return NotImplemented
+    if inv_freq is not None or not plan.exact or not _native.kernel.has_memory(like):
+        return NotImplemented
+    of_units = plan.of_units()
+    _native.prepare(of_units)
+    key = of_units.layout.stop, _COMPUTE_DTYPES[like.dtype]
+    units = _known_units.get(key)
+    if units is None:
+        units = _eager.make_units(*key, "cpu")
+    tables = _eager.rotate_units(_native.kernel, units, (pos, of_units, None), False, False, True)
+    if tables is not NotImplemented:
+        _known_units[key] = units  # only here: in a mode they may be fake, and the kernel declines
+    return tables
+
+
+_known_units: dict[tuple[int, Any], Any] = {}  # by width and dtype
+_COMPUTE_DTYPES = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
+    torch.float64: torch.float64,
+}
+
+
+# ---- checked calls ----
+
+
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why tensors are declined, or None."""
     if _native.kernel is None:
         return unavailable_reason()
-    compiled = torch.compiler.is_compiling()
-    why_not = _compiled.why_not_served(xs, source) if compiled else why_declined(source, is_recorded(xs))
-    if why_not is not None:
-        return why_not
-    return why_a_tensor_is_not_read(xs, source, _why_not_served if compiled else _why_unreadable)
+    if torch.compiler.is_compiling():
+        reason = _compiled.why_not_served(xs, source)
+        return reason or why_a_tensor_is_not_read(xs, source, _why_not_served)
+    reason = why_declined(source, is_recorded(xs))
+    return reason or why_a_tensor_is_not_read(xs, source, _why_unreadable)
 
 
 def _why_unreadable(x: Any) -> str | None:
@@ -66,24 +120,24 @@ def _why_not_served(x: Any) -> str | None:
     return None
 
 
-def make_tables(source: Positions, like: Any) -> Any:
-    """Make cos and sin, with the bits of the array-api backend."""
-    if not torch.compiler.is_compiling() and _native.kernel is not None:
-        made = tables_by_kernel(_native.kernel, source, like, _native.prepare)
-        if made is not NotImplemented:
-            return made
-    return _make_tables_by_array_api(source, like)
-
-
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
         if torch.compiler.is_compiling():
             if outs is None:
-                return _compiled.rotate(call, by_kernel=True)
-            return _compiled.rotate_into(call, outs)
-        rotate_eagerly = partial(_eager.rotate, _native.kernel)
+                return _compiled.rotate_traced(call, by_kernel=True)
+            return _compiled.rotate_traced_into(call, outs)
+        rotate_eagerly = partial(_eager.rotate_eagerly, _native.kernel)
         return _native.rotate_checked(call, outs, rotate_eagerly, _native.sources(call, _readable))
+
+
+def make_tables(source: Positions, like: Any) -> Any:
+    """Make cos and sin, with the bits of the array-api backend."""
+    if not torch.compiler.is_compiling() and _native.kernel is not None:
+        tables = _eager.make_tables_by_kernel(_native.kernel, source, like, _native.prepare)
+        if tables is not NotImplemented:
+            return tables
+    return _make_tables_by_array_api(source, like)
 
 
 def _readable(tensor: Any, dtype: Any) -> Any:

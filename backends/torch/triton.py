@@ -1,29 +1,34 @@
-"""PyTorch on a GPU by a Triton kernel: eager calls on plain tensors, with or without a gradient.
+"""The backend "triton": PyTorch on a GPU by a Triton kernel, in eager calls.
 
 With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, slowly, for tests:
 ``backend="triton"`` then takes tensors of the CPU.
 """
 
-from functools import partial
+import os
+import sys
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.source import Call, Positions, Source, as_source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
+from rope_array._errors import printable
 
-from . import _eager, _gpu_kernel
-from ._cos_sin import tables_by_kernel
-from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
+from . import _eager
+from ._eager import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 
 name = "triton"
 accepts_outs = True
-unavailable_reason = _gpu_kernel.why_no_gpu_kernel
-
 
 _OLDEST_GPU = (8, 0)  # compute capability that Triton supports
+_OLDEST_TRITON = (3, 3)  # since which a compiled kernel takes the constants among its arguments
+
+
+# ---- whether the kernel can be used ----
 
 
 def description() -> str:
@@ -32,8 +37,67 @@ def description() -> str:
         return reason
     import triton
 
-    device = "the CPU, interpreted" if _gpu_kernel.is_interpreted() else torch.cuda.get_device_name()
+    device = "the CPU, interpreted" if is_interpreted() else torch.cuda.get_device_name()
     return f"Triton {triton.__version__} on {device}"
+
+
+def unavailable_reason() -> str:
+    """Return why the kernel cannot be used; an empty string if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; PyTorch's builds for GPUs bring it"
+    if not torch.cuda.is_available() and not is_interpreted():
+        return "PyTorch sees no GPU: torch.cuda.is_available() is False"
+    return "" if is_interpreted() else _why_triton_fails()
+
+
+@cache
+def _why_triton_fails() -> str:
+    """Return why Triton cannot launch a kernel here, or an empty string: it needs a C compiler, for one."""
+    try:
+        import triton
+
+        triton.runtime.driver.active.get_current_device()
+    except Exception as error:  # of any kind: before any call, so calls are served without Triton
+        return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
+        return f"Triton {triton.__version__} is older than {'.'.join(map(str, _OLDEST_TRITON))}"
+    return ""
+
+
+def is_interpreted() -> bool:
+    """Return whether Triton's interpreter runs the kernel, on the CPU."""
+    kernel = sys.modules.get(f"{__package__}._triton_launch")
+    if kernel is None:
+        interpret = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+        kernel = load_kernel() if interpret and find_spec("triton") is not None else None
+    return kernel is not None and bool(kernel.interpreted)
+
+
+def load_kernel() -> Any:
+    """Return the kernel; its first call imports Triton, which takes time and which the CPU does not need."""
+    from . import _triton_launch
+
+    return _triton_launch
+
+
+@cache
+def usable_kernel() -> Any:
+    """Return the kernel, or None if it cannot be used. The first call decides for all."""
+    return None if unavailable_reason() else load_kernel()
+
+
+# ---- calls ----
+
+
+def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
+    """Rotate plain tensors on a GPU; return NotImplemented for a call that is not like an earlier one.
+
+    Serves calls whose shapes, strides, dtypes, device and layout have passed the checks before. The backend
+    "native", which the registry asks first, hands the tensors of a GPU to this function.
+    """
+    if (kernel := usable_kernel()) is None:
+        return NotImplemented
+    return _eager.try_kernel(kernel, x, as_source(fields), seq_axis, out)
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:
@@ -41,11 +105,10 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     if torch.compiler.is_compiling():
         return "the call is compiled: the compiler makes one kernel of PyTorch's own operations"
     device = xs[0].device
-    if device.type != "cuda" and not (device.type == "cpu" and _gpu_kernel.is_interpreted()):
+    if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
         return f"a tensor is on {device}; the kernel runs on GPUs"
-    if reason := unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs)):
-        return reason
-    return why_a_tensor_is_not_read(xs, source, _why_unreadable)
+    reason = unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs))
+    return reason or why_a_tensor_is_not_read(xs, source, _why_unreadable)
 
 
 def _why_too_old(device: Any) -> str | None:
@@ -69,20 +132,12 @@ def _why_unreadable(x: Any) -> str | None:
     return None
 
 
-def make_tables(source: Positions, like: Any) -> Any:
-    """Make cos and sin, with the bits of the array-api backend."""
-    if decline_reason((like,), source) is None:
-        made = tables_by_kernel(_gpu_kernel.load_gpu_kernel(), source, like)
-        if made is not NotImplemented:
-            return made
-    return _make_tables_by_array_api(source, like)
-
-
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
-        kernel = _gpu_kernel.load_gpu_kernel()
-        return _native.rotate_checked(call, outs, partial(_eager.rotate, kernel), _sources(call, kernel))
+        kernel = load_kernel()
+        rotate_eagerly = partial(_eager.rotate_eagerly, kernel)
+        return _native.rotate_checked(call, outs, rotate_eagerly, _sources(call, kernel))
 
 
 def _sources(call: Call, kernel: Any) -> Any:
@@ -98,3 +153,12 @@ def _with_adjacent_pairs(tensor: Any, dtype: Any) -> Any:
     """Return positions or tables of a dtype, the numbers along the last axis adjacent."""
     tensor = tensor.to(dtype)
     return tensor if tensor.ndim == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def make_tables(source: Positions, like: Any) -> Any:
+    """Make cos and sin, with the bits of the array-api backend."""
+    if decline_reason((like,), source) is None:
+        tables = _eager.make_tables_by_kernel(load_kernel(), source, like)
+        if tables is not NotImplemented:
+            return tables
+    return _make_tables_by_array_api(source, like)

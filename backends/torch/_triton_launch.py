@@ -1,7 +1,8 @@
-"""Launches of the Triton kernel: from tensors and a source to pointers, numbers and a grid.
+"""Launch the Triton kernel: from tensors and a source to pointers, numbers and a grid.
 
-A call whose checks have passed once is recognised afterwards by its metadata: shapes, strides, dtypes, device
-and layout. Its launches are kept under that key, so a repeated call makes its result and launches.
+The module is a kernel as _eager.py describes it. A call whose checks have passed once is later recognised by
+its metadata: shapes, strides, dtypes, device and layout. Its launches are cached under that key, so a
+repeat of the call allocates its result and launches.
 """
 
 from itertools import repeat
@@ -26,7 +27,7 @@ interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_LIMIT = 1024  # launches that are kept
+_LIMIT = 1024  # keys in the cache of launches
 # The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
 # an H200.
 _MAX_HEADS = 32  # of each array
@@ -39,10 +40,10 @@ _MAX_BYTES = 32768  # of each array, so that the rows fit into registers
 _CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 
 
-class _Launch(NamedTuple):
+class TritonLaunch(NamedTuple):
     """One launch: the arrays it rotates, where it begins in them, and the arguments after the pointers."""
 
-    kind: Kind
+    source_kind: Kind
     first: int
     second: int  # the same as `first` if it rotates one array
     offsets: tuple[int, ...] | None
@@ -53,21 +54,24 @@ class _Launch(NamedTuple):
     compiled: list[Any]  # the function that launches the compiled kernel, once there is one
 
 
-_launches: dict[Any, list[_Launch]] = {}
+_launches: dict[Any, list[TritonLaunch]] = {}
 
 
 def rotate(
     x: Any, source: Source, seq_axis: Any, out: Any, checked: bool = False, transposed: bool = False
 ) -> Any:
-    """Rotate plain tensors of one compute dtype; see rope_array/_backends/torch/_eager.py."""
+    """Rotate plain tensors of one compute dtype, by exact angles of integer positions or by tables.
+
+    Return NotImplemented for other calls, and for a call that is not `checked` and has a new key.
+    """
     xs = x if type(x) is tuple else (x,)
     outs = None if out is None else out if type(out) is tuple else (out,)
     key = _key(xs, source, seq_axis, outs, checked)
-    read = None if key is None else _addresses((*xs, *source[:2]))
-    if key is None or read is None:
+    addresses = None if key is None else _addresses((*xs, *source[:2]))
+    if key is None or addresses is None:
         return NotImplemented
     ys = [torch.empty_like(x) for x in xs] if outs is None else outs
-    key = (*key, transposed, *_memory_key(xs, ys, source, read))
+    key = (*key, transposed, *_memory_key(xs, ys, source, addresses))
     launches = _launches.get(key)
     if launches is None:
         if not checked:
@@ -88,27 +92,24 @@ def rotate(
 
 def _key(xs: Any, source: Any, seq_axis: Any, outs: Any, checked: bool) -> tuple[Any, ...] | None:
     """Return the metadata of a call that the kernel serves, or None."""
-    if type(seq_axis) is not int:
-        return None
-    if not xs or type(xs[0]) not in PLAIN_TYPES:
+    if type(seq_axis) is not int or not xs or type(xs[0]) not in PLAIN_TYPES:
         return None
     device = xs[0].device
-    given = [_tensor_key(x, device, _FLOATS) for x in xs]
+    tensor_keys = [_tensor_key(x, device, _FLOATS) for x in xs]
     if isinstance(source, Tables):
-        given += [_tensor_key(table, device, _FLOATS) for table in source[:2]]
-        of_source: Any = source.layout
+        tensor_keys += [_tensor_key(table, device, _FLOATS) for table in source[:2]]
+        source_key: Any = source.layout
     else:
-        of_source = _positions_key(source, device)
-        if of_source is None:
-            return None
+        source_key = _positions_key(source, device)
     in_place = outs is not None and len(outs) == len(xs) and all(map(is_, outs, xs))
     if outs is not None and not in_place:
         if not checked:
             return None
-        given += [_tensor_key(out, device, _FLOATS) for out in outs]
+        tensor_keys += [_tensor_key(out, device, _FLOATS) for out in outs]
     if in_place and not checked and not _are_apart((*xs, *source[:2])):
         return None
-    return None if None in given else (device, *given, of_source, seq_axis, outs is None, in_place)
+    key = (device, *tensor_keys, source_key, seq_axis, outs is None, in_place)
+    return None if None in key else key
 
 
 def _are_apart(tensors: Any) -> bool:
@@ -133,8 +134,8 @@ def _positions_key(source: Positions, device: Any) -> Any:
         return None
     coordinates = plan.coordinates and plan.coordinates.number
     if isinstance(values, torch.Tensor):
-        of_tensor = _tensor_key(values, device, _INTEGERS)
-        return of_tensor and (of_tensor, plan.layout, coordinates)
+        tensor_key = _tensor_key(values, device, _INTEGERS)
+        return tensor_key and (tensor_key, plan.layout, coordinates)
     if coordinates is not None or not _gpu.is_spaced(values):
         return None
     return (range, len(values), values.step, plan.layout) if type(values) is range else (int, plan.layout)
@@ -150,7 +151,7 @@ def _addresses(values: Any) -> list[int] | None:
 
     Its memory was freed, as fully sharded training does, or it is a batch of several gradients.
     """
-    found = []
+    addresses = []
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
@@ -159,29 +160,29 @@ def _addresses(values: Any) -> list[int] | None:
                 return None
             if not address and value.numel():
                 return None
-            found.append(address)
-    return found
+            addresses.append(address)
+    return addresses
 
 
-def _memory_key(xs: Any, ys: Any, source: Any, read: list[int]) -> tuple[Any, ...]:
-    """Return the facts of memory that Triton compiles for; `read`: addresses of xs and of the source.
+def _memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[Any, ...]:
+    """Return the facts of memory that Triton compiles for; `addresses` are of xs and of the source.
 
     The results that are in place, and addresses modulo 16. For AMD also the tensors in memory of less than
     2 GiB, whose offsets have 32 bits.
     """
     written = [y.data_ptr() for y in ys]
-    in_place = [written[i] == read[i] for i in range(len(ys))]
+    in_place = [written[i] == addresses[i] for i in range(len(ys))]
     small: list[bool] = []
     if torch.version.hip:
         tensors = (t for t in (*xs, *ys, *source[:2]) if isinstance(t, torch.Tensor))
         small = [tensor.untyped_storage().nbytes() < 2**31 for tensor in tensors]
-    return *in_place, *[address % 16 for address in (*read, *written)], *small
+    return *in_place, *[address % 16 for address in (*addresses, *written)], *small
 
 
 # ---- from a call to its launches ----
 
 
-def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) -> list[_Launch]:
+def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) -> list[TritonLaunch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
     view = _view(source)
     arrays = [_gpu.Strided(x.shape, x.stride(), y.stride()) for x, y in zip(xs, ys, strict=True)]
@@ -189,17 +190,16 @@ def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) 
     layout = source.layout
     if transposed:
         layout = layout.transposed(layout.amplitude)
-    found = []
-    items = [
+    launches = []
+    pending = [
         [*zip(repeat(i), repeat(x), repeat(y), rows[i])] for i, (x, y) in enumerate(zip(xs, ys, strict=True))
     ]
-    while items:
-        first, *items = items
-        second = items[0] if items and _line_up(first, items[0]) else None
-        items = items[1:] if second else items
+    while pending:
+        first, *pending = pending
+        second = pending.pop(0) if pending and _line_up(first, pending[0]) else None
         groups = [[*group] for group in (zip(first, second, strict=True) if second else zip(first))]
-        found += [_make_launch(group, source, view.kind, layout, transposed) for group in groups]
-    return found
+        launches += [_make_launch(group, source, view.kind, layout, transposed) for group in groups]
+    return launches
 
 
 def _line_up(first: Any, second: Any) -> bool:
@@ -220,16 +220,20 @@ def _view(source: Source) -> SourceView:
 
 
 def _make_launch(
-    group: list[tuple[int, Any, Any, Rows]], source: Source, kind: Kind, layout: Layout, transposed: bool
-) -> _Launch:
+    group: list[tuple[int, Any, Any, Rows]],
+    source: Source,
+    source_kind: Kind,
+    layout: Layout,
+    transposed: bool,
+) -> TritonLaunch:
     """Return the launch for one or two arrays: their indices, each x, its result, and their rows."""
-    numbers, unit, source_unit = _strides(group, source, kind)
+    numbers, unit, source_unit = _strides(group, source, source_kind)
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
     tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
     in_place = [x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
-        "KIND": int(kind),
+        "KIND": int(source_kind),
         "UNIT": unit,
         "SOURCE_UNIT": source_unit,
         "STRIDED": layout.head_dim > 1 and any(t.stride(-1) != 1 for _, x, y, _ in group for t in (x, y)),
@@ -241,7 +245,7 @@ def _make_launch(
         "WRITES_HALF": layout.out_pairing == "half",
         "COPIES": 2 * layout.num_pairs < layout.head_dim and not all(in_place),
         "COORDINATES": _has_coordinates(source),
-        "SCALED": kind is not Kind.TABLES and layout.amplitude not in (None, 1.0),
+        "SCALED": source_kind is not Kind.TABLES and layout.amplitude not in (None, 1.0),
         "TRANSPOSED": transposed,
         "IN_PLACE": any(in_place),
         "REAL": language.float64 if computes_in_float64(group[0][1]) else language.float32,
@@ -254,8 +258,8 @@ def _make_launch(
         *(n for r in (rows[0], rows[-1]) for n in (r.x_offset, r.y_offset)),
         *_both(rows[0].source_offsets),
     )
-    return _Launch(
-        kind,
+    return TritonLaunch(
+        source_kind,
         group[0][0],
         group[-1][0],
         offsets if any(offsets) else None,
@@ -267,7 +271,7 @@ def _make_launch(
     )
 
 
-def _strides(group: Any, source: Source, kind: Kind) -> tuple[list[int], int, int]:
+def _strides(group: Any, source: Source, source_kind: Kind) -> tuple[list[int], int, int]:
     """Return all strides as the kernel takes them, the unit of the rows, and the unit of the source."""
     unit = min(
         _gpu.common_alignment((*rows.x, *rows.y, rows.x_offset, rows.y_offset), x.itemsize)
@@ -278,16 +282,16 @@ def _strides(group: Any, source: Source, kind: Kind) -> tuple[list[int], int, in
         numbers += [*(stride // unit for stride in rows.x), x.stride(-1)]
         numbers += [*(stride // unit for stride in rows.y), y.stride(-1)]
     rows, source_unit = group[0][3], 1
-    of_source = [stride for strides in _both(rows.source) for stride in strides]
-    if kind is Kind.TABLES:
-        source_unit = _gpu.common_alignment((*of_source, *rows.source_offsets), source[0].itemsize)
-    numbers += [stride // source_unit for stride in of_source]
+    source_strides = [stride for strides in _both(rows.source) for stride in strides]
+    if source_kind is Kind.TABLES:
+        source_unit = _gpu.common_alignment((*source_strides, *rows.source_offsets), source[0].itemsize)
+    numbers += [stride // source_unit for stride in source_strides]
     return [*numbers, source[0].stride(-1) if _has_coordinates(source) else 0], unit, source_unit
 
 
-def _both(of_source: Any) -> tuple[Any, Any]:
-    """Return what belongs to the first and to the second array of a source, which may be one array."""
-    return of_source[0], of_source[-1]
+def _both(numbers: Any) -> tuple[Any, Any]:
+    """Return the numbers of the first and of the second array of a source, which may be the same array."""
+    return numbers[0], numbers[-1]
 
 
 def _has_coordinates(source: Source) -> bool:
@@ -316,9 +320,9 @@ def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _T
     tokens = 1
     while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
-    num_warps, most = 1, max(heads0, heads1)
-    of_thread = min(_THREAD_BYTES[layout.pairing], _THREAD_BYTES[layout.out_pairing])
-    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * of_thread <= tokens * most * row:
+    num_warps, size = 1, tokens * max(heads0, heads1) * row
+    thread_bytes = min(_THREAD_BYTES[layout.pairing], _THREAD_BYTES[layout.out_pairing])
+    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * thread_bytes <= size:
         num_warps *= 2
     return _Tile(tokens, heads0, heads1, num_warps)
 
@@ -330,7 +334,7 @@ def _ceil(a: int, b: int) -> int:
 # ---- running ----
 
 
-def _run(launches: list[_Launch], xs: Any, ys: Any, source: Any) -> None:
+def _run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
     """Run the launches of a call on the device of its arrays."""
     device = xs[0].device
     if interpreted or device.index == torch.cuda.current_device():
@@ -339,18 +343,18 @@ def _run(launches: list[_Launch], xs: Any, ys: Any, source: Any) -> None:
         return _run_here(launches, xs, ys, source)
 
 
-def _run_here(launches: list[_Launch], xs: Any, ys: Any, source: Any) -> None:
-    read, words, position = _source_arguments(source, xs[0].device)
+def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
+    source_arrays, words, position = _source_arguments(source, xs[0].device)
     for launch in launches:
-        i, j, of_source, start = launch.first, launch.second, read, position
+        i, j, read, start = launch.first, launch.second, source_arrays, position
         arrays: Any = (xs[i], ys[i], xs[j], ys[j])
         if launch.offsets is not None:
             arrays = tuple(map(_from, arrays, launch.offsets))
-            if launch.kind is Kind.SPACED:  # the strides are steps
+            if launch.source_kind is Kind.SPACED:  # the strides are steps
                 start += launch.offsets[-1]
             else:
-                of_source = tuple(map(_from, read, launch.offsets[4:]))
-        arguments = (*arrays, *of_source, words, start, *launch.numbers, *launch.constants)
+                read = tuple(map(_from, source_arrays, launch.offsets[4:]))
+        arguments = (*arrays, *read, words, start, *launch.numbers, *launch.constants)
         if launch.compiled:
             launch.compiled[0](*arguments)
             continue
@@ -362,7 +366,7 @@ def _run_here(launches: list[_Launch], xs: Any, ys: Any, source: Any) -> None:
 def _source_arguments(source: Any, device: Any) -> tuple[tuple[Any, Any], Any, int]:
     """Return the two arrays of a source, the plan's constants, and the first of spaced positions.
 
-    An array takes the place of each that a kind of source lacks.
+    Tables have no constants, and spaced positions no arrays: the kernel gets another array, which it ignores.
     """
     if isinstance(source, Tables):
         return (source.cos, source.sin), source.cos, 0
@@ -372,7 +376,7 @@ def _source_arguments(source: Any, device: Any) -> tuple[tuple[Any, Any], Any, i
     return (words, words), words, values.start if type(values) is range else values
 
 
-def options_of(launch: _Launch) -> dict[str, Any]:
+def options_of(launch: TritonLaunch) -> dict[str, Any]:
     """Return the options that the kernel is compiled with. Without fusion it has the bits of the CPU."""
     return {"num_warps": launch.num_warps, "enable_fp_fusion": False}
 

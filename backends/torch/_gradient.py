@@ -1,0 +1,105 @@
+"""The gradient of the rotation, which is the adjoint rotation, and the rotation by PyTorch's operations.
+
+Eager calls and compiled programs share the rule. Where no kernel serves, PyTorch's operations rotate, which
+every transform of PyTorch has a rule for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.library import computes_in_float64
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.source import Source, Tables
+from rope_array._array_api.tables import rotate_by_tables
+
+from ._library import LIBRARY
+
+
+class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """The rotation with its gradient: the adjoint rotation, by the same positions or tables.
+
+    The first argument is a tuple, as each argument takes time: a kernel (see _eager.py), `rotate_back`, the
+    source, the sequence axis, and three bools: transposed, checked, in place.
+    ``rotate_back(kernel, grads, source, seq_axis, transposed)`` rotates gradients, and records their own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Any, ...], *xs: Any) -> Any:
+        kernel, rotate_back, source, seq_axis, transposed, checked, in_place = call
+        ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
+        if ys is NotImplemented:
+            return ys
+        if in_place:
+            ctx.mark_dirty(*xs)
+        _save_source(ctx, source)
+        ctx.call = kernel, rotate_back, seq_axis, not transposed
+        constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        return ys
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kernel, rotate_back, seq_axis, transposed = ctx.call
+        present = tuple(g for g in grads if g is not None)
+        rotated = rotate_back(kernel, present, _load_source(ctx), seq_axis, transposed) if present else ()
+        in_order = iter(rotated)
+        return None, *(None if g is None else next(in_order) for g in grads)
+
+
+rotate_recorded: Any = RotationFunction.apply
+
+
+def _save_source(ctx: Any, source: Source) -> None:
+    """Save a source for the backward: its tensors, its first fields, so that autograd sees them change."""
+    tensors = [value for value in source if isinstance(value, torch.Tensor)]
+    if tensors and tensors[0].dtype is torch.int32:
+        # A copy, as the array-api backend makes: the caller may then change the positions.
+        tensors = [tensors[0].to(torch.int64)]
+    ctx.save_for_backward(*tensors)
+    ctx.source, ctx.fields = type(source), source[len(tensors) :]
+    ctx.set_materialize_grads(False)
+
+
+def _load_source(ctx: Any) -> Source:
+    """Return the source that `_save_source` saved."""
+    source: Source = ctx.source(*ctx.saved_tensors, *ctx.fields)
+    return source
+
+
+def adjoint(tables: Tables) -> Tables:
+    """Return the tables of the transposed rotation."""
+    return Tables(tables.cos, -tables.sin, tables.layout.transposed(tables.layout.amplitude))
+
+
+def rotate_by_operations(
+    xs: Any,
+    source: Source,
+    seq_axis: int,
+    transposed: bool,
+    stored: Callable[[Any], Any] = lambda table: table,
+) -> tuple[Any, ...]:
+    """Rotate arrays of one compute dtype by integer positions, or by tables of that dtype.
+
+    `transposed`: rotate by the adjoint. Tables that are made here pass through `stored`.
+    """
+    ops = LIBRARY.ops(xs[0])
+    ops.xp = _XPWithTorchCat()
+    if not isinstance(source, Tables):
+        use_float64 = computes_in_float64(xs[0])
+        pos, _ = read_positions(source.values, LIBRARY, ops, use_float64)
+        cos, sin = cos_sin(pos, None, source.plan, use_float64, ops)
+        source = Tables(stored(cos), stored(sin), source.layout)
+    return rotate_by_tables(xs, adjoint(source) if transposed else source, seq_axis, ops)
+
+
+class _XPWithTorchCat:
+    """PyTorch's namespace, but `concat` is torch.cat, for which the vmap of batched gradients has a rule."""
+
+    concat = staticmethod(torch.cat)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LIBRARY.xp, name)
