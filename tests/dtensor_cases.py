@@ -38,9 +38,9 @@ def cut(tensor, mesh, *places):
     return distribute_tensor(tensor, mesh, places, src_data_rank=None)
 
 
-def check(ys, whole, parts):
+def check(ys, truths, xs):
     """Assert that each y has the placements of its x, and that its local tensor is the truth's part."""
-    for y, truth, x in zip(ys, whole, parts, strict=True):
+    for y, truth, x in zip(ys, truths, xs, strict=True):
         assert (y.placements, y.shape, y.dtype) == (x.placements, truth.shape, truth.dtype)
         assert torch.equal(y.to_local(), cut(truth.detach(), x.device_mesh, *x.placements).to_local())
 
@@ -48,17 +48,17 @@ def check(ys, whole, parts):
 def silently(function, *arguments, **options):
     """Call a function, and assert that it communicated nothing."""
     with CommDebugMode() as communications:
-        result = function(*arguments, **options)
+        returned = function(*arguments, **options)
     assert communications.get_total_counts() == 0, dict(communications.get_comm_counts())
-    return result
+    return returned
 
 
-def check_call(rope, dx, own, x, pos):
+def check_call(rope, dx, dpos, x, pos):
     """Check a call, its inverse, and a Rotation."""
     truth = rope.apply(x, pos)
-    check([silently(rope.apply, dx, own)], [truth], [dx])
-    check([silently(silently(rope.rotation, own, like=dx).apply, dx)], [truth], [dx])
-    check([silently(rope.apply, dx, own, inverse=True)], [rope.apply(x, pos, inverse=True)], [dx])
+    check([silently(rope.apply, dx, dpos)], [truth], [dx])
+    check([silently(silently(rope.rotation, dpos, like=dx).apply, dx)], [truth], [dx])
+    check([silently(rope.apply, dx, dpos, inverse=True)], [rope.apply(x, pos, inverse=True)], [dx])
 
 
 # ---- positions, sizes ----
@@ -120,10 +120,10 @@ def positions(length):
 def inputs(mesh, names, seq_axis, *, sharded_pos, length=6):
     """Return whole and sharded arrays: q of 4 heads, k of 2, weights of their gradients, and positions."""
     shapes = [(4, heads, length, 16) if seq_axis == -2 else (4, length, heads, 16) for heads in (4, 2)]
-    whole = [normal(*shape, seed=seed) for seed in (0, 1) for shape in shapes]
-    parts = [cut(tensor, mesh, *map(AXES[seq_axis].get, names)) for tensor in whole]
+    full = [normal(*shape, seed=seed) for seed in (0, 1) for shape in shapes]
+    sharded = [cut(tensor, mesh, *map(AXES[seq_axis].get, names)) for tensor in full]
     pos_axes = {"batch": 0, "sequence": 1} if sharded_pos else {}
-    return whole, parts, cut(positions(length), mesh, *map(pos_axes.get, names))
+    return full, sharded, cut(positions(length), mesh, *map(pos_axes.get, names))
 
 
 def rotate_both(q, k, pos, rope, seq_axis):
@@ -143,9 +143,9 @@ def with_gradient(function, arrays, *arguments):
 def case_gradients(mesh, _):
     for names in itertools.product(("replicated", *AXES[-2]), repeat=2):
         for seq_axis, sharded_pos, rope in ((-2, True, PARTIAL_WIDTH), (-3, False, ROPE)):
-            whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=sharded_pos)
-            found = silently(with_gradient, rotate_both, parts, pos, rope, seq_axis)
-            check(found, with_gradient(rotate_both, whole, positions(6), rope, seq_axis), parts)
+            full, sharded, pos = inputs(mesh, names, seq_axis, sharded_pos=sharded_pos)
+            rotated = silently(with_gradient, rotate_both, sharded, pos, rope, seq_axis)
+            check(rotated, with_gradient(rotate_both, full, positions(6), rope, seq_axis), sharded)
 
 
 def case_compiled(mesh, _):
@@ -164,9 +164,9 @@ def case_compiled(mesh, _):
         torch._dynamo.reset()
         compiled = torch.compile(rotate_both, backend=aot_autograd(fw_compiler=record), fullgraph=True)
         for length in lengths:
-            whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=True, length=length)
-            found = with_gradient(compiled, parts, pos, ROPE, seq_axis)
-            check(found, with_gradient(rotate_both, whole, positions(length), ROPE, seq_axis), parts)
+            full, sharded, pos = inputs(mesh, names, seq_axis, sharded_pos=True, length=length)
+            rotated = with_gradient(compiled, sharded, pos, ROPE, seq_axis)
+            check(rotated, with_gradient(rotate_both, full, positions(length), ROPE, seq_axis), sharded)
         assert len(graphs) == 2 * min(len(lengths), 2), "forward and backward"
         assert not [node for graph in graphs for node in graph.graph.nodes if "c10d" in str(node.target)]
 
@@ -200,9 +200,9 @@ def case_tuples_of_other_placements(mesh, _):
     """Arrays of one call may be placed in different ways, and have other dtypes."""
     dtypes, places = (torch.float32, torch.float64, torch.bfloat16), ((0, 1), (2, None), (None, 2))
     xs = [normal(4, 2 * i + 2, 6, 16, dtype=dtype) for i, dtype in enumerate(dtypes)]
-    parts = [cut(x, mesh, *place) for x, place in zip(xs, places, strict=True)]
+    dxs = [cut(x, mesh, *place) for x, place in zip(xs, places, strict=True)]
     pos = positions(6)
-    check(ROPE.apply(tuple(parts), cut(pos, mesh, None, None)), ROPE.apply(tuple(xs), pos), parts)
+    check(ROPE.apply(tuple(dxs), cut(pos, mesh, None, None)), ROPE.apply(tuple(xs), pos), dxs)
 
 
 def case_identity(_, mesh):
@@ -217,8 +217,8 @@ def case_flattened_axes(mesh, _):
     x, pos = normal(4, 6, 2, 16), positions(6)
     dx = cut(x, mesh, 0, 1)
     truth = cut(ROPE.apply(x, pos, seq_axis=-3), mesh, 0, 1).to_local().flatten(0, 1)
-    for own in (cut(pos, mesh, 0, 1).flatten(), cut(pos.flatten(), mesh, None, None)):
-        y = ROPE.apply(dx.flatten(0, 1), own, seq_axis=0)
+    for dpos in (cut(pos, mesh, 0, 1).flatten(), cut(pos.flatten(), mesh, None, None)):
+        y = ROPE.apply(dx.flatten(0, 1), dpos, seq_axis=0)
         assert isinstance(y.placements[1], _StridedShard)
         assert torch.equal(y.to_local(), truth)
     with pytest.raises(ra.ShapeError, match="members of a pair"):
@@ -251,34 +251,34 @@ def case_plain_positions(_, mesh):
             ROPE.apply(dx, refused)
         with pytest.raises(ra.ArrayTypeError):
             ROPE.rotation(refused, like=dx)
-    given = str(caught.value).partition("of the whole, give ")[2].rstrip(".")
-    check([ROPE.apply(dx, eval(given, names | {"pos": pos}))], [truth], [dx])
-    own = DTensor.from_local(of_shard, dx.device_mesh, [Shard(0)])
-    check([ROPE.apply(dx, own)], [truth], [dx])
+    advice = str(caught.value).partition("of the whole, give ")[2].rstrip(".")
+    check([ROPE.apply(dx, eval(advice, names | {"pos": pos}))], [truth], [dx])
+    dpos = DTensor.from_local(of_shard, dx.device_mesh, [Shard(0)])
+    check([ROPE.apply(dx, dpos)], [truth], [dx])
     with implicit_replication():
         check([silently(ROPE.apply, dx, pos)], [truth], [dx])
 
 
-def case_refusals(other, mesh):
+def case_refusals(other_mesh, mesh):
     x, pos = normal(8, 2, 12, 16), torch.arange(12)
-    split, whole = cut(x, mesh, 3), cut(x, mesh, 0)
+    split, dx = cut(x, mesh, 3), cut(x, mesh, 0)
     partial = functools.partial(DTensor.from_local, device_mesh=mesh, placements=[Partial()], run_check=False)
-    on_other = cut(pos, other, None, None)
-    rotation = ROPE.rotation(on_other, like=cut(x, other, None, None))
+    on_other = cut(pos, other_mesh, None, None)
+    rotation = ROPE.rotation(on_other, like=cut(x, other_mesh, None, None))
     for error, match, call in (
         (ra.ShapeError, "one shard", lambda: ROPE.apply(split, 5)),
-        (ra.ShapeError, "one shard", lambda: ROPE.rotation(range(12), like=whole).apply(split)),
+        (ra.ShapeError, "one shard", lambda: ROPE.rotation(range(12), like=dx).apply(split)),
         (ra.ShapeError, "redistribute", lambda: ROPE.apply(partial(x), 5)),
-        (ra.ArrayTypeError, "redistribute", lambda: ROPE.apply(whole, partial(pos))),
-        (ra.ArrayTypeError, "plain", lambda: ROPE.apply((whole, x), 5)),
+        (ra.ArrayTypeError, "redistribute", lambda: ROPE.apply(dx, partial(pos))),
+        (ra.ArrayTypeError, "plain", lambda: ROPE.apply((dx, x), 5)),
         (ra.ArrayTypeError, "plain", lambda: ROPE.apply(x, cut(pos, mesh, None))),
-        (ra.ArrayTypeError, "plain tables", lambda: ROPE.rotation(range(12), like=x).apply(whole)),
-        (ra.RoPEError, "DTensor", lambda: ROPE.rotation(range(12), like=whole).apply(x)),
-        (ra.ShapeError, "line up", lambda: ROPE.apply(whole, cut(torch.arange(11), mesh, None))),
-        (ra.ArrayTypeError, "numpy", lambda: ROPE.apply(whole, np.arange(12))),
-        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.apply(whole, on_other)),
-        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.rotation(on_other, like=whole)),
-        (ra.ArrayTypeError, "x's mesh", lambda: rotation.apply(whole)),
+        (ra.ArrayTypeError, "plain tables", lambda: ROPE.rotation(range(12), like=x).apply(dx)),
+        (ra.RoPEError, "DTensor", lambda: ROPE.rotation(range(12), like=dx).apply(x)),
+        (ra.ShapeError, "line up", lambda: ROPE.apply(dx, cut(torch.arange(11), mesh, None))),
+        (ra.ArrayTypeError, "numpy", lambda: ROPE.apply(dx, np.arange(12))),
+        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.apply(dx, on_other)),
+        (ra.ArrayTypeError, "x's mesh", lambda: ROPE.rotation(on_other, like=dx)),
+        (ra.ArrayTypeError, "x's mesh", lambda: rotation.apply(dx)),
     ):
         with pytest.raises(error, match=match):
             call()

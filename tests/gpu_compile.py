@@ -21,7 +21,7 @@ _TYPES |= {torch.int32: "i32", torch.int64: "i64"}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-class Code(NamedTuple):
+class MachineCode(NamedTuple):
     """The machine code of a launch."""
 
     instructions: Counter  # their number by name
@@ -34,14 +34,14 @@ class Code(NamedTuple):
     def per_pair(self):
         return sum(self.instructions.values()) / self.pairs
 
-    def widths(self, kind):
+    def widths(self, instruction):
         """Return the bits of the loads (LDG) or stores (STG) of global memory, each with their number."""
-        found = Counter()
+        widths = Counter()
         for name, count in self.instructions.items():
-            if name.startswith(kind):
+            if name.startswith(instruction):
                 bits = re.search(r"\.[US]?(8|16|64|128)\b", name)
-                found[int(bits[1]) if bits else 32] += count
-        return found
+                widths[int(bits[1]) if bits else 32] += count
+        return widths
 
 
 def launches(xs, source, seq_axis=-2, in_place=False, transposed=False):
@@ -55,16 +55,16 @@ def compile_for(target, launch, xs, source):
     read = source[:2] if isinstance(source, Tables) else (source.values, source.values)
     read = [_TYPES[tensor.dtype] if isinstance(tensor, torch.Tensor) else "i64" for tensor in read]
     arrays = [_TYPES[xs[i].dtype] for i in (launch.first, launch.first, launch.second, launch.second)]
-    pointers = [f"*{kind}" for kind in (*arrays, *read, "i64")]
+    pointers = [f"*{name}" for name in (*arrays, *read, "i64")]
     names, constants = rotate_rows.arg_names, constants_of(launch)
-    kinds = [*pointers, *["i64"] * (1 + len(launch.numbers)), *["constexpr"] * len(constants)]
-    made = ASTSource(
+    types = [*pointers, *["i64"] * (1 + len(launch.numbers)), *["constexpr"] * len(constants)]
+    kernel_source = ASTSource(
         rotate_rows,
-        dict(zip(names, kinds, strict=True)),
+        dict(zip(names, types, strict=True)),
         {(names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
-    return triton.compile(made, target=target, options=_triton_launch.options_of(launch))
+    return triton.compile(kernel_source, target=target, options=_triton_launch.options_of(launch))
 
 
 def constants_of(launch):
@@ -85,7 +85,7 @@ def machine_code(arch, launch, xs, source, folder):
     rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
     pairs = rows * constants["PAIRS"] / (32 * launch.num_warps)
     registers, *memory = (int(re.search(rf"\b{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
-    return Code(Counter(order), pairs, registers, sum(memory), order)
+    return MachineCode(Counter(order), pairs, registers, sum(memory), order)
 
 
 def _run(tool, *arguments):

@@ -53,7 +53,7 @@ def main():
     torch._functorch.config.force_non_lazy_backward_lowering = True
     torch._inductor.config.force_disable_caches = True
     modules = {" ".join(case): generate(*case) for case in CASES}
-    print(json.dumps({case: [facts(module) for module in both] for case, both in modules.items()}))
+    print(json.dumps({case: [facts(module) for module in pair] for case, pair in modules.items()}))
 
 
 def facts(module):
@@ -181,5 +181,5 @@ def accesses(kernel):
         # 1024 elements in four warps: the first of the sizes that Inductor tries for large arrays.
         source = ASTSource(function, signature, {"XBLOCK": 1024}, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    found = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", compiled.asm["ptx"])
-    return [(kind, int(count or 1) * int(bits) // 8) for kind, count, bits in found]
+    accesses = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", compiled.asm["ptx"])
+    return [(instruction, int(count or 1) * int(bits) // 8) for instruction, count, bits in accesses]

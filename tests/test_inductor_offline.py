@@ -42,8 +42,8 @@ def test_one_kernel_over_x_by_vectors_without_a_temporary(modules, dtype, pairin
     assert not re.search(r"extern_kernels|torch\.ops", code)
     allocated = re.findall(r"= empty_strided_cuda\(\(([\d, ]*)\), \([\d, ]*\), torch\.(\w+)\)", code)
     assert len(allocated) == code.count("= empty_strided")
-    sizes = [(math.prod(map(int, shape.split(", "))), kind) for shape, kind in allocated]
+    sizes = [(math.prod(map(int, shape.split(", "))), name) for shape, name in allocated]
     assert sizes == [*[(TABLE, "float32")] * (2 * by_positions), (SIZE, dtype)]
-    widths = {kind: {width for each, width in module["accesses"] if each == kind} for kind in ("ld", "st")}
-    assert widths["st"] == {16}
-    assert widths["ld"] == ({16} if pairing == "half" else {4, ITEMSIZE[dtype]})
+    assert {width for name, width in module["accesses"] if name == "st"} == {16}
+    loads = {width for name, width in module["accesses"] if name == "ld"}
+    assert loads == ({16} if pairing == "half" else {4, ITEMSIZE[dtype]})

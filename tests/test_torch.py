@@ -64,10 +64,10 @@ SITUATIONS |= {name: (run, False) for name, (run, _) in DECLINED.items()}
 def test_every_situation_has_the_same_bits(name, of, backend, runs):
     run, served = SITUATIONS[name]
     x = normal(2, 5, 16)
-    want = of(x, backend if served else backend or "torch")
+    expected = of(x, backend if served else backend or "torch")
     runs.clear()
     y = run(lambda x: of(x, backend), x)
-    assert same(y, want)
+    assert same(y, expected)
     assert type(y) is torch.Tensor
     assert bool(runs) == (served and backend is None)
 
@@ -97,8 +97,8 @@ def test_tensors_without_plain_memory_are_declined(runs):
     x, zeros = normal(2, 5, 16), torch._efficientzerotensor(2, 5, 16)
     for of in BY.values():
         assert torch.equal(of(zeros), by_array_api(torch.zeros(2, 5, 16)))
-    for other in (zeros, negated(x), x.as_subclass(Tagged)):
-        assert torch.equal(ROPE.apply((x, other), POS)[0].as_subclass(torch.Tensor), by_array_api(x))
+    for unreadable in (zeros, negated(x), x.as_subclass(Tagged)):
+        assert torch.equal(ROPE.apply((x, unreadable), POS)[0].as_subclass(torch.Tensor), by_array_api(x))
     assert not runs
     with pytest.raises(ra.BackendError, match="not in memory as they are"):
         ROPE.apply(zeros, POS, backend="native")
@@ -122,8 +122,8 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
         patched.setattr(_eager, "CAN_DETECT_MODES", False)
         _eager.register_gate(_native.kernel)
         for of in BY.values():
-            for one in (x, x.clone().requires_grad_()):
-                assert same(of(one).detach(), by_array_api(x))
+            for tensor in (x, x.clone().requires_grad_()):
+                assert same(of(tensor).detach(), by_array_api(x))
         assert not runs
         with pytest.raises(ra.BackendError, match="this version of PyTorch"):
             ROPE.apply(x, POS, backend="native")
@@ -132,14 +132,14 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
 
 @KERNEL
 def test_a_mode_affects_its_own_thread_only(runs):
-    x, results = normal(2, 5, 16), []
+    x, ys = normal(2, 5, 16), []
     with RecordDispatch():
         assert same(ROPE.apply(x, POS), by_array_api(x))
         assert not runs
-        thread = threading.Thread(target=lambda: results.append(ROPE.apply(x, POS)))
+        thread = threading.Thread(target=lambda: ys.append(ROPE.apply(x, POS)))
         thread.start()
         thread.join()
-    assert near(results[0], by_array_api(x))
+    assert near(ys[0], by_array_api(x))
     assert len(runs) == 1
 
 
@@ -227,10 +227,10 @@ def test_backward_under_autocast_that_the_kernel_declines(of):
 
 def test_an_active_transform_of_other_tensors(runs):
     """The kernel declines: the transform may capture a tensor that the call makes."""
-    x, seen = normal(2, 5, 16), []
-    want = by_array_api(x)
-    torch.func.vmap(lambda dummy: seen.append(ROPE.apply(x, POS)) or dummy)(torch.zeros(2))
-    assert same(seen[0], want)
+    x, ys = normal(2, 5, 16), []
+    expected = by_array_api(x)
+    torch.func.vmap(lambda dummy: ys.append(ROPE.apply(x, POS)) or dummy)(torch.zeros(2))
+    assert same(ys[0], expected)
     assert not runs
 
 
@@ -242,9 +242,9 @@ def test_gradient_outside_of_a_transform_inside():
         inner = torch.func.grad(lambda x: (of(x * scale) ** 2).sum())(x)
         return torch.autograd.grad(inner.sum(), scale)[0]
 
-    want = gradient(by_array_api)
-    assert torch.allclose(gradient(lambda x: ROPE.apply(x, POS)), want)
-    assert want.abs() > 1e-3
+    expected = gradient(by_array_api)
+    assert torch.allclose(gradient(lambda x: ROPE.apply(x, POS)), expected)
+    assert expected.abs() > 1e-3
 
 
 @by
@@ -257,8 +257,8 @@ def test_forward_mode_over_a_gradient_that_the_kernel_recorded(of, runs):
     runs.clear()
     with forward_ad.dual_level():
         (gradient,) = torch.autograd.grad(y, x, forward_ad.make_dual(weight, tangent))
-        for part, want in zip(forward_ad.unpack_dual(gradient), (weight, tangent), strict=True):
-            judge_gradient(part, want)
+        for rotated, expected in zip(forward_ad.unpack_dual(gradient), (weight, tangent), strict=True):
+            judge_gradient(rotated, expected)
     assert not runs
 
 
@@ -404,14 +404,14 @@ POSITIONS = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_default_dtype_and_device_change_nothing(name, dtype):
     x, pos = normal(2, 5, 16, dtype=dtype), POSITIONS[name]
-    want = HALF.apply(x, pos), HALF.rotation(pos, like=x).cos
-    for setting, other, usual in (("dtype", torch.float16, torch.float32), ("device", "meta", None)):
+    expected = HALF.apply(x, pos), HALF.rotation(pos, like=x).cos
+    for setting, changed, default in (("dtype", torch.float16, torch.float32), ("device", "meta", None)):
         change = getattr(torch, f"set_default_{setting}")
-        change(other)
+        change(changed)
         try:
-            assert same((HALF.apply(x, pos), HALF.rotation(pos, like=x).cos), want)
+            assert same((HALF.apply(x, pos), HALF.rotation(pos, like=x).cos), expected)
         finally:
-            change(usual)
+            change(default)
 
 
 @pytest.mark.parametrize("name", POSITIONS)

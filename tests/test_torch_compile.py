@@ -135,13 +135,13 @@ CALLS["decoding"] = (
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_compiled_over_lengths_and_offsets(name, dynamic, compile_counting):
     """With dynamic=True the amplitude, as each number of Dynamo, is a symbol."""
-    function, calls, most = CALLS[name]
+    function, calls, most_frames = CALLS[name]
     run, counter = compile_counting(lambda *arguments: function(*arguments), dynamic=dynamic)
     for arguments in calls:
-        results, wanted = run(*arguments), function(*arguments)
-        assert same(results, wanted)
-        assert type(results[-1]) is type(wanted[-1])  # of a Rotation too
-    assert 1 <= counter.frame_count <= most
+        ys, wanted = run(*arguments), function(*arguments)
+        assert same(ys, wanted)
+        assert type(ys[-1]) is type(wanted[-1])  # of a Rotation too
+    assert 1 <= counter.frame_count <= most_frames
 
 
 def test_other_calls_compile_nothing_more(compile_counting, runs):
@@ -262,7 +262,7 @@ def projection(tokens=5, dtype=torch.float32):
 
 def views_of(qkv):
     """Return q, k and v as views: (tokens, heads, 16)."""
-    return tuple(part.view(-1, part.shape[-1] // 16, 16) for part in qkv.split([16 * n for n in HEADS], -1))
+    return tuple(x.view(-1, x.shape[-1] // 16, 16) for x in qkv.split([16 * n for n in HEADS], -1))
 
 
 def rotate_in_place(xs, pos, rope=HALF, by_rotation=False):
@@ -353,20 +353,20 @@ PROGRAMS = {
 
 def outcome(function, arguments):
     """Return the results, the arguments that they were written into, and the gradients of these."""
-    results = torch.utils._pytree.tree_leaves(function(*arguments))
-    torch.autograd.backward([y.sin().sum() for y in results if y.requires_grad])
+    ys = torch.utils._pytree.tree_leaves(function(*arguments))
+    torch.autograd.backward([y.sin().sum() for y in ys if y.requires_grad])
     memory = [x if x._base is None else x._base for x in arguments]
-    return [*results, *memory, *(x.grad for x in arguments if x.grad is not None)]
+    return [*ys, *memory, *(x.grad for x in arguments if x.grad is not None)]
 
 
 def judge_program(name, backend="aot_eager"):
     """Assert that a compiled program returns and writes what the eager calls do, and has their gradients."""
     function, make = PROGRAMS[name]
-    for got, want in zip(
+    for by_program, eager in zip(
         outcome(compiled(function, backend), make()), outcome(function, make()), strict=True
     ):
-        assert got.requires_grad == want.requires_grad
-        assert near(got, want)
+        assert by_program.requires_grad == eager.requires_grad
+        assert near(by_program, eager)
 
 
 @by_compiler
@@ -404,9 +404,9 @@ def test_memory_that_overlaps_x_partly(backend, fresh_dynamo):
     """Eager calls refuse it. A compiled call computes the result before it writes."""
     memory = normal(5, 24)
     x, out = memory[:, :16], memory[:, 8:]
-    given = x.clone()
+    original = x.clone()
     compiled(lambda x, out: HALF.apply(x, POS, out=out), backend)(x, out)
-    judge(out, given, LIST, **FIELDS["half"])
+    judge(out, original, LIST, **FIELDS["half"])
 
 
 OVERLAPS = {
@@ -605,11 +605,11 @@ def test_export_with_a_dynamic_length(name, strict):
     loaded = torch.export.load(file).module()
     of, arguments, _ = EXPORTED[name]
     for size in (2, 77):
-        given, *others = (arguments(size) for _ in range(3))
-        want = of(*given)
-        for exported, other in zip((program.module(), loaded), others, strict=True):
-            assert same(exported(*other), want)
-            assert name == "offset" or same(other, given)  # written alike
+        eager_arguments, *copies = (arguments(size) for _ in range(3))
+        expected = of(*eager_arguments)
+        for exported, copy in zip((program.module(), loaded), copies, strict=True):
+            assert same(exported(*copy), expected)
+            assert name == "offset" or same(copy, eager_arguments)  # written alike
     if name == "rotation":  # a Rotation of another layout is no match
         with pytest.raises(Exception, match=r"Rotation|[Ii]nput"):
             loaded(*arguments(5)[:2], OTHER.rotation(POS, like=arguments(5)[0]))
@@ -640,8 +640,8 @@ def test_ahead_of_time_inductor(name, tmp_path):
     for size in (2, 5, 77):
         with torch.no_grad():
             ys, wanted = (torch.utils._pytree.tree_leaves(f(*arguments(size))) for f in (loaded, of))
-        for y, want in zip(ys, wanted, strict=True):
-            assert near(y, want)
+        for y, expected in zip(ys, wanted, strict=True):
+            assert near(y, expected)
 
 
 # ---- caches ----
@@ -660,8 +660,8 @@ def test_a_program_is_compiled_once_for_equal_ropes(fresh_dynamo):
             torch._dynamo.reset()
             rope = ra.RoPE(16, pairing="half", base=97.0)
             y = compiled(lambda x, pos, rope=rope: rope.apply(x, pos), "inductor")(x, torch.arange(64))
-            want = rope.rotation(range(64), like=x).adjoint().apply(weight)
-            assert near(torch.autograd.grad(y, x, weight)[0], want)
-            found = torch._dynamo.utils.counters["aot_autograd"]
-            assert found["autograd_cache_hit"] == hits
-            assert found["autograd_cache_miss"] == 1
+            expected = rope.rotation(range(64), like=x).adjoint().apply(weight)
+            assert near(torch.autograd.grad(y, x, weight)[0], expected)
+            counts = torch._dynamo.utils.counters["aot_autograd"]
+            assert counts["autograd_cache_hit"] == hits
+            assert counts["autograd_cache_miss"] == 1

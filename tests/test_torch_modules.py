@@ -71,8 +71,8 @@ class Attention(torch.nn.Module):
 def test_every_form_of_positions(pos, axis):
     q, k = normal(2, 4, 5, 16), normal(2, 1, 5, 16)
     for module in (RotaryEmbedding(HALF, seq_axis=axis), Learned(HALF, seq_axis=axis)):
-        given = (q, k) if axis == -2 else (q.transpose(1, 2), k.transpose(1, 2))
-        for y, x in zip(module(*given, positions=pos), (q, k), strict=True):
+        arrays = (q, k) if axis == -2 else (q.transpose(1, 2), k.transpose(1, 2))
+        for y, x in zip(module(*arrays, positions=pos), (q, k), strict=True):
             judge(y if axis == -2 else y.transpose(1, 2), x, np.asarray(pos), **FIELDS["half"])
 
 
@@ -81,16 +81,16 @@ def test_every_form_of_positions(pos, axis):
 def test_one_position_is_no_offset(pos, axis):
     """A number serves one token; for more, the message gives the positions that follow it."""
     q = normal(2, 4, 5, 16) if axis == -2 else normal(2, 5, 4, 16)
-    one = q.narrow(axis, 0, 1)
+    token = q.narrow(axis, 0, 1)
     for module in (RotaryEmbedding(HALF, seq_axis=axis), Learned(HALF, seq_axis=axis)):
-        assert same(module(one, one, pos)[1], HALF.apply(one, pos, seq_axis=axis))
+        assert same(module(token, token, pos)[1], HALF.apply(token, pos, seq_axis=axis))
         with pytest.raises(ra.ShapeError, match="a position is no offset") as caught:
             module(q, q, pos)
-        each, call = re.findall(r"another, give (.*?)\. .* call (.*)\.$", str(caught.value))[0]
+        positions_text, call = re.findall(r"another, give (.*?)\. .* call (.*)\.$", str(caught.value))[0]
         names = {"positions": pos, "q": q, "k": q, "torch": torch, "range": range, "module": module}
-        y, _ = module(q, q, eval(each, names))
-        want = torch.as_tensor(pos) + torch.arange(5)
-        judge(*(x if axis == -2 else x.transpose(1, 2) for x in (y, q)), want, **FIELDS["half"])
+        y, _ = module(q, q, eval(positions_text, names))
+        expected = torch.as_tensor(pos) + torch.arange(5)
+        judge(*(x if axis == -2 else x.transpose(1, 2) for x in (y, q)), expected, **FIELDS["half"])
         assert same(eval(call, names)[0], HALF.apply(q, pos, seq_axis=axis))
 
 
@@ -102,8 +102,8 @@ def test_heads_of_one_token_are_no_tokens(pos, heads):
     with pytest.raises(ra.ShapeError, match=r"axis -2 of q has the size 4") as caught:
         module(q, k, pos)
     (call,) = re.findall(r"heads of one token, call (.*)\.$", str(caught.value))
-    got = eval(call, {"module": module, "positions": pos, "q": q, "k": k})
-    for y, x in zip(got, (q, k), strict=True):
+    rotated = eval(call, {"module": module, "positions": pos, "q": q, "k": k})
+    for y, x in zip(rotated, (q, k), strict=True):
         assert same(y, HALF.apply(x[..., None, :], [[[3]], [[5]]] if pos != 3 else 3)[..., 0, :])
 
 
@@ -115,15 +115,15 @@ def test_one_position_in_a_trace():
         torch.jit.trace(FIXED, (q, q, torch.tensor([3])))
     with pytest.warns(torch.jit.TracerWarning) as caught:  # of other checks
         torch.jit.trace(FIXED, (q, q, torch.arange(5)))
-    assert not [each for each in caught if each.filename.endswith("_rotary.py")]
+    assert not [warning for warning in caught if warning.filename.endswith("_rotary.py")]
 
 
 def test_coordinates():
     q, pos = normal(1, 4, 6, 16), torch.cartesian_prod(torch.arange(2), torch.arange(3))
     for module in (RotaryEmbedding(AXIAL), Learned(AXIAL), Mixed(HALF, 4)):
-        got = module(q, q, pos)[1]
-        assert isinstance(module, Mixed) or same(got, AXIAL.apply(q, pos))
-        assert same(module(q[..., 5:, :], q[..., 5:, :], [[1, 2]])[0], got[..., 5:, :])
+        rotated = module(q, q, pos)[1]
+        assert isinstance(module, Mixed) or same(rotated, AXIAL.apply(q, pos))
+        assert same(module(q[..., 5:, :], q[..., 5:, :], [[1, 2]])[0], rotated[..., 5:, :])
         with pytest.raises(ra.ShapeError, match="give 6 positions"):
             module(q, q, [[1, 2]])
 
@@ -240,9 +240,9 @@ COPIES = {
 @pytest.mark.parametrize("name", COPIES)
 def test_casts_and_copies_change_no_bit(name, make):
     module = changed(make())
-    want = call(module)
+    expected = call(module)
     copied = COPIES[name](module)
-    assert all(map(same, call(copied), want))
+    assert all(map(same, call(copied), expected))
     assert repr(copied) == repr(module)
     assert all(parameter.dtype == torch.float32 for parameter in copied.parameters())
 
@@ -259,12 +259,12 @@ def test_the_fixed_module_has_no_state_and_shows_its_rope():
 def test_settings_change_no_bit(make):
     """Autocast, and a default dtype of bfloat16 when a module is made and called."""
     module = changed(make())
-    want = call(module)
+    expected = call(module)
     with torch.autocast("cpu", torch.bfloat16):
-        assert all(map(same, call(module), want))
+        assert all(map(same, call(module), expected))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert all(map(same, call(module), want))
+        assert all(map(same, call(module), expected))
         assert all(parameter.dtype == torch.float32 for parameter in make().parameters())
     finally:
         torch.set_default_dtype(torch.float32)
@@ -331,17 +331,17 @@ def test_a_learned_rope_is_used_without_torch():
 @pytest.mark.parametrize("make", [MODULES["learned"], MODULES["mixed"]], ids=["learned", "mixed"])
 def test_state_round_trip(make):
     """Into float32: parameters of 16 bits are refused."""
-    module, other = changed(make()), make()
+    module, loaded = changed(make()), make()
     state = module.state_dict()
     assert len(state) == 1
-    other.load_state_dict({name: value.clone() for name, value in state.items()})
-    assert all(map(same, call(other), call(module)))
+    loaded.load_state_dict({name: value.clone() for name, value in state.items()})
+    assert all(map(same, call(loaded), call(module)))
     narrow = {name: value.bfloat16() for name, value in state.items()}
-    other.load_state_dict(narrow)  # copies into float32
-    call(other)
-    other.load_state_dict(narrow, assign=True)
+    loaded.load_state_dict(narrow)  # copies into float32
+    call(loaded)
+    loaded.load_state_dict(narrow, assign=True)
     with pytest.raises(ra.ArrayTypeError, match=r"bfloat16.*must stay float32"):
-        call(other)
+        call(loaded)
 
 
 # ---- mixed frequencies ----
@@ -384,8 +384,8 @@ def test_compiled_over_lengths(make, fresh_dynamo):
             y = function(x, pos)
             y.square().sum().backward()
             gradients.append([y, *(parameter.grad for parameter in model.parameters())])
-        for one, other in zip(*gradients, strict=True):
-            assert torch.allclose(one, other, atol=1e-5, rtol=1e-4)
+        for eager, by_program in zip(*gradients, strict=True):
+            assert torch.allclose(eager, by_program, atol=1e-5, rtol=1e-4)
     assert counter.frame_count <= 2
 
 
@@ -419,5 +419,5 @@ def test_exported_with_a_dynamic_length(make):
     program = torch.export.export(module, arguments, dynamic_shapes=shapes)
     for size in (2, 77):
         q, pos = normal(2, 2, size, 16), positions_for(module, size)
-        for y, want in zip(program.module()(q, -q, pos), module(q, -q, pos), strict=True):
-            assert torch.allclose(y, want, atol=1e-6)
+        for y, expected in zip(program.module()(q, -q, pos), module(q, -q, pos), strict=True):
+            assert torch.allclose(y, expected, atol=1e-6)

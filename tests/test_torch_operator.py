@@ -65,9 +65,9 @@ def test_the_operators_pass_pytorch_s_checks(name):
 
 def test_the_operator_in_place_records_no_gradient():
     x = normal(2, 5, 16).requires_grad_()
-    for given in (x, x * 1):
+    for tensor in (x, x * 1):
         with pytest.raises(ra.ArrayTypeError, match="records none"):
-            rotate_in_place(given)
+            rotate_in_place(tensor)
     with forward_ad.dual_level(), pytest.raises(ra.ArrayTypeError, match="dual number"):
         rotate_in_place(forward_ad.make_dual(x.detach(), normal(2, 5, 16)))
     assert same(x.detach(), normal(2, 5, 16))
@@ -171,7 +171,7 @@ def test_out_that_is_not_x_is_copied_from_the_operator_of_the_cpu(device, fresh_
 def test_a_module_s_rope_may_be_replaced(how, fresh_dynamo):
     """Dynamo compiles anew, and takes no plan or layout of the first rope."""
 
-    class Module(torch.nn.Module):
+    class ExportedLayer(torch.nn.Module):
         rope = HALF
 
         def forward(self, x, pos):
@@ -179,7 +179,7 @@ def test_a_module_s_rope_may_be_replaced(how, fresh_dynamo):
                 return self.rope.apply(x, pos)
             return self.rope.rotation(pos, like=x).inverse().apply(x)
 
-    module, x, pos = Module(), normal(2, 5, 16), torch.arange(5)
+    module, x, pos = ExportedLayer(), normal(2, 5, 16), torch.arange(5)
     run = compiled(module)
     run(x, pos)
     for module.rope in (ROPES["rule"], ROPES["plain"], ROPES["partial"]):
@@ -202,17 +202,17 @@ def programs_of(function, *args):
     """Return the result of a compiled function, and of each program the operators and the buffers' sizes."""
     from torch._inductor.utils import run_and_get_code
 
-    result, programs = run_and_get_code(function, *args)
+    y, programs = run_and_get_code(function, *args)
     of_operators, of_buffers = (
         r"torch\.ops\.rope_array\.(\w+)\.default\(",
         r"= empty_strided_cpu\(\(([\d, ]*)\)",
     )
-    return result, [(text, re.findall(of_operators, text), re.findall(of_buffers, text)) for text in programs]
+    return y, [(text, re.findall(of_operators, text), re.findall(of_buffers, text)) for text in programs]
 
 
 def two_layers(qkv, weight, pos, by_rotation=False):
     qkv = qkv @ weight
-    xs = tuple(part.view(5, -1, 16) for part in qkv.split([64, 64], -1))
+    xs = tuple(columns.view(5, -1, 16) for columns in qkv.split([64, 64], -1))
     for rope in (HALF, OTHER):
         if by_rotation:
             rope.rotation(pos, like=qkv).apply(xs, seq_axis=-3, out=xs)
@@ -260,7 +260,7 @@ def test_nothing_is_copied_in_place(name, fresh_dynamo):
     """One operator for each layer, and no buffer but the projection's and the tables'."""
     function, arguments, operators, buffers = PROGRAMS[name]
     with torch.no_grad():
-        _, ((program, *found),) = programs_of(compiled(function, "inductor"), *arguments)
-    assert found[0] == operators
-    assert sorted(found[1]) == buffers
+        _, ((program, *operators_and_buffers),) = programs_of(compiled(function, "inductor"), *arguments)
+    assert operators_and_buffers[0] == operators
+    assert sorted(operators_and_buffers[1]) == buffers
     assert ("cpp_fused" in program[program.index("def call(") :]) == (name == "rotation")  # makes tables

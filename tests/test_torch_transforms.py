@@ -41,10 +41,10 @@ class Definition:
         start, width = fields.get("rotary_start", 0), fields.get("rotary_dim", WIDTH)
         features = torch.arange(start, start + width)
         pairs = {"interleaved": features.view(-1, 2).T.flatten(), "half": features}
-        pairing, rest = fields.get("pairing", "interleaved"), torch.arange(WIDTH)
-        rest = rest[(rest < start) | (rest >= start + width)]
+        pairing, unrotated = fields.get("pairing", "interleaved"), torch.arange(WIDTH)
+        unrotated = unrotated[(unrotated < start) | (unrotated >= start + width)]
         self.read, self.written = (
-            torch.cat([pairs[name], rest]) for name in (pairing, fields.get("out_pairing", pairing))
+            torch.cat([pairs[name], unrotated]) for name in (pairing, fields.get("out_pairing", pairing))
         )
         omegas = frequencies(width, base=fields.get("base", 10000.0))
         self.omegas = torch.tensor(np.asarray(omegas, dtype=np.float64))
@@ -59,10 +59,10 @@ class Definition:
 
     def rotate_by_tables(self, x, cos, sin):
         pairs = cos.shape[-1]
-        a, b, rest = x[..., self.read].split([pairs, pairs, WIDTH - 2 * pairs], -1)
+        a, b, unrotated = x[..., self.read].split([pairs, pairs, WIDTH - 2 * pairs], -1)
         a, b = a * cos - b * sin, a * sin + b * cos
-        rest = rest.expand(*a.shape[:-1], -1)
-        return torch.cat([a, b, rest], -1)[..., self.written.argsort()]
+        unrotated = unrotated.expand(*a.shape[:-1], -1)
+        return torch.cat([a, b, unrotated], -1)[..., self.written.argsort()]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -77,7 +77,7 @@ def test_the_differentiable_definition_is_the_matrix(name):
 # ---- the cases: sources of a rotation that the suite does not transform, and two that it does ----
 
 
-class Case(NamedTuple):
+class TransformCase(NamedTuple):
     """A call of the package, the definition, and the arguments of both."""
 
     call: Callable[..., Any]
@@ -100,25 +100,25 @@ def cases(name):
         return Definition({}).rotate(x, pos.double()[..., COORDINATES] * omegas)
 
     return {
-        "int64": Case(rope.apply, define, (x, pos)),
-        "floats": Case(rope.apply, define, (x, floats)),
-        "tuple": Case(
+        "int64": TransformCase(rope.apply, define, (x, pos)),
+        "floats": TransformCase(rope.apply, define, (x, floats)),
+        "tuple": TransformCase(
             lambda q, k, pos: rope.apply((q, k), pos),
             lambda q, k, pos: (define(q, pos), define(k, pos)),
             (x, k, pos),
         ),
         # The tables are differentiable, inside a Rotation; their gradient is a Rotation.
-        "rotation argument": Case(
+        "rotation argument": TransformCase(
             lambda x, rotation: rotation.apply(x),
             lambda x, rotation: d.rotate_by_tables(x, *rotation),
             (x, rope.rotation(pos, like=x)),
         ),
-        "learned frequencies": Case(
+        "learned frequencies": TransformCase(
             lambda x, pos, omegas: rope.rotation(pos, like=x, inv_freq=omegas).apply(x),
             lambda x, pos, omegas: d.rotate(x, d.angles(pos, omegas)),
             (x, floats, d.omegas.float()),
         ),
-        "coordinates": Case(AXES.apply, define_by_coordinates, (x, coordinates.float() + 0.25)),
+        "coordinates": TransformCase(AXES.apply, define_by_coordinates, (x, coordinates.float() + 0.25)),
     }
 
 
@@ -137,8 +137,8 @@ def split(of, arguments):
     floats = tuple(argument for argument in arguments if is_float(argument))
 
     def of_floats(*floats):
-        rest = iter(floats)
-        return of(*(next(rest) if is_float(argument) else argument for argument in arguments))
+        in_order = iter(floats)
+        return of(*(next(in_order) if is_float(argument) else argument for argument in arguments))
 
     return of_floats, floats
 
@@ -249,11 +249,11 @@ def widened(arguments):
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, arguments)
 
 
-def assert_equal_to_definition(got, want):
+def assert_equal_to_definition(actual, expected):
     """Compare trees of tensors; the truth must not be 0, or a silent zero would pass."""
-    got, want = tree_leaves(got), tree_leaves(want)
-    assert max(leaf.abs().max() for leaf in want) > 0.01
-    for leaf, truth in zip(got, want, strict=True):
+    actual, expected = tree_leaves(actual), tree_leaves(expected)
+    assert max(leaf.abs().max() for leaf in expected) > 0.01
+    for leaf, truth in zip(actual, expected, strict=True):
         assert leaf.dtype == torch.float32
         bound = 5e-6 * max(1.0, truth.abs().max().item())
         np.testing.assert_allclose(leaf.detach().double(), truth.detach(), rtol=0, atol=bound)
@@ -270,8 +270,8 @@ def case_of(source, transform="grad"):
 
 def check(transform, case, prepare=lambda of: of):
     """Assert that a transform of a call, prepared, is the transform of the definition."""
-    got = transform(prepare(case.call), *case.arguments)
-    assert_equal_to_definition(got, transform(case.define, *widened(case.arguments)))
+    transformed = transform(prepare(case.call), *case.arguments)
+    assert_equal_to_definition(transformed, transform(case.define, *widened(case.arguments)))
 
 
 def cells(each_push, sources=SOURCES, transforms=TRANSFORMS):
@@ -318,8 +318,8 @@ def is_every_third(source, transform):
 def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
     """The transform is inside the compiled function."""
     case, of = case_of(source, transform), TRANSFORMS[transform]
-    got = compiled(lambda *arguments: of(case.call, *arguments))(*case.arguments)
-    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)))
+    transformed = compiled(lambda *arguments: of(case.call, *arguments))(*case.arguments)
+    assert_equal_to_definition(transformed, of(case.define, *widened(case.arguments)))
 
 
 @cells(lambda source, transform: transform in SERVED, ("int64", "tuple", "rotation argument"))

@@ -10,7 +10,7 @@ import child
 import pytest
 import torch
 from compare import assert_same
-from triton_cases import CALLS, Call, assert_right, normal
+from triton_cases import CALLS, GPUCall, assert_right, normal
 from triton_mutants import MUTANTS, installed
 
 import rope_array as ra
@@ -67,9 +67,9 @@ def test_rows_beyond_32_bits_of_elements():
     values = normal(2, 8, dtype="float16")
     for pos in (5, torch.arange(2)):  # the rows are heads, then tokens
         x.copy_(values)
-        want = ra.apply(values, pos, pairing="half", backend="array-api")
+        expected = ra.apply(values, pos, pairing="half", backend="array-api")
         ra.apply(x, pos, out=x, pairing="half", backend="triton")
-        assert_same(x.contiguous(), want)
+        assert_same(x.contiguous(), expected)
 
 
 # ---- launches ----
@@ -78,25 +78,25 @@ def test_rows_beyond_32_bits_of_elements():
 @pytest.fixture
 def launched(monkeypatch):
     """The launches of the kernel."""
-    seen, run = [], _triton_launch._run_here
+    recorded, run = [], _triton_launch._run_here
 
     def counting(launches, *arguments):
-        seen.extend(launches)
+        recorded.extend(launches)
         return run(launches, *arguments)
 
     monkeypatch.setattr(_triton_launch, "_run_here", counting)
-    return seen
+    return recorded
 
 
 Q, K = normal(2, 4, 5, 16), normal(2, 2, 5, 16)
 PACKED = normal(2, 5, 8, 16)  # q, k and v of a fused projection
 QK = {
-    "heads first": Call((Q, K), POS, {}),
-    "tokens first": Call((Q.transpose(1, 2).contiguous(), K.transpose(1, 2).contiguous()), POS, {}, -3),
-    "a fused projection": Call((PACKED[:, :, :4], PACKED[:, :, 4:6]), POS, {}, -3),
-    "one position": Call((Q, K), 3, {}),
-    "positions of a batch": Call((Q, K), POS + torch.tensor([[0], [7]]), {}),
-    "tables": Call((Q, K), POS, {}, by_tables=True),
+    "heads first": GPUCall((Q, K), POS, {}),
+    "tokens first": GPUCall((Q.transpose(1, 2).contiguous(), K.transpose(1, 2).contiguous()), POS, {}, -3),
+    "a fused projection": GPUCall((PACKED[:, :, :4], PACKED[:, :, 4:6]), POS, {}, -3),
+    "one position": GPUCall((Q, K), 3, {}),
+    "positions of a batch": GPUCall((Q, K), POS + torch.tensor([[0], [7]]), {}),
+    "tables": GPUCall((Q, K), POS, {}, by_tables=True),
 }
 
 
@@ -118,17 +118,17 @@ def test_a_repeated_call_is_recognised():
     kernel = triton.load_kernel()
     kernel._launches.clear()
     assert _eager.try_kernel(kernel, q, source, -2, None) is NotImplemented
-    want = ROPE.apply(q, source.values, backend="triton")
-    assert_same(_eager.try_kernel(kernel, q, source, -2, None), want)
+    expected = ROPE.apply(q, source.values, backend="triton")
+    assert_same(_eager.try_kernel(kernel, q, source, -2, None), expected)
     assert _eager.try_kernel(kernel, q, source, -2, q.clone()) is NotImplemented
-    others = [
+    other_calls = [
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
         *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63, [1] * 5)),
         *((q, source, axis) for axis in (-3, 0, 1.0)),
         (torch._neg_view(q), source, -2),
         (q, Positions(POS, ra.RoPE(16)._plan), -2),
     ]
-    for x, of, axis in others:
+    for x, of, axis in other_calls:
         assert _eager.try_kernel(kernel, x, of, axis, None) is NotImplemented
 
 
@@ -158,8 +158,8 @@ def test_other_calls_are_other_launches():
     for rope in (ra.RoPE(16), ra.RoPE(16, axes=ra.Axes((0, 1) * 4))):
         assert_same_bits(normal(3, 2, 16), torch.tensor([[3, 5]]), rope)
     heads_last = normal(2, 5, 4, 16).transpose(1, 2)
-    others = normal(2, 4, 5, 32)[..., ::2], normal(5, 16).expand(2, 4, 5, 16)
-    for x in (heads_last, heads_last.contiguous(), *others):
+    strided = normal(2, 4, 5, 32)[..., ::2], normal(5, 16).expand(2, 4, 5, 16)
+    for x in (heads_last, heads_last.contiguous(), *strided):
         assert_same_bits(x)
 
 
@@ -193,14 +193,14 @@ def test_a_gradient_of_a_gradient_by_tables():
 def assert_same_gradients(rotate):
     """Compare gradients by the backends "triton" and "native": of one cotangent, and of several at once."""
     g = normal(3, 2, 5, 16, seed=1)
-    found = []
+    gradients = []
     for backend in ("triton", "native"):
         x = normal(2, 5, 16).requires_grad_()
         y = rotate(x, backend)
-        (one,) = torch.autograd.grad(y, x, g[0], retain_graph=True)
+        (gradient,) = torch.autograd.grad(y, x, g[0], retain_graph=True)
         # The backward gets tensors without memory.
-        found.append((one, *torch.autograd.grad(y, x, g, is_grads_batched=True)))
-    assert_same(*found)
+        gradients.append((gradient, *torch.autograd.grad(y, x, g, is_grads_batched=True)))
+    assert_same(*gradients)
 
 
 def test_gradients_of_positions():
@@ -256,7 +256,7 @@ def test_calls_are_served_where_triton_fails(monkeypatch):
         function.cache_clear()
 
 
-class Device:
+class SecondGPU:
     type, index = "cuda", 1
 
 
@@ -266,10 +266,10 @@ def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
     monkeypatch.setattr(_triton_launch, "_run_here", lambda *call: entered.append("run"))
     enter = lambda device: entered.append(device) or contextlib.nullcontext()  # noqa: E731
     monkeypatch.setattr(torch.cuda, "device", enter)
-    for current, expected in ((1, ["run"]), (0, [Device, "run"])):
+    for current, expected in ((1, ["run"]), (0, [SecondGPU, "run"])):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         entered.clear()
-        _triton_launch._run([], (SimpleNamespace(device=Device),), (), None)
+        _triton_launch._run([], (SimpleNamespace(device=SecondGPU),), (), None)
         assert entered == expected
 
 
@@ -277,12 +277,12 @@ def test_another_stream_keeps_the_constants(monkeypatch):
     """Memory that another stream made must not be reused while this stream reads it."""
     recorded, plan = [], ra.RoPE(16, base=5.0)._plan
     words = SimpleNamespace(record_stream=recorded.append)
-    plan.derived.on_devices[Device] = (words, 5)
+    plan.derived.on_devices[SecondGPU] = (words, 5)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
         monkeypatch.setattr(_triton_launch, "_stream", lambda device, stream=stream: stream)
-        assert _triton_launch._words(plan, Device) is words
+        assert _triton_launch._words(plan, SecondGPU) is words
         assert recorded == expected
 
 
@@ -291,13 +291,13 @@ def test_a_capture_needs_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     plan = ra.RoPE(16, base=3.0)._plan
     with pytest.raises(ra.BackendError, match="before the capture"):
-        _triton_launch._words(plan, Device)
+        _triton_launch._words(plan, SecondGPU)
     words = torch.zeros(1)
-    plan.derived.on_devices[Device] = (words, 5)
+    plan.derived.on_devices[SecondGPU] = (words, 5)
     monkeypatch.setattr(_triton_launch, "_stream", lambda device: 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
     for _ in range(2):
-        assert _triton_launch._words(plan, Device) is words
+        assert _triton_launch._words(plan, SecondGPU) is words
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 
@@ -323,6 +323,6 @@ def test_a_fault_is_found(mutant, monkeypatch, tmp_path):
     test = globals().get(mutant.test) or (lambda: test_every_call(mutant.test))
     # What a fault leaves unwritten, or reads elsewhere, may be any bits, of which NumPy may warn.
     # The interpreter wraps the warning.
-    found = (AssertionError, RuntimeWarning, InterpreterError)
-    with installed(mutant, monkeypatch, tmp_path), pytest.raises(found):
+    errors = (AssertionError, RuntimeWarning, InterpreterError)
+    with installed(mutant, monkeypatch, tmp_path), pytest.raises(errors):
         test()

@@ -45,33 +45,35 @@ def q_and_k(dtype, heads=(32, 8), head_dim=128, tokens_first=True):
     return tuple(torch.empty(shape, dtype=DTYPES[dtype]) for shape in shapes)
 
 
-def source_of(fields, kind="positions", dtype="bfloat16", head_dim=128):
+def source_of(fields, source_kind="positions", dtype="bfloat16", head_dim=128):
     plan = ra.RoPE(head_dim, **fields)._plan
-    if kind != "tables":
+    if source_kind != "tables":
         spaced = range(5, 5 + TOKENS)
-        return Positions(spaced if kind == "range" else torch.empty(TOKENS, dtype=torch.int64), plan)
+        return Positions(spaced if source_kind == "range" else torch.empty(TOKENS, dtype=torch.int64), plan)
     real = torch.float64 if dtype == "float64" else torch.float32
     table = torch.empty((TOKENS, plan.layout.num_pairs), dtype=real)
     return Tables(table, table, plan.layout)
 
 
-def compiled(arch, dtype, pairing, folder, kind="positions", heads=(32, 8), head_dim=128, more=(), **options):
+def compiled(
+    arch, dtype, pairing, folder, source_kind="positions", heads=(32, 8), head_dim=128, fields=(), **options
+):
     """Return the only launch of a call, and its code."""
     xs = q_and_k(dtype, heads, head_dim)
-    source = source_of({**PAIRINGS[pairing], **dict(more)}, kind, dtype, head_dim)
+    source = source_of({**PAIRINGS[pairing], **dict(fields)}, source_kind, dtype, head_dim)
     (launch,) = gpu_compile.launches(xs, source, -3, **options)
     return launch, gpu_compile.machine_code(arch, launch, xs, source, folder)
 
 
-def assert_efficient(code, launch, arch, dtype, share, least=128):
+def assert_efficient(code, launch, arch, dtype, share, least_bits=128):
     """Assert wide accesses, no stack, and instructions that take a share of the time of the bytes."""
     itemsize = DTYPES[dtype].itemsize
     constants = constants_of(launch)
     rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
-    wide = rows * constants["HEAD_DIM"] * itemsize / (16 * 32 * launch.num_warps)
-    assert code.widths("STG") == {128: wide} or least < 128
-    assert code.widths("LDG")[128] >= wide or least < 128
-    assert min(code.widths("STG")) >= least
+    accesses = rows * constants["HEAD_DIM"] * itemsize / (16 * 32 * launch.num_warps)
+    assert code.widths("STG") == {128: accesses} or least_bits < 128
+    assert code.widths("LDG")[128] >= accesses or least_bits < 128
+    assert min(code.widths("STG")) >= least_bits
     assert min(code.widths("LDG")) >= 32
     assert code.stack == 0
     assert code.registers <= 160
@@ -92,13 +94,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize(("arch", "dtype", "kind"), CASES)
-def test_wide_accesses_and_few_instructions(arch, dtype, pairing, kind, tmp_path):
+@pytest.mark.parametrize(("arch", "dtype", "source_kind"), CASES)
+def test_wide_accesses_and_few_instructions(arch, dtype, pairing, source_kind, tmp_path):
     """Instructions take at most 0.4 of the time of the bytes on an H100; 0.85 on a B200.
 
     At a share of 0.5 the time was still a copy's, on an H200, whose memory is a third faster.
     """
-    launch, code = compiled(arch, dtype, pairing, tmp_path, kind)
+    launch, code = compiled(arch, dtype, pairing, tmp_path, source_kind)
     assert_efficient(code, launch, arch, dtype, 0.85 if arch == "sm_100" else 0.4)
 
 
@@ -108,9 +110,9 @@ MORE = {
     "more heads in k": {"heads": (8, 32)},
     "64 features": {"head_dim": 64},
     "256 features, more heads in k": {"heads": (16, 32), "head_dim": 256},
-    "a slice": {"more": {"rotary_dim": 64, "rotary_start": 32}},
-    "an amplitude": {"more": {"attention_factor": 1.3}},
-    "a range": {"kind": "range"},
+    "a slice": {"fields": {"rotary_dim": 64, "rotary_start": 32}},
+    "an amplitude": {"fields": {"attention_factor": 1.3}},
+    "a range": {"source_kind": "range"},
     # An exact angle for each pair still fits on an H100; reading tables would double the bytes.
     "one head": {"heads": (1, 0)},
 }
@@ -124,8 +126,8 @@ def test_other_calls(name, pairing, tmp_path):
     assert constants["IN_PLACE"] == (name == "in place")
     assert constants["COPIES"] == (name == "a slice")
     # A few features around the slice leave a thread less than 16 bytes.
-    share, least = 1.0 if name == "one head" else 0.75, 32 if name == "a slice" else 128
-    assert_efficient(code, launch, "sm_90", "bfloat16", share, least)
+    share, least_bits = 1.0 if name == "one head" else 0.75, 32 if name == "a slice" else 128
+    assert_efficient(code, launch, "sm_90", "bfloat16", share, least_bits)
 
 
 @pytest.mark.parametrize("head_dim", [40, 72, 96])
@@ -139,8 +141,8 @@ def test_widths_that_are_no_power_of_two_have_wide_accesses(head_dim, tmp_path):
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_all_is_read_before_anything_is_written_in_place(pairing, tmp_path):
     """Threads write features that others read, if the pairing changes: a barrier comes between."""
-    other = {"half": "interleaved", "interleaved": "half"}[pairing]
-    options = {"more": {"out_pairing": other}, "in_place": True, "heads": (32, 0)}
+    out_pairing = {"half": "interleaved", "interleaved": "half"}[pairing]
+    options = {"fields": {"out_pairing": out_pairing}, "in_place": True, "heads": (32, 0)}
     _, code = compiled("sm_90", "bfloat16", pairing, tmp_path, **options)
     order = [name for name in code.order if name.startswith(("LDG.E.128", "BAR.SYNC", "STG"))]
     first_store = next(i for i, name in enumerate(order) if name.startswith("STG"))

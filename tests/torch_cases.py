@@ -135,10 +135,10 @@ def call_compiled(of, x):
 def module_of(function):
     """Return a module whose forward is a function."""
 
-    class Module(torch.nn.Module):
+    class FunctionModule(torch.nn.Module):
         forward = staticmethod(function)
 
-    return Module()
+    return FunctionModule()
 
 
 def make_fx(of, x):

@@ -55,15 +55,15 @@ def case_gradients_of_shared_arrays(mesh):
     for call, wanted in ((ROPE.apply, pos), (by_table, pos), (by_frequencies, inv_freq)):
         truth, _ = summed_gradient(call, x, weight, wanted)
         for place in (Replicate(), Shard(0), Shard(1), Shard(2)):
-            dx, dweight = (distribute_tensor(one, mesh, [place]) for one in (x, weight))
+            dx, dweight = (distribute_tensor(tensor, mesh, [place]) for tensor in (x, weight))
             shared = distribute_tensor(wanted, mesh, [Replicate()])
             gradient, number = summed_gradient(call, dx, dweight, shared)
             assert gradient.placements == (Replicate(),)
             close(gradient.to_local(), truth)
             assert bool(number) == place.is_shard(), "nothing is summed if x is whole everywhere"
-    dx, dweight = (distribute_tensor(one, mesh, [Shard(2)]) for one in (x, weight))
-    own = distribute_tensor(pos, mesh, [Shard(0)])
-    gradient, number = summed_gradient(ROPE.apply, dx, dweight, own)
+    dx, dweight = (distribute_tensor(tensor, mesh, [Shard(2)]) for tensor in (x, weight))
+    dpos = distribute_tensor(pos, mesh, [Shard(0)])
+    gradient, number = summed_gradient(ROPE.apply, dx, dweight, dpos)
     close(gradient.full_tensor(), summed_gradient(ROPE.apply, x, weight, pos)[0])
     assert not number, "each rank has the whole gradient of its positions"
 

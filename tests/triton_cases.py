@@ -17,7 +17,7 @@ assert not use_interpreter(), use_interpreter()
 FLOATS = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
-class Call(NamedTuple):
+class GPUCall(NamedTuple):
     """A call: arrays of one dtype, positions, and the fields of a rope."""
 
     xs: tuple[torch.Tensor, ...]
@@ -74,8 +74,8 @@ def _strided(shape, dtype, order, gap=1, skip=0):
     return memory[(*index, slice(skip * gap, None, gap))]
 
 
-def _random_positions(*shape, most=2**31 - 1):
-    return torch.randint(-most, most, shape, generator=torch.Generator().manual_seed(3))
+def _random_positions(*shape, largest=2**31 - 1):
+    return torch.randint(-largest, largest, shape, generator=torch.Generator().manual_seed(3))
 
 
 FIELDS = {
@@ -92,52 +92,52 @@ HALF = FIELDS["half"]
 
 def _of_fields():
     for name, fields in FIELDS.items():
-        yield name, Call(_qk(), _random_positions(2, 5), fields)
-    yield "inverse", Call(_qk(), _random_positions(5), FIELDS["half to interleaved"], inverse=True)
-    yield "half, by tables", Call(_qk(), _random_positions(2, 5), HALF, by_tables=True)
+        yield name, GPUCall(_qk(), _random_positions(2, 5), fields)
+    yield "inverse", GPUCall(_qk(), _random_positions(5), FIELDS["half to interleaved"], inverse=True)
+    yield "half, by tables", GPUCall(_qk(), _random_positions(2, 5), HALF, by_tables=True)
     few = {"pairing": "half", "rotary_dim": 6}
-    yield "first features, by tables", Call(_qk(), _random_positions(2, 5), few, by_tables=True)
+    yield "first features, by tables", GPUCall(_qk(), _random_positions(2, 5), few, by_tables=True)
     for name in FLOATS:
         for pairing in ("half", "interleaved"):
             fields = {"pairing": pairing, "rotary_dim": 12, "attention_factor": 0.7}
-            yield f"{name} {pairing}", Call(_qk(name), _random_positions(5), fields)
-    yield "width 34", Call((normal(5, 3, 34, dtype="bfloat16"),), _random_positions(3), HALF)
+            yield f"{name} {pairing}", GPUCall(_qk(name), _random_positions(5), fields)
+    yield "width 34", GPUCall((normal(5, 3, 34, dtype="bfloat16"),), _random_positions(3), HALF)
 
 
 def _of_positions():
     ends = torch.tensor([-(2**31), 2**31 - 1, -1, 0, 1])
     for name in ("float32", "float64"):
-        yield f"{name} at the ends of int32", Call(_qk(name), ends.to(torch.int32), HALF)
-        yield f"{name} beyond int32", Call(_qk(name), ends * 2**20 + 12345, HALF)
-    yield "a range", Call(_qk(), range(10**9, 10**9 - 15, -3), HALF)
-    yield "tables of a range", Call(_qk("float64"), range(-2, 3), HALF, by_tables=True)
-    yield "tables of one position", Call(_qk(), 7, HALF, by_tables=True)
+        yield f"{name} at the ends of int32", GPUCall(_qk(name), ends.to(torch.int32), HALF)
+        yield f"{name} beyond int32", GPUCall(_qk(name), ends * 2**20 + 12345, HALF)
+    yield "a range", GPUCall(_qk(), range(10**9, 10**9 - 15, -3), HALF)
+    yield "tables of a range", GPUCall(_qk("float64"), range(-2, 3), HALF, by_tables=True)
+    yield "tables of one position", GPUCall(_qk(), 7, HALF, by_tables=True)
     offsets = ra.positions.offset(5, torch.tensor([7, 100_000]))
-    yield "an offset for each sequence", Call(_qk(), offsets, HALF)
+    yield "an offset for each sequence", GPUCall(_qk(), offsets, HALF)
     packed = ra.positions.packed(torch.tensor([0, 3, 4, 11]), 12, offsets=torch.tensor([0, 9, -5]))
-    yield "packed lengths", Call((normal(12, 4, 16), normal(12, 2, 16)), packed, HALF, 0)
-    yield "positions with strides", Call(_qk(), _random_positions(10, 4)[::2, ::2].T, HALF)
-    yield "expanded positions", Call(_qk(), _random_positions(1, 5).expand(2, 5), HALF)
+    yield "packed lengths", GPUCall((normal(12, 4, 16), normal(12, 2, 16)), packed, HALF, 0)
+    yield "positions with strides", GPUCall(_qk(), _random_positions(10, 4)[::2, ::2].T, HALF)
+    yield "expanded positions", GPUCall(_qk(), _random_positions(1, 5).expand(2, 5), HALF)
     several = {"coordinates": (0, 1, 1, None, 2, 0, 1, 2)}
     blocks = {"coordinates": (0, 0, 1, 1, 0, 0, 1, 1), "widths": (8, 8), "blocks": 4}
     for pairing in ("half", "interleaved"):
         for name, axes, count in (("three coordinates", several, 3), ("four blocks", blocks, 2)):
             fields = {"pairing": pairing, "axes": axes}
-            yield f"{name}, {pairing}", Call(_qk(), _random_positions(2, 5, count), fields)
+            yield f"{name}, {pairing}", GPUCall(_qk(), _random_positions(2, 5, count), fields)
     strided = _random_positions(3, 5, 2).permute(1, 2, 0)[:, 0]
-    yield "strided coordinates", Call(_qk(), strided, {"pairing": "half", "axes": several})
+    yield "strided coordinates", GPUCall(_qk(), strided, {"pairing": "half", "axes": several})
 
 
 def _of_shapes():
-    pos = _random_positions(5)
-    yield "tokens first", Call((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), _random_positions(2, 5), HALF, -3)
-    yield "many heads", Call((normal(1, 70, 3, 8), normal(1, 9, 3, 8)), _random_positions(3), HALF)
-    yield "more heads in k", Call((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), HALF)
-    yield "arrays of other shapes", Call((normal(2, 3, 5, 16), normal(5, 16)), pos, HALF)
-    yield "arrays of other ranks", Call((normal(2, 5, 16), normal(2, 8, 5, 16)[:, :3]), pos, HALF)
-    yield "arrays of other dtypes", Call(tuple(normal(3, 5, 16, dtype=name) for name in FLOATS), pos, HALF)
-    tables = Call(tuple(normal(3, 5, 16, dtype=name) for name in reversed(FLOATS)), pos, HALF, by_tables=True)
-    yield "tables of other dtypes", tables
+    pos, pos_of_batch = _random_positions(5), _random_positions(2, 5)
+    yield "tokens first", GPUCall((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), pos_of_batch, HALF, -3)
+    yield "many heads", GPUCall((normal(1, 70, 3, 8), normal(1, 9, 3, 8)), _random_positions(3), HALF)
+    yield "more heads in k", GPUCall((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), HALF)
+    yield "arrays of other shapes", GPUCall((normal(2, 3, 5, 16), normal(5, 16)), pos, HALF)
+    yield "arrays of other ranks", GPUCall((normal(2, 5, 16), normal(2, 8, 5, 16)[:, :3]), pos, HALF)
+    xs = tuple(normal(3, 5, 16, dtype=name) for name in FLOATS)
+    yield "arrays of other dtypes", GPUCall(xs, pos, HALF)
+    yield "tables of other dtypes", GPUCall(xs[::-1], pos, HALF, by_tables=True)
     for order, gap, skip in (
         ((0, 1, 2, 3), 2, 0),
         ((2, 0, 1, 3), 1, 3),
@@ -146,13 +146,13 @@ def _of_shapes():
     ):
         name = f"memory in the order {order}, features {gap} apart, {skip} left out"
         xs = tuple(_strided((2, H, 5, 16), "bfloat16", order, gap, skip) for H in (3, 2))
-        yield name, Call(xs, _random_positions(2, 5), HALF)
-    wide = normal(2, 3, 2, 5, 3, 8)
-    yield "five axes", Call((wide[:, :2, :, :, 1:], wide[:, 1:, :, :, :2]), pos, HALF, -3)
-    part, of_part = (wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3)
-    yield "five axes of tables", Call(part, of_part, HALF, -3, by_tables=True)
-    yield "five axes of a range", Call(part, range(3), HALF, -3)
-    yield "five axes of positions", Call(part, of_part, HALF, -3)
+        yield name, GPUCall(xs, _random_positions(2, 5), HALF)
+    memory = normal(2, 3, 2, 5, 3, 8)
+    yield "five axes", GPUCall((memory[:, :2, :, :, 1:], memory[:, 1:, :, :, :2]), pos, HALF, -3)
+    views, view_positions = (memory[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3)
+    yield "five axes of tables", GPUCall(views, view_positions, HALF, -3, by_tables=True)
+    yield "five axes of a range", GPUCall(views, range(3), HALF, -3)
+    yield "five axes of positions", GPUCall(views, view_positions, HALF, -3)
 
 
 CALLS = {**dict(_of_fields()), **dict(_of_positions()), **dict(_of_shapes())}

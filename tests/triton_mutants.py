@@ -9,7 +9,7 @@ from rope_array._backends import _gpu
 from rope_array._backends.torch import _triton_kernel, _triton_launch, triton
 
 
-class Mutant(NamedTuple):
+class TritonMutant(NamedTuple):
     """A fault: text of a module replaced. A test of test_triton.py or a call of triton_cases.py finds it."""
 
     module: object
@@ -102,7 +102,7 @@ ROWS = {
     "five axes": [("n * axis.strides[i]", "axis.strides[i]")],
 }
 MUTANTS = [
-    Mutant(module, test, *texts)
+    TritonMutant(module, test, *texts)
     for module, tests in ((_triton_kernel, KERNEL), (_triton_launch, LAUNCH), (_gpu, ROWS))
     for test, rows in tests.items()
     for texts in rows

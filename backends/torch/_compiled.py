@@ -278,15 +278,12 @@ def _define(name: str, source: str, read: Any) -> _Operators:
         return list(rotate_by_operations(xs, *read(xs, *arguments)))
 
     def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        *arguments_of_source, kernel = arguments
-        source, seq_axis, transposed = read(xs, *arguments_of_source)
-        call = _Traced(kernel), _rotate_back, source, seq_axis, transposed, True, False
+        call = _Traced(arguments[-1]), _rotate_back, *read(xs, *arguments[:-1]), True, False
         return list(rotate_recorded(call, *xs))
 
     def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        *arguments_of_source, kernel = arguments
-        source, seq_axis, transposed = read(xs, *arguments_of_source)
-        return list(_rotate_unrecorded(xs, source, seq_axis, kernel, transposed))
+        source, seq_axis, transposed = read(xs, *arguments[:-1])
+        return list(_rotate_unrecorded(xs, source, seq_axis, arguments[-1], transposed))
 
     in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them

@@ -63,7 +63,7 @@ class TorchOps(ArrayOps):
         return array // 2**count if _is_for_other_tools() else array >> count
 
 
-class Torch(Library):
+class TorchLibrary(Library):
     """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
     operations = TorchOps
@@ -246,4 +246,4 @@ def _load_count_writes() -> Any:
 count_writes: Callable[[Any], None] = _load_count_writes()
 
 
-LIBRARY = Torch("torch", xp)
+LIBRARY = TorchLibrary("torch", xp)

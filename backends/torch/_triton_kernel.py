@@ -36,62 +36,37 @@ _NUMBERS = [
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def rotate_rows(
-    x0,
-    y0,
-    x1,
-    y1,
+    x0, y0, x1, y1,
     first,  # positions, or cos
     second,  # sin
     words,  # the plan's constants, of rope_array._backends._gpu.plan_rows
     position: tl.int64,  # of the first token, if positions are spaced
     seq: tl.int64,
     chunks: tl.int64,  # of heads
-    heads0: tl.int64,
-    heads1: tl.int64,
+    heads0: tl.int64, heads1: tl.int64,
     # Strides of the rows in units of UNIT elements, and of features in elements.
-    x0_outer: tl.int64,
-    x0_seq: tl.int64,
-    x0_head: tl.int64,
-    x0_feature: tl.int64,
-    y0_outer: tl.int64,
-    y0_seq: tl.int64,
-    y0_head: tl.int64,
-    y0_feature: tl.int64,
-    x1_outer: tl.int64,
-    x1_seq: tl.int64,
-    x1_head: tl.int64,
-    x1_feature: tl.int64,
-    y1_outer: tl.int64,
-    y1_seq: tl.int64,
-    y1_head: tl.int64,
-    y1_feature: tl.int64,
+    x0_outer: tl.int64, x0_seq: tl.int64, x0_head: tl.int64, x0_feature: tl.int64,
+    y0_outer: tl.int64, y0_seq: tl.int64, y0_head: tl.int64, y0_feature: tl.int64,
+    x1_outer: tl.int64, x1_seq: tl.int64, x1_head: tl.int64, x1_feature: tl.int64,
+    y1_outer: tl.int64, y1_seq: tl.int64, y1_head: tl.int64, y1_feature: tl.int64,
     # Strides of positions or tables in units of SOURCE_UNIT elements; the steps of spaced positions.
-    first_outer: tl.int64,
-    first_seq: tl.int64,
-    second_outer: tl.int64,
-    second_seq: tl.int64,
+    first_outer: tl.int64, first_seq: tl.int64, second_outer: tl.int64, second_seq: tl.int64,
     coordinate_stride: tl.int64,
-    KIND: tl.constexpr,
-    UNIT: tl.constexpr,
-    SOURCE_UNIT: tl.constexpr,
+    KIND: tl.constexpr,  # of the source: a `Kind` of rope_array._backends._gpu
+    UNIT: tl.constexpr, SOURCE_UNIT: tl.constexpr,
     STRIDED: tl.constexpr,  # features have a stride other than 1
-    HEAD_DIM: tl.constexpr,
-    START: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    READS_HALF: tl.constexpr,
-    WRITES_HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+    READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr,
     COPIES: tl.constexpr,  # write the features outside of the slice too
     COORDINATES: tl.constexpr,  # whether a position has several
     SCALED: tl.constexpr,  # whether the amplitude is not 1
-    TRANSPOSED: tl.constexpr,
-    IN_PLACE: tl.constexpr,
+    TRANSPOSED: tl.constexpr, IN_PLACE: tl.constexpr,
     REAL: tl.constexpr,  # the compute dtype
     TOKENS: tl.constexpr,  # of a program
     HEADS0: tl.constexpr,
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
-):
+):  # fmt: skip
     # Offsets of rows have 64 bits. Programs are numbered by 32: a division of 64 takes 100 instructions.
     # One axis of programs, as the others are limited to 65,535. The chunks of a token come together.
     tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)

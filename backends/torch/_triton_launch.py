@@ -5,7 +5,6 @@ its metadata: shapes, strides, dtypes, device and layout. Its launches are cache
 repeat of the call allocates its result and launches.
 """
 
-from itertools import repeat
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -191,9 +190,7 @@ def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) 
     if transposed:
         layout = layout.transposed(layout.amplitude)
     launches = []
-    pending = [
-        [*zip(repeat(i), repeat(x), repeat(y), rows[i])] for i, (x, y) in enumerate(zip(xs, ys, strict=True))
-    ]
+    pending = [[(i, xs[i], ys[i], launch_rows) for launch_rows in rows[i]] for i in range(len(xs))]
     while pending:
         first, *pending = pending
         second = pending.pop(0) if pending and _line_up(first, pending[0]) else None
@@ -249,7 +246,9 @@ def _make_launch(
         "TRANSPOSED": transposed,
         "IN_PLACE": any(in_place),
         "REAL": language.float64 if computes_in_float64(group[0][1]) else language.float32,
-        **tile.constants,
+        "TOKENS": tile.tokens,
+        "HEADS0": tile.heads0,
+        "HEADS1": tile.heads1,
         "WIDTH": triton.next_power_of_2(max(1, layout.num_pairs)),
     }
     chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1 or 1))
@@ -299,17 +298,12 @@ def _has_coordinates(source: Source) -> bool:
 
 
 class _Tile(NamedTuple):
-    """How many rows a program rotates, and by how many warps."""
+    """The number of tokens of a program, of their heads in each array, and of warps."""
 
     tokens: int
     heads0: int
     heads1: int
     num_warps: int
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The kernel's constants."""
-        return {"TOKENS": self.tokens, "HEADS0": self.heads0, "HEADS1": self.heads1}
 
 
 def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
