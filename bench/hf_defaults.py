@@ -21,8 +21,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from rope_array._config._conventions_remote import REMOTE
-from rope_array._config._document import CONVENTIONS
+from rope_array._config._conventions import CONVENTIONS, REMOTE
 
 WRITTEN = pathlib.Path(__file__).parents[1] / "rope_array" / "_config" / "model_defaults.json"
 MODELS = pathlib.Path(transformers.__file__).parent / "models"

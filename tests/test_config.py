@@ -9,8 +9,7 @@ from config_cases import half, heads, model, refuse, rope
 import rope_array as ra
 from rope_array import ConfigError
 from rope_array._config import _model_defaults as defaults
-from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
-from rope_array._config._document import CONVENTIONS
+from rope_array._config._conventions import CONVENTIONS, REMOTE, REMOTE_DEFAULTS
 from rope_array.config import read, read_layers
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}

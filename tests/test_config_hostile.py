@@ -19,7 +19,7 @@ import rope_array as ra
 from rope_array import ConfigError
 from rope_array._config import _document
 from rope_array._config import _model_defaults as defaults
-from rope_array._config._conventions_remote import REMOTE
+from rope_array._config._conventions import REMOTE
 from rope_array.config import read
 
 LLAMA = model("llama", head_dim=128, rope_theta=500000.0, max_position_embeddings=131072)

@@ -9,7 +9,7 @@ import pytest
 from config_cases import half, heads, model, refuse, rope
 
 import rope_array as ra
-from rope_array._config._conventions_remote import REMOTE
+from rope_array._config._conventions import REMOTE
 from rope_array.config import read, read_layers
 
 HEADS = heads(4096, 32)  # of 128 features

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rope_array._config._document import ConfigPart, Document, load, locate, plain
+from rope_array._config._document import Document, convention_for, load, locate, plain
+from rope_array._config._part import ConfigPart
 from rope_array._config._reader import Reader
 from rope_array._config._values import MOST_LAYERS, PartValues
 from rope_array._errors import ConfigError, SpecError
@@ -33,9 +34,7 @@ def fields(
     document = config if type(config) is Document else load(config)
     with refusals(document):
         part = find_part(document, path)
-        convention = part.convention()
-        if convention.variant is not None:
-            convention = convention.variant(part.content)
+        convention = convention_for(part)
         if convention.refusal:
             raise ConfigError(f"{part.name}: {convention.refusal}. RoPE cannot state it.")
         return Reader(part, convention, plain(layer_type)).fields(), part

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rope_array._config._conventions import TEXT, Convention
+from rope_array._config._convention import Convention
+from rope_array._config._conventions import CONVENTIONS
 from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
@@ -105,7 +106,7 @@ def _latent(name: str, interleaved: bool | None) -> Convention:
             f"{name} is unknown and has latent attention (qk_rope_head_dim), where models differ in the "
             f"pairs that they read and write; read {BY_HAND}, with out_pairing if it reorders features."
         )
-    both = TEXT["deepseek_v3"]
+    both = CONVENTIONS["deepseek_v3"]
     return both if interleaved else replace(both, pairing="half", out_pairing=None, pairing_flag=None)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rope_array._config._conventions import Convention, Values
+from rope_array._config._convention import Convention
+from rope_array._config._values import PartValues as Values
 from rope_array._errors import ConfigError, short
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Linear

@@ -5,22 +5,20 @@ The part, a `ConfigPart`, keeps the record: which values were stated or inferred
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rope_array._config import _formats
-from rope_array._config._conventions import PLAIN, TEXT, Convention
-from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
+from rope_array._config._convention import Convention
+from rope_array._config._conventions import CONVENTIONS, REMOTE_DEFAULTS, convention_of, variant_of
 from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
-from rope_array._config._conventions_vision import VISION
-from rope_array._config._model_defaults import MODELS, ROTARY, SHARED, WITHOUT
+from rope_array._config._model_defaults import MODELS, SHARED, WITHOUT
+from rope_array._config._part import ConfigPart, Foreign, listed, quoted
 from rope_array._errors import ConfigError, short
 
-# Every convention that differs from Llama's, by its key.
-CONVENTIONS: dict[str, Convention] = {**REMOTE, **VISION, **TEXT}
 MODELS = {**REMOTE_DEFAULTS, **MODELS}
 
 # Model types of published configs that transformers has under another name.
@@ -35,28 +33,6 @@ _MOST_VALUES = 2**21
 _DEEPEST_VALUE = 100
 _DEEPEST = 4  # parts within parts
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
-
-
-class Foreign:
-    """A value of a type outside JSON: an error names the type."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-
-def quoted(value: Any) -> str:
-    """Write any value of a config, shortened for a message."""
-    if isinstance(value, dict):
-        return f"an object of {len(value)} keys"
-    if isinstance(value, (int, float, str, bytes, type(None))):
-        return short(value)
-    length = f" of length {len(value)}" if isinstance(value, (list, tuple)) else ""
-    return f"a {value.kind if isinstance(value, Foreign) else type(value).__name__}{length}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Write the first of several names for a message."""
-    return ", ".join(map(quoted, names[:20]))
 
 
 # The document
@@ -242,86 +218,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # The part
 
 
-def convention_of(key: str | None) -> Convention | None:
-    """Return the convention under a key; None if the model type is unknown."""
-    return None if key is None else CONVENTIONS.get(key) or (PLAIN if key in ROTARY else None)
-
-
 _ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASES, *SHARES)
-
-
-@dataclass
-class ConfigPart:
-    """One part of a config: its content, its class's defaults, and the record of the reading."""
-
-    content: Mapping[str, Any]
-    path: str
-    root: str | None  # the model type of the whole config
-    model_type: str | None
-    key: str | None  # of its convention
-    defaults: Mapping[str, Any]
-    above: Mapping[str, Any] = field(default_factory=dict)  # the config around the part
-    stated: dict[str, Any] = field(default_factory=dict)
-    inferred: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    own: Convention | None = None  # of another format than Hugging Face's
-
-    @property
-    def name(self) -> str:
-        """The name of the part in a message."""
-        kind = quoted(self.model_type)[1:-1] if self.model_type else "the config"
-        return f"{kind}, part {quoted(self.path)}" if self.path else kind
-
-    @property
-    def known(self) -> bool:
-        """Whether the model type is a known one."""
-        return self.own is not None or convention_of(self.key) is not None
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The parts that the class has, with their keys."""
-        return self.defaults.get("parts", {})  # type: ignore[no-any-return]
-
-    @property
-    def in_transformers(self) -> bool:
-        """Whether transformers has the model."""
-        return self.own is None and self.key not in REMOTE and (bool(self.defaults) or self.key in WITHOUT)
-
-    def convention(self) -> Convention:
-        """Return the convention of the model; for an unknown model, the most common one."""
-        if (found := self.own or convention_of(self.key)) is not None:
-            return found
-        stated = [key for key in _ROTARY_KEYS if self.content.get(key) is not None]
-        if stated and self.key in WITHOUT:
-            raise ConfigError(
-                f"{self.name} has no rotary embedding in transformers, and {listed(stated)} no effect. If "
-                "another code rotates, state its rope with RoPE(...)."
-            )
-        if not stated:
-            remedy = "state its model_type, or read" if self.model_type is None else "read"
-            raise ConfigError(
-                f"{self.name} is of no known model with a rotary embedding, and nothing in the config tells "
-                f"how it rotates; {remedy} {BY_HAND}."
-            )
-        found = generic(self.name, self.content)
-        which = "is missing" if self.model_type is None else f"{quoted(self.model_type)} is unknown"
-        text = f"model_type {which}: read as most models are, with {found.pairing} pairs"
-        self.inferred["convention"] = text
-        self.note(
-            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
-            "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
-        )
-        return found
-
-    def note_unread(self, key: str) -> None:
-        """Note a key that the code of the model does not read."""
-        place = " in transformers" if self.in_transformers else ""
-        self.note(f"{key} is not used: the model's code{place} does not read it")
-
-    def note(self, text: str) -> None:
-        """Add a note once."""
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | None) -> ConfigPart:
@@ -332,7 +229,7 @@ def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | Non
     root = OTHER_NAMES.get(kind or "", kind)
     # Some parts have the model type of the whole config: the class of a config object distinguishes them.
     key = SHARED.get(class_name or "", root)
-    part = ConfigPart(content, "", root, kind, key, MODELS.get(key or "", {}))
+    part = ConfigPart(content, "", root, kind, key, MODELS.get(key or "", {}), convention_of(key))
     names = _text_path(part) if wanted is None else _names(wanted)
     if wanted == "text" and not _part_names(part):
         return part
@@ -358,10 +255,10 @@ def _part_of(other: _formats.Format, content: Mapping[str, Any], wanted: Any) ->
     if wanted in other.parts:
         path, (other, inner) = wanted, other.parts[wanted]
         content = content if inner is None else _formats.value_at(content, inner)
-    record: dict[str, Any] = {"inferred": {"format": other.name}, "notes": [*other.notes]}
-    return ConfigPart(
-        content, path, None, other.model_type, None, other.defaults, own=other.convention, **record
+    part = ConfigPart(
+        content, path, None, other.model_type, None, other.defaults, other.convention, foreign=True
     )
+    return replace(part, inferred={"format": other.name}, notes=[*other.notes])
 
 
 def _path_to(part: ConfigPart, name: str) -> list[str]:
@@ -404,7 +301,8 @@ def _model_type_of(content: Mapping[str, Any]) -> str | None:
 def _descend(part: ConfigPart, name: str) -> ConfigPart:
     path = f"{part.path}.{name}" if part.path else name
     if _is_indexer(part, name):
-        return replace(part, path=path, key=f"{part.key}:{name}")
+        key = f"{part.key}:{name}"
+        return replace(part, path=path, key=key, convention=convention_of(key))
     # Older configs name the text part otherwise.
     others = ("language_config",) if name == "text" and "language" not in part.parts else ()
     keys = (f"{name}_config", name, *others)
@@ -413,7 +311,7 @@ def _descend(part: ConfigPart, name: str) -> ConfigPart:
     if content is None and keys[0] in stated:
         raise ConfigError(f"{keys[0]} is {quoted(stated[keys[0]])}; it must be an object.")
     if content is not None:
-        above = part.content if name in _TEXT_PARTS and convention_of(part.key) is None else {}
+        above = part.content if name in _TEXT_PARTS and not part.known else {}
         found = _make_part(part, name, path, content)
         is_merged = name in part.defaults.get("merged", ())
         of_part = part.defaults["of_parts"][name] if is_merged else {}
@@ -442,7 +340,7 @@ def _make_part(part: ConfigPart, name: str, path: str, content: Mapping[str, Any
         key = own
     defaults = MODELS.get(key or "") or MODELS.get((known if key == by_path else None) or "", {})
     kind = stated if stated is not None else key if key and ":" not in key else part.root
-    return ConfigPart(content, path, part.root, kind, key, defaults)
+    return ConfigPart(content, path, part.root, kind, key, defaults, convention_of(key))
 
 
 def _part_names(part: ConfigPart) -> list[str]:
@@ -472,7 +370,7 @@ def _text_path(part: ConfigPart) -> list[str]:
 
 
 def _has_rope(part: ConfigPart) -> bool:
-    if convention_of(part.key) is not None:
+    if part.known:
         return True
     return "text" not in _part_names(part) and any(part.content.get(k) is not None for k in _ROTARY_KEYS)
 
@@ -485,3 +383,33 @@ def _main_of(part: ConfigPart, names: list[str]) -> str:
     if len(rest) == 1 or len(names) == 1:
         return (rest or names)[0]
     raise ConfigError(f"{part.name} has no text part, but {listed(names)}; choose one with part=.")
+
+
+# The convention
+
+
+def convention_for(part: ConfigPart) -> Convention:
+    """Return the convention of a part's model; for an unknown model, the most common one."""
+    if part.convention is not None:
+        return variant_of(part.convention, part.content)
+    stated_keys = [key for key in _ROTARY_KEYS if part.content.get(key) is not None]
+    if stated_keys and part.key in WITHOUT:
+        raise ConfigError(
+            f"{part.name} has no rotary embedding in transformers, and {listed(stated_keys)} no effect. If "
+            "another code rotates, state its rope with RoPE(...)."
+        )
+    if not stated_keys:
+        remedy = "state its model_type, or read" if part.model_type is None else "read"
+        raise ConfigError(
+            f"{part.name} is of no known model with a rotary embedding, and nothing in the config tells "
+            f"how it rotates; {remedy} {BY_HAND}."
+        )
+    convention = generic(part.name, part.content)
+    problem = "is missing" if part.model_type is None else f"{quoted(part.model_type)} is unknown"
+    text = f"model_type {problem}: read as most models are, with {convention.pairing} pairs"
+    part.inferred["convention"] = text
+    part.note(
+        f"the convention of {part.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
+        "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
+    )
+    return convention

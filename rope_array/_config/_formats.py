@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rope_array._config import _diffusers, _gguf
-from rope_array._config._conventions import Convention, Values
+from rope_array._config._convention import Convention
 from rope_array._config._conventions_unknown import BY_HAND
+from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, short
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Llama3, YaRN
@@ -195,7 +196,7 @@ def _has_one(content: Mapping[str, Any], keys: "frozenset[str]") -> bool:
 
 # Source: openai/gpt-oss, gpt_oss/torch/model.py, ModelConfig and RotaryEmbedding. Halves are pairs, alpha is
 # the number of turns at the ramp's slow end, and its ends are not rounded. A factor up to 1 is no rule.
-def _yarn_of_gpt_oss(values: Values, width: int) -> YaRN | None:
+def _yarn_of_gpt_oss(values: PartValues, width: int) -> YaRN | None:
     factor = values.number("rope_scaling_factor")
     if factor <= 1:
         return None
@@ -232,7 +233,7 @@ def _of_gpt_oss(content: Mapping[str, Any]) -> Format | None:
 # Source: deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py, precompute_freqs_cis and
 # apply_rotary_emb: neighbours are pairs. Frequencies are stretched only if max_seq_len exceeds
 # original_seq_len. cos and sin have no amplitude: mscale is a part of the softmax's scale.
-def _yarn_of_deepseek(values: Values, width: int) -> YaRN | None:
+def _yarn_of_deepseek(values: PartValues, width: int) -> YaRN | None:
     original = values.number("original_seq_len")
     if values.number("max_seq_len") <= original:
         return None
@@ -304,7 +305,7 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
 _YARN = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
 
 
-def _yarn_of_mistral(values: Values, width: int) -> YaRN | None:
+def _yarn_of_mistral(values: PartValues, width: int) -> YaRN | None:
     stated = values.get("yarn")
     if stated is None:
         return None
@@ -381,12 +382,12 @@ def value_at(content: Any, path: str) -> Any:
 
 
 # Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling: the factor is a constant.
-def _llama3_of_meta(values: Values, width: int) -> Llama3 | None:
+def _llama3_of_meta(values: PartValues, width: int) -> Llama3 | None:
     return Llama3(8.0, 1.0, 4.0, 8192) if _is_true(values, "use_scaled_rope") else None
 
 
 # Source: meta-llama/llama-models, models/llama4/args.py and model.py.
-def _llama3_of_llama4(values: Values, width: int) -> Llama3 | None:
+def _llama3_of_llama4(values: PartValues, width: int) -> Llama3 | None:
     if not _is_true(values, "use_scaled_rope"):
         return None
     factor, high = values.number("rope_scaling_factor", 16.0), values.number("rope_high_freq_factor", 1.0)
@@ -394,14 +395,14 @@ def _llama3_of_llama4(values: Values, width: int) -> Llama3 | None:
 
 
 # Source: pytorch/executorch, examples/models/llama/model_args.py, and rope.py of the text decoder.
-def _llama3_of_executorch(values: Values, width: int) -> Llama3 | None:
+def _llama3_of_executorch(values: PartValues, width: int) -> Llama3 | None:
     if not _is_true(values, "use_scaled_rope"):
         return None
     factor, high = values.number("rope_scale_factor", 8.0), values.number("high_freq_factor", 4.0)
     return Llama3(factor, 1.0, high, 8192)
 
 
-def _is_true(values: Values, key: str) -> bool:
+def _is_true(values: PartValues, key: str) -> bool:
     if (value := values.get(key, False)) not in (False, True):
         raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
     return bool(value)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_array._config._conventions import Convention, Values
+from rope_array._config._convention import Convention
+from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, short
 from rope_array._spec.axes import Axes, GgmlMode
 from rope_array._spec.frequencies import Scaling, frequencies
@@ -238,8 +239,8 @@ def _sections_of(architecture: str, content: Mapping[str, Any]) -> GgmlMode | No
     return "mrope" if architecture in _MAYBE_SECTIONS and uses else None
 
 
-def _axes_of(mode: GgmlMode) -> Callable[[Values, int], Axes]:
-    def axes(values: Values, width: int) -> Axes:
+def _axes_of(mode: GgmlMode) -> Callable[[PartValues, int], Axes]:
+    def axes(values: PartValues, width: int) -> Axes:
         stated = values.get("rope.dimension_sections")
         if not isinstance(stated, list) or len(stated) > 4:
             raise ConfigError(
@@ -253,7 +254,7 @@ def _axes_of(mode: GgmlMode) -> Callable[[Values, int], Axes]:
 # Frequencies
 
 
-def _factor(values: Values) -> float:
+def _factor(values: PartValues) -> float:
     """Return by how much a rule stretches; 0 and none are 1."""
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         if values.get(key) is not None:
@@ -261,8 +262,8 @@ def _factor(values: Values) -> float:
     return 1.0
 
 
-def _rule_of(architecture: str) -> Callable[[Values, int], Scaling | None]:
-    def rule(values: Values, width: int) -> Scaling | None:
+def _rule_of(architecture: str) -> Callable[[PartValues, int], Scaling | None]:
+    def rule(values: PartValues, width: int) -> Scaling | None:
         kind, factor = values.get("rope.scaling.type", "linear"), _factor(values)
         if kind not in ("none", "linear", "yarn", "longrope"):
             raise ConfigError(
@@ -278,18 +279,18 @@ def _rule_of(architecture: str) -> Callable[[Values, int], Scaling | None]:
     return rule
 
 
-def _original(values: Values) -> float:
+def _original(values: PartValues) -> float:
     longest = values.number("context_length") if values.get("context_length") is not None else None
     return values.number("rope.scaling.original_context_length", longest)
 
 
-def _longrope(values: Values, lists: list[Any], factor: float) -> LongRoPE:
+def _longrope(values: PartValues, lists: list[Any], factor: float) -> LongRoPE:
     short_list, long_list = ([factor * float(each) for each in stated] for stated in lists)
     amplitude = values.number("rope.scaling.attn_factor", 1.0)
     return LongRoPE(tuple(short_list), tuple(long_list), int(_original(values)), attention_factor=amplitude)
 
 
-def _yarn(architecture: str, values: Values, factor: float) -> YaRN:
+def _yarn(architecture: str, values: PartValues, factor: float) -> YaRN:
     """Return the rule with llama.cpp's amplitude: its own factor times ggml's."""
     betas = architecture == "mistral3"  # others do not read them
     plain = YaRN(
@@ -310,20 +311,20 @@ def _yarn(architecture: str, values: Values, factor: float) -> YaRN:
     return replace(plain, attention_factor=amplitude * values.number("rope.scaling.attn_factor", 1.0))
 
 
-def _amplitude_of(architecture: str) -> Callable[[Values], float]:
+def _amplitude_of(architecture: str) -> Callable[[PartValues], float]:
     """Return the factor on cos and sin of an architecture, with the file's own factor."""
 
-    def amplitude(values: Values) -> float:
+    def amplitude(values: PartValues) -> float:
         rule = _rule_of(architecture)(values, 0)
         return rule.amplitude if isinstance(rule, YaRN) else values.number("rope.scaling.attn_factor", 1.0)
 
     return amplitude
 
 
-def _divided(architecture: str) -> Callable[[Values, int], tuple[float, ...]]:
+def _divided(architecture: str) -> Callable[[PartValues, int], tuple[float, ...]]:
     """Return the frequencies of a rule, each divided by the file's own number (Llama 3's rule)."""
 
-    def divided(values: Values, width: int) -> tuple[float, ...]:
+    def divided(values: PartValues, width: int) -> tuple[float, ...]:
         divisors = values.get("tensors.rope_freqs.weight")
         if not isinstance(divisors, list) or len(divisors) != width // 2:
             raise ConfigError(f"rope_freqs.weight does not have {width // 2} numbers, one for each pair.")
@@ -357,14 +358,14 @@ def _layer_types(windows: _Windows, content: Mapping[str, Any]) -> tuple[str, ..
     return tuple("sliding_attention" if each else "full_attention" for each in slides)
 
 
-def _rotated_in_windows(values: Values, width: int) -> int:
+def _rotated_in_windows(values: PartValues, width: int) -> int:
     return values.integer("rope.dimension_count_swa", values.integer("rope.dimension_count", width))
 
 
 def _with_windows(convention: Convention, windows: _Windows) -> Convention:
     """Return the convention of an architecture whose layers alternate."""
 
-    def parameters(values: Values, stated: dict[str, Any]) -> dict[str, Any]:
+    def parameters(values: PartValues, stated: dict[str, Any]) -> dict[str, Any]:
         own = values.number("rope.freq_base", 1e4)
         sliding = values.number("rope.freq_base_swa", own if windows.base is None else windows.base)
         return {"full_attention": {"rope_theta": own}, "sliding_attention": {"rope_theta": sliding}}

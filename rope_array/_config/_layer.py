@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rope_array._config._conventions import Convention
-from rope_array._config._document import ConfigPart, quoted
+from rope_array._config._convention import Convention
+from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._values import PartValues, RotaryParameters
 from rope_array._errors import ConfigError
 

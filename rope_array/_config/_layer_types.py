@@ -1,209 +1,177 @@
-"""The type of each layer, by the rule of a model's class if `layer_types` is not stated.
+"""Functions of conventions: the type of a layer by a model's class, and whether the layer rotates.
 
-Read from the configuration files of transformers 5.23.
+A rule of layer types takes the part's values, the number of layers and a layer's index. It applies if the
+config does not state `layer_types`. Read from the configuration files of transformers 5.23.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rope_array._config._conventions import Values
+from rope_array._config._values import FULL, LINEAR, SLIDING, PartValues
 from rope_array._errors import SpecError, short
 
-# A rule: takes the part's values, the number of layers and a layer's index, and returns the layer's type.
-TypeOf = Callable[[Values, int, int], str]
 
-_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
-
-
-def _every(key: str, default: int, rest: str = _SLIDING, full: str = _FULL, first: int = 1) -> TypeOf:
-    """Return the rule of full attention in the last of every `key` layers; in the first if `first` is 0."""
-
-    def type_of(values: Values, count: int, index: int) -> str:
-        return rest if (index + first) % values.integer(key, default) else full
-
-    return type_of
-
-
-def _fixed(every: int, rest: str = _SLIDING) -> TypeOf:
-    """Return the rule of full attention in the last of every `every` layers, and in the last layer."""
-    return lambda values, count, index: _FULL if (index + 1) % every == 0 or index == count - 1 else rest
+def full_every(
+    values: PartValues,
+    count: int,
+    index: int,
+    key: str,
+    default: int,
+    others: str = SLIDING,
+    full: str = FULL,
+    offset: int = 1,
+) -> str:
+    """Return full attention for the last of every `key` layers; for the first if `offset` is 0."""
+    return others if (index + offset) % values.integer(key, default) else full
 
 
-def _exaone4(values: Values, count: int, index: int) -> str:
+def full_in_last_of(values: PartValues, count: int, index: int, every: int, others: str = SLIDING) -> str:
+    """Return full attention for the last of every `every` layers, and for the last layer."""
+    return FULL if (index + 1) % every == 0 or index == count - 1 else others
+
+
+def exaone4(values: PartValues, count: int, index: int) -> str:
     # Without a window all layers are full; then the pattern may be null.
     if values.get("sliding_window_pattern") is None and values.get("sliding_window") is None:
-        return _FULL
-    return _SLIDING if (index + 1) % values.integer("sliding_window_pattern", 4) else _FULL
+        return FULL
+    return full_every(values, count, index, "sliding_window_pattern", 4)
 
 
-def _cohere2_moe(values: Values, count: int, index: int) -> str:
+def cohere2_moe(values: PartValues, count: int, index: int) -> str:
     dense = values.integer("first_k_dense_replace") if values.get("first_k_dense_replace") else 0
     if index < dense:
-        return _SLIDING if (index + 1) % values.integer("prefix_dense_sliding_window_pattern", 1) else _FULL
-    return _SLIDING if (index - dense + 1) % values.integer("sliding_window_pattern", 4) else _FULL
+        return full_every(values, count, index, "prefix_dense_sliding_window_pattern", 1)
+    return full_every(values, count, index - dense, "sliding_window_pattern", 4)
 
 
-def _lfm2(values: Values, count: int, index: int) -> str:
+def lfm2(values: PartValues, count: int, index: int) -> str:
     chosen = values.get("full_attn_idxs")
-    return _FULL if not isinstance(chosen, (list, tuple)) or index in chosen else "conv"
+    return FULL if not isinstance(chosen, (list, tuple)) or index in chosen else "conv"
 
 
-def _flint(values: Values, count: int, index: int) -> str:
-    return _FULL if index < 2 or index % 4 == 1 or index == count - 1 else _SLIDING
+def flint(values: PartValues, count: int, index: int) -> str:
+    return FULL if index < 2 or index % 4 == 1 or index == count - 1 else SLIDING
 
 
-def _bamba(values: Values, count: int, index: int) -> str:
+def bamba(values: PartValues, count: int, index: int) -> str:
     chosen = values.get("attn_layer_indices")
     if chosen is not None and not isinstance(chosen, (list, tuple)):
         raise SpecError(f"attn_layer_indices is {short(chosen)}; give a list of indices of layers.")
-    return _FULL if chosen and index in chosen else _LINEAR
+    return FULL if chosen and index in chosen else LINEAR
 
 
-def _recurrent_gemma(values: Values, count: int, index: int) -> str:
+def recurrent_gemma(values: PartValues, count: int, index: int) -> str:
     blocks = values.get("block_types", ("recurrent", "recurrent", "attention"))
     if not isinstance(blocks, (list, tuple)) or not blocks:
         raise SpecError(f"block_types is {short(blocks)}; give a list of 'recurrent' and 'attention'.")
     if (block := blocks[index % len(blocks)]) not in ("recurrent", "attention"):
         raise SpecError(f"block_types has {short(block)}; it must be 'recurrent' or 'attention'.")
-    return _LINEAR if block == "recurrent" else _SLIDING
+    return LINEAR if block == "recurrent" else SLIDING
 
 
-def _muse(values: Values, count: int, index: int) -> str:
-    return _SLIDING if (count - 1 - index) % 4 else _FULL
+def muse(values: PartValues, count: int, index: int) -> str:
+    return SLIDING if (count - 1 - index) % 4 else FULL
 
 
-def _minimax(values: Values, count: int, index: int) -> str:
-    kinds = values.get("attn_type_list")
-    listed = isinstance(kinds, (list, tuple)) and index < len(kinds)
-    return _LINEAR if listed and kinds[index] == 0 else _FULL
+def minimax(values: PartValues, count: int, index: int) -> str:
+    types = values.get("attn_type_list")
+    is_listed = isinstance(types, (list, tuple)) and index < len(types)
+    return LINEAR if is_listed and types[index] == 0 else FULL
 
 
-def _baichuan_m1(values: Values, count: int, index: int) -> str:
-    windows = values.get("sliding_window_layers")
-    return _SLIDING if isinstance(windows, (list, tuple)) and index in windows else _FULL
-
-
-def _mimo(values: Values, count: int, index: int) -> str:
-    return _FULL if index == 0 or (index + 1) % 6 == 0 else _SLIDING
-
-
-def _by_list(key: str, names: "Callable[[Any], str | None]", otherwise: TypeOf) -> TypeOf:
-    """Return the rule of a list with a value for each layer; `otherwise` if it is not stated."""
-
-    def type_of(values: Values, count: int, index: int) -> str:
-        listed = values.get(key)
-        if listed is None:
-            return otherwise(values, count, index)
-        if not isinstance(listed, (list, tuple)) or index >= len(listed):
-            raise SpecError(f"{key} is {short(listed)}; give a value for each of {count} layers.")
-        if (name := names(listed[index])) is None:
-            raise SpecError(f"{key}[{index}] is {short(listed[index])}, which is no kind of layer.")
-        return name
-
-    return type_of
-
-
-def _compressed(ratio: Any) -> "str | None":
-    names = {0: _SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
-    return names.get(ratio) if isinstance(ratio, int) else None
-
-
-def _deepseek_v4(values: Values, count: int, index: int) -> str:
-    return "compressed_sparse_attention" if index > 2 and index % 2 else "heavily_compressed_attention"
-
-
-def _dots3_note(values: Values, count: int, index: int) -> str:
-    slides = values.get("use_sliding_window", True) and index >= 2 and index % 4 != 1
-    return _SLIDING if slides else _FULL
-
-
-def _lfm3(values: Values, count: int, index: int) -> str:
-    if index % 4 == 2:
-        return _FULL
-    return "conv" if index % 4 or index == 0 else _SLIDING
-
-
-def _lfm3_vision(values: Values, count: int, index: int) -> str:
-    return "conv" if index < 2 or index % 2 else _FULL
-
-
-def _olmo_hybrid(values: Values, count: int, index: int) -> str:
-    return _FULL if index % 4 == 3 or (count < 4 and index == count - 1) else _LINEAR
-
-
-def _thirds(values: Values, count: int, index: int) -> str:
-    return _SLIDING if (index + 1) % 3 else _FULL
-
-
-def _sparse(values: Values, count: int, index: int) -> str:
+def minimax_m3(values: PartValues, count: int, index: int) -> str:
     sparse = values.get("sparse_attention_config.sparse_attention_freq")
     is_sparse = isinstance(sparse, (list, tuple)) and index < len(sparse) and sparse[index]
-    return "minimax_m3_sparse" if is_sparse else _FULL
+    return "minimax_m3_sparse" if is_sparse else FULL
 
 
-_QWEN3_5 = _every("full_attention_interval", 4, _LINEAR)
-
-TYPES: dict[str, TypeOf] = {
-    "afmoe": _every("global_attn_every_n_layers", 4),
-    "baichuan_m1": _baichuan_m1,
-    "bailing_hybrid": _every("layer_group_size", 6, _LINEAR),
-    "bamba": _bamba,
-    "beam": _fixed(6),
-    "cohere2": _every("sliding_window_pattern", 4),
-    "cohere2_moe": _cohere2_moe,
-    "deepseek_v4": _by_list("compress_ratios", _compressed, _deepseek_v4),
-    "dots3_note_text": _dots3_note,
-    **dict.fromkeys(("exaone4", "exaone_moe"), _exaone4),
-    "flint": _flint,
-    **dict.fromkeys(
-        ("gemma3_text", "t5gemma2_text", "t5gemma2_decoder", "embedding_gemma2_text"),
-        _every("sliding_window_pattern", 6),
-    ),
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _fixed(6)),
-    "lfm2": _lfm2,
-    "lfm3": _lfm3,
-    "lfm3_vl_vision": _lfm3_vision,
-    "mimo_v2_flash": _mimo,
-    **dict.fromkeys(("minimax_text_01", "minimax_m1"), _minimax),
-    **dict.fromkeys(("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)),
-    **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), _muse),
-    **dict.fromkeys(("muse_glimmer_vision", "muse_spark_vision"), _fixed(4, "window_attention")),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3_5),
-    "minimax_m3_vl_text": _sparse,
-    "neomme": _fixed(6),
-    "olmo_hybrid": _olmo_hybrid,
-    "qwen4_exp_text": _every("full_attention_interval", 4, _LINEAR, "indexed_attention"),
-    "recurrent_gemma": _recurrent_gemma,
-    "ultrabert": _by_list("attention_windows", lambda window: _SLIDING if window else _FULL, _thirds),
-}
-
-# Models whose last layer has full attention even if the config states another type.
-LAST_IS_FULL = frozenset(
-    ("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text")
-)
+def baichuan_m1(values: PartValues, count: int, index: int) -> str:
+    windows = values.get("sliding_window_layers")
+    return SLIDING if isinstance(windows, (list, tuple)) and index in windows else FULL
 
 
-# Names of layer types in older configs (transformers' remap_legacy_layer_types).
-NEWER_NAMES = {
-    "mamba": _LINEAR,
-    "attention": _FULL,
-    "deepseek_sparse_attention": "indexed_attention",
-    "qwen_sparse_attention": "indexed_attention",
-}
+def mimo(values: PartValues, count: int, index: int) -> str:
+    return FULL if index == 0 or (index + 1) % 6 == 0 else SLIDING
 
 
-def in_newer_names(key: "str | None", values: Values, types: Sequence[str]) -> Sequence[str]:
-    """Return layer types as the model's class converts them; its last layer may need full attention."""
-    newer = [NEWER_NAMES.get(name, name) for name in types]
-    if key == "dots3_note_text":
-        newer = [_dots3_name(values, name) for name in newer]
-    return (*newer[:-1], _FULL) if key in LAST_IS_FULL and newer else newer
+def deepseek_v4(values: PartValues, count: int, index: int) -> str:
+    compressed, heavily = "compressed_sparse_attention", "heavily_compressed_attention"
+    if (ratios := values.get("compress_ratios")) is None:
+        return compressed if index > 2 and index % 2 else heavily
+    names = {0: SLIDING, 4: compressed, 128: heavily}
+
+    def name_of(ratio: Any) -> str | None:
+        return names.get(ratio) if isinstance(ratio, int) else None
+
+    return _listed_type("compress_ratios", ratios, count, index, name_of)
 
 
-def _dots3_name(values: Values, name: str) -> str:
+def ultrabert(values: PartValues, count: int, index: int) -> str:
+    if (windows := values.get("attention_windows")) is None:
+        return SLIDING if (index + 1) % 3 else FULL
+    return _listed_type(
+        "attention_windows", windows, count, index, lambda window: SLIDING if window else FULL
+    )
+
+
+def _listed_type(key: str, listed: Any, count: int, index: int, name_of: Callable[[Any], str | None]) -> str:
+    """Return the type of a layer by a list with a value for each layer."""
+    if not isinstance(listed, (list, tuple)) or index >= len(listed):
+        raise SpecError(f"{key} is {short(listed)}; give a value for each of {count} layers.")
+    if (name := name_of(listed[index])) is None:
+        raise SpecError(f"{key}[{index}] is {short(listed[index])}, which is no kind of layer.")
+    return name
+
+
+def dots3_note(values: PartValues, count: int, index: int) -> str:
+    slides = values.get("use_sliding_window", True) and index >= 2 and index % 4 != 1
+    return SLIDING if slides else FULL
+
+
+def dots3_name(values: PartValues, name: str) -> str:
     """Return the type of a layer of Dots 3: older configs call a layer with an indexer a full one."""
     indexed = values.get("use_dsa")
     if indexed is None and values.get("per_layer_config") is not None:
         return name
-    older, newer = (_FULL, "indexed_attention") if indexed in (None, True) else ("indexed_attention", _FULL)
+    older, newer = (FULL, "indexed_attention") if indexed in (None, True) else ("indexed_attention", FULL)
     return newer if name == older else name
+
+
+def lfm3(values: PartValues, count: int, index: int) -> str:
+    if index % 4 == 2:
+        return FULL
+    return "conv" if index % 4 or index == 0 else SLIDING
+
+
+def lfm3_vision(values: PartValues, count: int, index: int) -> str:
+    return "conv" if index < 2 or index % 2 else FULL
+
+
+def olmo_hybrid(values: PartValues, count: int, index: int) -> str:
+    return FULL if index % 4 == 3 or (count < 4 and index == count - 1) else LINEAR
+
+
+# Layers that rotate, or have no rotation, by index
+
+
+def is_dense_prefix(values: PartValues, index: int) -> bool:
+    """Return whether a layer is in Cohere2-MoE's dense prefix, which rotates with any attention."""
+    if values.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return False
+    types = values.get("mlp_layer_types")
+    if isinstance(types, (list, tuple)) and index < len(types):
+        return bool(types[index] == "dense")
+    return values.get("first_k_dense_replace") is not None and index < values.integer("first_k_dense_replace")
+
+
+def is_fourth_from_the_last(values: PartValues, index: int) -> bool:
+    """Return whether a layer of Muse has no base in the `layer_rope_theta` that its class makes."""
+    return (values.integer("num_hidden_layers") - 1 - index) % 4 == 0
+
+
+def is_cross_attention(values: PartValues, index: int) -> bool:
+    """Return whether a layer of Mllama attends to the image alone, without a position."""
+    layers = values.get("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38))
+    if not isinstance(layers, (list, tuple)):
+        raise SpecError(f"cross_attention_layers is {short(layers)}; give a list of indices of layers.")
+    return index in layers

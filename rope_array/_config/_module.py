@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from rope_array._config._document import quoted
 from rope_array._config._layer import CLASS_OWN, Layer
+from rope_array._config._part import quoted
 from rope_array._config._rules import XDROPE, rule_of
 from rope_array._errors import ConfigError
 from rope_array._spec.axes import Axes
@@ -117,7 +117,7 @@ class Module(Layer):
             " A config object of transformers has a null base after rope_scaling is assigned: assign "
             "rope_parameters, with rope_theta."
         )
-        of_class = of_transformers if self.part.own is None else ""
+        of_class = of_transformers if not self.part.foreign else ""
         raise ConfigError(f"rope_theta is null, which is no base; {remedy}.{of_class}")
 
     def _is_null(self, name: str) -> bool:
@@ -149,7 +149,7 @@ class Module(Layer):
     def _rotated(self, head: int) -> int:
         convention = self.convention
         if convention.rotated is not None:
-            width = convention.rotated(self.values, head)
+            width: int = convention.rotated(self.values, head)
         elif self.kind == "proportional" or (self.kind == "default" and not convention.partial):
             width = head
         else:

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from rope_array._config import _unused_keys
-from rope_array._config._conventions import Convention
-from rope_array._config._document import ConfigPart, listed, quoted
-from rope_array._config._layer_types import NEWER_NAMES
+from rope_array._config._convention import Convention
 from rope_array._config._module import Module
+from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._rules import SAME_AS, kind_of
 from rope_array._config._values import (
     KEYS,
     MOST_KEYS,
     MOST_LAYERS,
+    NEWER_NAMES,
     PartValues,
     RotaryParameters,
     check_keys,
@@ -388,7 +388,7 @@ class Reader:
         if len(kinds) > 1:
             rope_type, other = map(quoted, named.values())
             raise ConfigError(f"rope_type is {rope_type} and type is {other}, which differ; leave one out.")
-        if not kinds and self.part.own is None:
+        if not kinds and not self.part.foreign:
             self.part.inferred["rope_type"] = "default"
         kind = next(iter(kinds), "default")
         if convention.types is not None and kind not in {SAME_AS.get(k, k) for k in convention.types}:

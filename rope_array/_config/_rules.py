@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rope_array._config._conventions import Convention
-from rope_array._config._document import listed, quoted
+from rope_array._config._convention import Convention
 from rope_array._config._layer import Layer
+from rope_array._config._part import listed, quoted
 from rope_array._config._values import TypedMapping
 from rope_array._errors import ConfigError
 from rope_array._spec.frequencies import Scaling

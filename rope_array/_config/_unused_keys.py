@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from rope_array._config._conventions import Convention
+from rope_array._config._convention import Convention
 from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, may_change, reads
-from rope_array._config._document import ConfigPart, quoted
+from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._rules import SAME_AS
 from rope_array._errors import ConfigError
 

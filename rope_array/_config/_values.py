@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rope_array._config._document import ConfigPart, listed, quoted
-from rope_array._config._layer_types import TYPES, in_newer_names
-from rope_array._config._older_keys import OLDER_KEYS
+from rope_array._config._convention import Convention
+from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._errors import ConfigError
 from rope_array._spec import validation
 
@@ -14,6 +13,15 @@ MOST_KEYS = 64
 MOST_LAYERS = 4096
 _WIDEST = 2**16
 _LARGEST = 2**62
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+# Names of layer types in older configs (transformers' remap_legacy_layer_types).
+NEWER_NAMES = {
+    "mamba": LINEAR,
+    "attention": FULL,
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
 
 # The known rotary parameters.
 # fmt: off
@@ -125,7 +133,8 @@ class PartValues(TypedMapping):
     def __init__(self, part: ConfigPart) -> None:
         super().__init__(part.content, "", part.stated)
         self.part = part
-        self.alias = {**part.defaults.get("alias", {}), **OLDER_KEYS.get(part.key or "", {})}
+        self.convention = part.convention or Convention()
+        self.alias = {**part.defaults.get("alias", {}), **self.convention.older_keys}
         self.layer: Mapping[str, Any] = {}
         self.asked: set[str] = set()
         self.types: tuple[str, ...] | None = None
@@ -214,19 +223,23 @@ class PartValues(TypedMapping):
         return self.types
 
     def _types(self) -> Sequence[str]:
-        type_of = TYPES.get(self.part.key or "")
+        type_of = self.convention.layer_types
         if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
             if count > MOST_LAYERS:
                 raise ConfigError(f"num_hidden_layers is {quoted(count)}; give at most {MOST_LAYERS}.")
             types: Sequence[str] = [type_of(self, count, index) for index in range(count)]
-            return in_newer_names(self.part.key, self, types)
-        found = self.get("layer_types")
-        if found is None:
-            return ()
-        if not (isinstance(found, (list, tuple)) and all(isinstance(name, str) for name in found)):
-            raise ConfigError(f"layer_types is {quoted(found)}; it must be a list of names.")
-        is_stated = self.stated("layer_types") is not None
-        return in_newer_names(self.part.key, self, found) if is_stated else found
+            return self._in_newer_names(types)
+        types = self.get("layer_types", ())
+        if not (isinstance(types, (list, tuple)) and all(isinstance(name, str) for name in types)):
+            raise ConfigError(f"layer_types is {quoted(types)}; it must be a list of names.")
+        return types if self.stated("layer_types") is None else self._in_newer_names(types)
+
+    def _in_newer_names(self, types: Sequence[str]) -> Sequence[str]:
+        """Return layer types as the model's class converts them; its last layer may need full attention."""
+        newer = [NEWER_NAMES.get(name, name) for name in types]
+        if (type_name := self.convention.type_name) is not None:
+            newer = [type_name(self, name) for name in newer]
+        return (*newer[:-1], FULL) if self.convention.last_is_full and newer else newer
 
     def layer_types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.types_of_layers()))

@@ -17,7 +17,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from rope_array._config._document import CONVENTIONS
+from rope_array._config._conventions import CONVENTIONS
 from rope_array._config._model_defaults import ROTARY, SHARED
 
 LAYERS = 8

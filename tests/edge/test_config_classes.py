@@ -17,8 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import ConfigError, RoPE
 from rope_array._config import _document
-from rope_array._config._conventions import PLAIN
-from rope_array._config._document import CONVENTIONS
+from rope_array._config._conventions import CONVENTIONS, PLAIN
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import read_layers
 

@@ -10,7 +10,7 @@ from transformers.core_model_loading import PermuteForRope
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import ConfigError, Linear, RoPE
-from rope_array._config._document import CONVENTIONS
+from rope_array._config._conventions import CONVENTIONS
 from rope_array.config import read, read_layers
 
 

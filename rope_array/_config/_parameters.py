@@ -1,0 +1,198 @@
+"""Functions of conventions: rotary parameters from a family's own keys, and values of its layer types."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rope_array._config._values import PartValues
+from rope_array._config._variants import divides_positions
+from rope_array._errors import SpecError, short
+
+Parameters = dict[str, Any]
+
+
+def by_layer_type(
+    values: PartValues, stated: Parameters, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]
+) -> Parameters:
+    """Return parameters with a base for each layer type; older configs scale the types `scaled`."""
+    nested = {k: v for k, v in stated.items() if isinstance(v, Mapping)}
+    flat = {k: v for k, v in stated.items() if k not in bases}
+    parameters: Parameters = {}
+    for label, (key, base) in bases.items():
+        rule = nested.get(label) if nested else (flat if label in scaled else None)
+        parameters[label] = {"rope_theta": values.base(key, base) if key else base, **(rule or {})}
+    return parameters
+
+
+def neomme(values: PartValues, stated: Parameters) -> Parameters:
+    defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
+    return {
+        label: {
+            "rope_theta": values.number("rope_theta", base),
+            "partial_rotary_factor": share,
+            **(stated.get(label) or {}),
+        }
+        for label, (base, share) in defaults.items()
+    }
+
+
+def deepseek_v4(values: PartValues, stated: Parameters) -> Parameters:
+    """Scale only the layers with a compressor, with an amplitude of 1."""
+    if isinstance(stated.get("main"), Mapping) and isinstance(stated.get("compress"), Mapping):
+        return {"main": stated["main"], "compress": stated["compress"]}
+    share = _share_of_v4(values)
+    rule = {k: v for k, v in stated.items() if k not in ("main", "compress")}
+    main = {"rope_theta": values.base("rope_theta", 1e4), "partial_rotary_factor": share}
+    compress = {**rule, "rope_theta": values.base("compress_rope_theta", 1.6e5)}
+    compress["partial_rotary_factor"] = share
+    if compress.get("rope_type", compress.get("type")) == "yarn":
+        compress.setdefault("attention_factor", 1.0)
+    return {"main": main, "compress": compress}
+
+
+def _share_of_v4(values: PartValues) -> float:
+    if values.get("partial_rotary_factor") is not None:
+        return values.number("partial_rotary_factor")
+    head = values.integer("head_dim", 512)
+    return (
+        values.integer("qk_rope_head_dim") / head if values.get("qk_rope_head_dim") is not None else 64 / 512
+    )
+
+
+def dots3_note(values: PartValues, stated: Parameters) -> Parameters:
+    bases = {"sliding_attention": values.base("swa_rope_theta", 5e4)}
+    base = values.base("rope_theta", 8e7)
+    labels = values.layer_types() or ("indexed_attention", "sliding_attention")
+    if any(isinstance(stated.get(label), Mapping) for label in labels):
+        return stated
+    if stated or values.stated("rope_parameters") is not None:
+        return {label: {"rope_theta": base, **stated} for label in labels}
+    return {label: {"rope_theta": bases.get(label, base)} for label in labels}
+
+
+def dots3_sliding(values: PartValues, label: str) -> Mapping[str, Any]:
+    if label != "sliding_attention":
+        return {}
+    if values.get("swa_qk_rope_head_dim") is not None:
+        return {"qk_rope_head_dim": values.integer("swa_qk_rope_head_dim")}
+    width = values.integer("swa_head_dim", 256) - values.integer("swa_qk_nope_head_dim", 192)
+    return {"qk_rope_head_dim": width}
+
+
+def step3p7(values: PartValues, stated: Parameters) -> Parameters:
+    labels = values.layer_types() or ("full_attention",)
+    if all(isinstance(stated.get(label), Mapping) for label in labels):
+        return {label: stated[label] for label in labels}
+    flat = {k: v for k, v in stated.items() if not isinstance(v, Mapping)}
+    bases = None if values.is_null("rope_theta") else values.get("rope_theta", 1e4)
+    shares = values.get("partial_rotary_factors")
+    types = list(values.types_of_layers()) or labels
+    parameters: Parameters = {}
+    for label in labels:
+        index = types.index(label)
+        parameters[label] = {"rope_theta": _nth("rope_theta", bases, index)}
+        if shares:
+            parameters[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
+        if label == "full_attention":
+            parameters[label].update(flat)
+    return parameters
+
+
+def _nth(name: str, values: Any, index: int) -> Any:
+    if not isinstance(values, (list, tuple)):
+        return values
+    if index >= len(values):
+        raise SpecError(f"{name} has {len(values)} values and layer_types more; give one for each layer.")
+    return values[index]
+
+
+def ultrabert(values: PartValues, stated: Parameters) -> Parameters:
+    if stated or values.stated("rope_parameters") is not None:
+        return stated
+    bases = values.get("rope_theta")
+    if bases is None:
+        return {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 2.56e6}}
+    if not isinstance(bases, (list, tuple)):
+        raise SpecError(f"rope_theta is {short(bases)}; give a base for each layer.")
+    types = values.types_of_layers()
+    return {label: {"rope_theta": base} for label, base in zip(types, bases, strict=False)}
+
+
+def dbrx(values: PartValues, stated: Parameters) -> Parameters:
+    """Leave out the class's own base, which a config object has in addition to the base of `attn_config`."""
+    nested, base = (values.stated(key) for key in ("attn_config.rope_theta", "rope_theta"))
+    base = stated.get("rope_theta", base)
+    if nested is None or base in (None, nested):
+        return stated
+    if base != 1e4:
+        raise SpecError(
+            f"attn_config.rope_theta is {short(nested)}, and rope_theta {short(base)}; leave one out."
+        )
+    return {key: value for key, value in stated.items() if key != "rope_theta"}
+
+
+def hunyuan_vl(values: PartValues, stated: Parameters) -> Parameters:
+    name = "mrope_section" if stated.get("mrope_section") else "xdrope_section"
+    if sections := stated.get(name):
+        raise SpecError(
+            f"{name} is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
+            "head: the two features of a pair follow different coordinates, which is no rotation unless all "
+            "are equal. For text alone, leave the sections out."
+        )
+    return stated
+
+
+# Models that transformers does not have
+
+
+def chatglm(values: PartValues, stated: Parameters) -> Parameters:
+    ratio = values.number("rope_ratio", 1.0)
+    if divides_positions(values):
+        return {"rope_theta": 1e4, "rope_type": "linear", "factor": ratio}
+    return {"rope_theta": 1e4 * ratio}
+
+
+def internlm(values: PartValues, stated: Parameters) -> Parameters:
+    rotary = values.get("rotary")
+    if rotary is None:
+        return stated
+    if not isinstance(rotary, Mapping) or rotary.get("type") not in ("dynamic", "origin"):
+        raise SpecError(f"rotary is {short(rotary)}; its type must be 'dynamic' or 'origin'.")
+    base = values.base("rotary.base", 1e4)
+    if rotary["type"] == "origin":
+        return {"rope_theta": base}
+    factor = values.number("rotary.scaling_factor", 1.0)
+    return {"rope_theta": base, "rope_type": "dynamic", "factor": factor}
+
+
+def baichuan_m1(values: PartValues, stated: Parameters) -> Parameters:
+    base = {"rope_theta": values.base("rope_theta", 1e4)}
+    return {"full_attention": base, "sliding_attention": base}
+
+
+def plamo3(values: PartValues, stated: Parameters) -> Parameters:
+    if any(isinstance(rule, Mapping) for rule in stated.values()):
+        return stated
+    return {
+        "full_attention": {"rope_theta": values.number("rope_theta"), **stated},
+        "sliding_attention": {"rope_theta": values.number("rope_local_theta")},
+    }
+
+
+def qwen(values: PartValues, stated: Parameters) -> Parameters:
+    """Enter `use_dynamic_ntk` in the record."""
+    values.get("use_dynamic_ntk")
+    return stated
+
+
+def phi3small(values: PartValues, stated: Parameters) -> Parameters:
+    scale = values.number("rope_position_scale", 1.0)
+    if scale != 1:
+        raise SpecError(
+            f"rope_position_scale is {scale}: vLLM divides positions by it, and mlx-lm multiplies them; only "
+            "the code that the model was trained with tells which."
+        )
+    return stated
+
+
+def omnigen(values: PartValues, stated: Parameters) -> Parameters:
+    return {"rope_type": "longrope", **stated}

@@ -1,0 +1,81 @@
+"""One part of a config: its content, its model's convention, and the record of the reading."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rope_array._config._convention import Convention
+from rope_array._config._model_defaults import WITHOUT
+from rope_array._errors import short
+
+
+class Foreign:
+    """A value of a type outside JSON: an error names the type."""
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+
+
+def quoted(value: Any) -> str:
+    """Write any value of a config, shortened for a message."""
+    if isinstance(value, dict):
+        return f"an object of {len(value)} keys"
+    if isinstance(value, (int, float, str, bytes, type(None))):
+        return short(value)
+    length = f" of length {len(value)}" if isinstance(value, (list, tuple)) else ""
+    return f"a {value.type_name if isinstance(value, Foreign) else type(value).__name__}{length}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write the first of several names for a message."""
+    return ", ".join(map(quoted, names[:20]))
+
+
+@dataclass
+class ConfigPart:
+    """One part of a config: its content, its class's defaults, and the record of the reading."""
+
+    content: Mapping[str, Any]
+    path: str
+    root: str | None  # the model type of the whole config
+    model_type: str | None
+    key: str | None  # of its convention
+    defaults: Mapping[str, Any]
+    convention: Convention | None  # None for an unknown model type
+    above: Mapping[str, Any] = field(default_factory=dict)  # the config around the part
+    foreign: bool = False  # in another format than Hugging Face's
+    stated: dict[str, Any] = field(default_factory=dict)
+    inferred: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the part in a message."""
+        name = quoted(self.model_type)[1:-1] if self.model_type else "the config"
+        return f"{name}, part {quoted(self.path)}" if self.path else name
+
+    @property
+    def known(self) -> bool:
+        """Whether the model type is a known one."""
+        return self.convention is not None
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The parts that the class has, with their keys."""
+        return self.defaults.get("parts", {})  # type: ignore[no-any-return]
+
+    @property
+    def in_transformers(self) -> bool:
+        """Whether transformers has the model."""
+        elsewhere = self.foreign or (self.convention is not None and self.convention.remote)
+        return not elsewhere and (bool(self.defaults) or self.key in WITHOUT)
+
+    def note_unread(self, key: str) -> None:
+        """Note a key that the code of the model does not read."""
+        place = " in transformers" if self.in_transformers else ""
+        self.note(f"{key} is not used: the model's code{place} does not read it")
+
+    def note(self, text: str) -> None:
+        """Add a note once."""
+        if text not in self.notes:
+            self.notes.append(text)

@@ -1,0 +1,91 @@
+"""Functions of conventions: the row of one model, where a model type has several.
+
+Each takes the content of the config's part. See `conventions.toml` for the rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rope_array._errors import short
+
+Content = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+def deepseek_v2(content: Content) -> Row:
+    has_latent = content.get("use_mla") is not False and content.get("qk_rope_head_dim") != 0
+    return {"like": "deepseek_v2" if has_latent else "deepseek_v2_llama"}
+
+
+def chatglm(content: Content) -> Row:
+    if (has_two_axes := content.get("position_encoding_2d")) is not None:
+        return {"like": "chatglm_2d" if has_two_axes else "chatglm_1d"}
+    if content.get("rope_ratio") in (None, 1) or content.get("num_layers") != 28:
+        return {"like": "chatglm"}
+    if divides_positions(content):
+        return {"like": "chatglm", "note": "rope_ratio divides the positions, as in ChatGLM2-6B-32K"}
+    return {
+        "like": "chatglm",
+        "note": "rope_ratio multiplies the base, as in ChatGLM3; in ChatGLM2-6B-32K it divides the "
+        "positions: for that model state its name as _name_or_path",
+    }
+
+
+def divides_positions(content: Any) -> bool:
+    """Return whether `rope_ratio` divides positions, as in ChatGLM2-6B-32K."""
+    name = content.get("_name_or_path")
+    return isinstance(name, str) and "chatglm2" in name.lower()
+
+
+def baichuan(content: Content) -> Row:
+    """Distinguish 7B, which rotates, from 13B: only the class of 7B has max_position_embeddings."""
+    if content.get("max_position_embeddings") is not None:
+        return {"like": "baichuan"}
+    if content.get("model_max_length") is not None:
+        return {
+            "refusal": "without max_position_embeddings it is a Baichuan of 13B: its code adds a bias to the "
+            "scores by distance (ALiBi), and rotates nothing"
+        }
+    return {
+        "refusal": "Baichuan of 7B rotates and of 13B does not, and the config has neither "
+        "max_position_embeddings (7B) nor model_max_length (13B)"
+    }
+
+
+def qwen(content: Content) -> Row:
+    in_steps = content.get("use_dynamic_ntk", True)
+    return {"like": "qwen", **({"note": _by_powers(content, ("seq_length",))} if in_steps else {})}
+
+
+def telechat(content: Content) -> Row:
+    note = _by_powers(content, ("base_seqlen", "training_seqlen"))
+    return {"like": "telechat", "note": f"{note}, and attention_factor=0.1*ln(n/training_seqlen) + 1"}
+
+
+def _by_powers(content: Content, keys: tuple[str, ...]) -> str:
+    """Return the note on a base that grows in steps beyond the trained context."""
+    length = short(next((content[key] for key in keys if content.get(key) is not None), 8192))
+    return (
+        f"beyond {length} positions the model's code multiplies the base: for n positions add "
+        f"scaling=NTKAware(2**ceil(log2(n/{length}) + 1) - 1)"
+    )
+
+
+def xverse(content: Content) -> Row:
+    if content.get("rope_theta") is not None:
+        return {"like": "xverse"}
+    return {
+        "refusal": "rope_theta is missing, and the base in the code of XVERSE's models is 10000 or 500000; "
+        "state the one in the model's own modeling_xverse.py"
+    }
+
+
+def mpt(content: Content) -> Row:
+    attention = content.get("attn_config")
+    if content.get("block_overrides"):
+        return {"refusal": "block_overrides gives blocks an attention of their own, some without rope"}
+    if isinstance(attention, Mapping) and attention.get("rope") is True:
+        return {"like": "mpt"}
+    return {
+        "refusal": "without attn_config.rope its code rotates nothing: it has ALiBi, or learned positions"
+    }
