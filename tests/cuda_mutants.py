@@ -55,7 +55,7 @@ MUTANTS = {
             "call.start + feature_of<WRITES_HALF>", "call.start + feature_of<READS_HALF>", "float32_specs"
         ),
         Mutant("call.pairs_per_block == call.num_pairs", "true", "float32_coordinates"),
-        Mutant("i && call.several", "false", "float32_coordinates"),
+        Mutant("i && call.has_coordinates", "false", "float32_coordinates"),
         Mutant("difference(product(a, cos[k])", "sum(product(a, cos[k])", "float32_specs"),
         Mutant("sin[i] = product(sin[i], amplitude);", "", "float32_specs"),
         Mutant("static_cast<const int*>", "static_cast<const Word32*>", "shapes_of_positions"),

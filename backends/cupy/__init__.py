@@ -41,7 +41,10 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 
 def rotate(call: Call, outs: Any = None) -> Any:
-    """Rotate the arrays of a call, two in one launch if they share dtype and positions."""
+    """Rotate the arrays of a call, two in one launch if they share dtype and positions.
+
+    Serves aligned arrays of any strides. The bits, and so the errors, are those of the array-api backend.
+    """
     ys = tuple(map(cupy.empty_like, call.xs)) if outs is None else outs
     layout = call.source.layout
     mixed = layout.pairing != layout.out_pairing
@@ -53,15 +56,15 @@ def rotate(call: Call, outs: Any = None) -> Any:
             apart = {i for i in chosen if mixed and ys[i].data.ptr == call.xs[i].data.ptr}
             apart |= {i for i in chosen if not _launch.is_aligned(ys[i])}
             into = {i: cupy.empty_like(call.xs[i]) if i in apart else ys[i] for i in chosen}
-            both = [(call.xs[i], into[i]) for i in chosen]
-            _launch.rotate(both, source_for(call.float64[chosen[0]]), layout, int(call.seq_axis))
+            arrays = [(call.xs[i], into[i]) for i in chosen]
+            _launch.launch_rotations(arrays, source_for(call.float64[chosen[0]]), layout, int(call.seq_axis))
             for i in apart:
                 ys[i][...] = into[i]
     return ys
 
 
 def _sources(call: Call) -> Callable[[bool], Angles]:
-    """Return the function that gives the source as the kernel reads it, for float64 arithmetic or float32."""
+    """Return `source_for(use_float64)`: the source as the kernel reads it."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
         return lambda use_float64: _of_tables(*cast_tables(source, use_float64, ops))

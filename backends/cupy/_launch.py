@@ -30,12 +30,12 @@ CALL += ["outer", "seq", "heads_per_thread"]
 CALL += ["head_dim", "start", "num_pairs", "pairs_per_block", "copies"]
 CALL += ["source", "first", "outer_step", "seq_step", "positions", "pos_outer", "pos_seq", "pos_coordinate"]
 CALL += ["cos", "sin", "cos_outer", "cos_seq", "sin_outer", "sin_seq"]
-CALL += ["words", "several", "scaled", "transposed"]
+CALL += ["words", "has_coordinates", "scaled", "transposed"]
 _CALL = np.dtype([(member, np.int64) for member in CALL])
 # Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and at most 160 once, for cos and
-# sin and addresses (counted in the compiled code): with eight heads 32, of the 76 that an H100 has time for
-# while it copies. If that gives fewer threads than _MANY_THREADS, about 500 for each multiprocessor of an
-# H100, too few accesses are on their way, so each thread takes fewer heads.
+# sin and addresses (counted in the compiled code). With eight heads a pair takes 32 instructions; an H100 has
+# time for 76 while it copies a pair. If eight heads leave fewer threads than _MANY_THREADS, about 500 for
+# each multiprocessor of an H100, too few accesses are in flight, so each thread takes fewer heads.
 _HEADS_PER_THREAD = (8, 4, 2, 1)
 _MANY_THREADS = 2**16
 _MAX_THREADS = 128  # of a block; rotate.cu has it too
@@ -63,12 +63,12 @@ class Angles(NamedTuple):
     plan: Plan | None = None
 
     def facts(self) -> tuple[Any, ...]:
-        """Return the facts that launches depend on: plain values."""
+        """Return the plain values that launches depend on."""
         memory = tuple([(array.itemsize, array.data.ptr % 16) for array in self.arrays])
         if self.plan is None:
             return self.view, memory, None, False
-        several = self.plan.coordinates is not None
-        coordinate = strides(self.arrays[0])[-1] if several else None
+        has_coordinates = self.plan.coordinates is not None
+        coordinate = strides(self.arrays[0])[-1] if has_coordinates else None
         return self.view, memory, coordinate, self.plan.layout.amplitude not in (None, 1.0)
 
 
@@ -78,7 +78,7 @@ class _Piece(NamedTuple):
     array: int  # its index in the call
     rows: Rows
     features: tuple[int, int]  # the strides of the features in x and y
-    wide: bool
+    is_wide: bool  # accesses of 16 bytes
     in_place: bool
 
 
@@ -92,14 +92,16 @@ class _Launch(NamedTuple):
     pieces: list[_Piece]
 
 
-def rotate(both: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, seq_axis: int) -> None:
-    """Rotate arrays of one dtype, each into its result, on the current device and stream."""
-    dtype, itemsize = both[0][0].dtype.name, both[0][0].itemsize
-    facts = tuple([(x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr) for x, y in both])
+def launch_rotations(
+    arrays: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, seq_axis: int
+) -> None:
+    """Rotate each x of arrays (x, y) of one dtype into its y, on the current device and stream."""
+    dtype, itemsize = arrays[0][0].dtype.name, arrays[0][0].itemsize
+    facts = tuple([(x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr) for x, y in arrays])
     for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, seq_axis):
         call = launch.call.copy()
         for name, piece in zip("qk", launch.pieces, strict=False):
-            x, y = both[piece.array]
+            x, y = arrays[piece.array]
             call[f"{name}_x"] = x.data.ptr + piece.rows.x_offset * itemsize
             call[f"{name}_y"] = y.data.ptr + piece.rows.y_offset * itemsize
         offsets = launch.pieces[0].rows.source_offsets
@@ -134,20 +136,20 @@ def _pointers(angles: Angles) -> tuple[str, ...]:
 def _prepare(
     arrays: tuple[Any, ...], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout, seq_axis: int
 ) -> list[_Launch]:
-    """Return the launches for arrays and a source, of which only facts are known."""
-    wide = _is_wide_layout(layout, 16 // itemsize)
+    """Return the launches for arrays and a source of these facts."""
+    is_wide = _is_wide_layout(layout, 16 // itemsize)
     together: dict[Any, list[_Piece]] = {}
     strided = [Strided(shape, x, y) for shape, x, _, y, _, _ in arrays]
     for i, launches in enumerate(arrange(strided, seq_axis, source[0])):
         for rows in launches:
-            piece = _piece(i, arrays[i], rows, source, itemsize, wide)
-            together.setdefault((piece.wide, piece.rows.tokens), []).append(piece)
-    found = [
-        _launch(pieces[i : i + 2], source, dtype, itemsize, layout)
+            piece = _make_piece(i, arrays[i], rows, source, itemsize, is_wide)
+            together.setdefault((piece.is_wide, piece.rows.tokens), []).append(piece)
+    prepared = [
+        _make_launch(pieces[i : i + 2], source, dtype, itemsize, layout)
         for pieces in together.values()
         for i in range(0, len(pieces), 2)
     ]
-    return [launch for launch in found if launch is not None]
+    return [launch for launch in prepared if launch is not None]
 
 
 def _is_wide_layout(layout: Layout, unit: int) -> bool:
@@ -158,17 +160,17 @@ def _is_wide_layout(layout: Layout, unit: int) -> bool:
     return not any(number % unit for number in numbers)
 
 
-def _piece(
-    i: int, array: tuple[Any, ...], rows: Rows, source: tuple[Any, ...], itemsize: int, wide_layout: bool
+def _make_piece(
+    i: int, array: tuple[Any, ...], rows: Rows, source: tuple[Any, ...], itemsize: int, is_wide_layout: bool
 ) -> _Piece:
     shape, x_strides, x_address, y_strides, y_address, in_place = array
     features = (x_strides[-1], y_strides[-1]) if shape[-1] > 1 else (1, 1)
     sizes = (rows.outer, rows.seq, rows.heads)
     steps = [step for steps in (rows.x, rows.y) for step, n in zip(steps, sizes, strict=True) if n > 1]
     starts = [x_address // itemsize + rows.x_offset, y_address // itemsize + rows.y_offset]
-    wide = wide_layout and features == (1, 1)
-    wide = wide and common_alignment([*starts, *steps], itemsize) == 16 // itemsize
-    return _Piece(i, rows, features, wide and _has_wide_tables(source, rows), in_place)
+    is_wide = is_wide_layout and features == (1, 1)
+    is_wide = is_wide and common_alignment([*starts, *steps], itemsize) == 16 // itemsize
+    return _Piece(i, rows, features, is_wide and _has_wide_tables(source, rows), in_place)
 
 
 def _has_wide_tables(source: tuple[Any, ...], rows: Rows) -> bool:
@@ -181,14 +183,14 @@ def _has_wide_tables(source: tuple[Any, ...], rows: Rows) -> bool:
     return True
 
 
-def _launch(
+def _make_launch(
     pieces: list[_Piece], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout
 ) -> _Launch | None:
     """Return the launch for one or two arrays that share their tokens and the width of accesses."""
-    rows, wide = pieces[0].rows, pieces[0].wide
+    rows, is_wide = pieces[0].rows, pieces[0].is_wide
     reads_half, writes_half = (p == "half" for p in (layout.pairing, layout.out_pairing))
-    unit = 16 // itemsize if wide else 1
-    pairs_of_thread = unit // 2 if wide and not (reads_half or writes_half) else unit
+    unit = 16 // itemsize if is_wide else 1
+    pairs_of_thread = unit // 2 if is_wide and not (reads_half or writes_half) else unit
     unrotated = layout.head_dim - 2 * layout.num_pairs
     copies = unrotated > 0 and not all(piece.in_place for piece in pieces)
     groups = layout.num_pairs // pairs_of_thread + (unrotated // unit if copies else 0)
@@ -214,7 +216,7 @@ def _launch(
     call = np.zeros(1, _CALL)  # `transposed` is for gradients, which CuPy does not record
     for member, number in members.items():
         call[member] = number
-    flags = (wide, reads_half, writes_half, source[0].kind == Kind.TABLES)
+    flags = (is_wide, reads_half, writes_half, source[0].kind == Kind.TABLES)
     return _Launch(kernel_name(dtype, flags), grid, block, call, pieces)
 
 
@@ -233,7 +235,7 @@ def _source_members(source: tuple[Any, ...], rows: Rows) -> dict[str, int]:
         "scaled": scaled,
         "pos_outer": outer,
         "pos_seq": seq,
-        "several": coordinate is not None,
+        "has_coordinates": coordinate is not None,
         "pos_coordinate": coordinate or 0,
     }
 
@@ -243,8 +245,8 @@ def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tu
 
     `groups` is the number of threads for all features of a row.
     """
-    most = next((h for h in _HEADS_PER_THREAD if tokens * groups * -(-heads // h) >= _MANY_THREADS), 1)
-    chunks = min(-(-heads // most), _MAX_BLOCKS_Y)
+    max_heads = next((h for h in _HEADS_PER_THREAD if tokens * groups * -(-heads // h) >= _MANY_THREADS), 1)
+    chunks = min(-(-heads // max_heads), _MAX_BLOCKS_Y)
     heads_per_thread = -(-heads // chunks)
     chunks = -(-heads // heads_per_thread)
     x = -(-groups // -(-groups // _MAX_THREADS))

@@ -1,9 +1,20 @@
 // Rotate the rows of one or two arrays, q and k: CUDA C++ without any header, for NVRTC. tests/cuda_on_host.cpp
 // compiles this file for the CPU too, where tests/test_cuda_source.py runs all of it.
 //
-// A thread owns a few pairs of one token: it computes their cos and sin once, and then rotates these pairs in several
-// heads. It reads and writes 16 bytes at a time if addresses, strides and widths are multiples of 16 bytes, else
-// single elements. Threads with consecutive numbers own consecutive pairs, then consecutive tokens.
+// A thread has a few pairs of one token: it computes their cos and sin once, and rotates these pairs in
+// several heads. It reads and writes units of 16 bytes if addresses, strides and widths are multiples of 16
+// bytes, else units of single elements. The threads of a block, for 64 pairs of float32 in 16-byte units:
+//
+//     threadIdx.x    0            1            ...  31              the pairs of a token
+//     interleaved    a0 b0 a1 b1  a2 b2 a3 b3                       one unit a thread, 2 pairs
+//     threadIdx.x    0            1            ...  15
+//     half           a0 a1 a2 a3  a4 a5 a6 a7  ...                  two units a thread, 4 pairs
+//                    b0 b1 b2 b3  b4 b5 b6 b7  ...
+//     threadIdx.y                                                   tokens: outer · seq + index along seq
+//     threadIdx.z                                                   chunks of heads_per_thread heads
+//
+// Serves float16, bfloat16, float32 and float64, any strides of aligned elements, int32 and int64 positions.
+// The bits are those of the array-api backend, and so are the errors (docs/numerics.md, the contract).
 //
 // Compile with --fmad=false: see cos_sin() in cos_sin.h.
 #include "../_native/cos_sin.h"
@@ -14,7 +25,7 @@ using Int = long long;
 using Word64 = unsigned long long;
 using Word32 = unsigned int;
 
-// ---- the arguments: 64 bits each, as backends/cupy/__init__.py writes them. Strides count elements. ----
+// ---- the arguments: 64 bits each, as backends/cupy/_launch.py writes them. Strides count elements. ----
 
 // One array and its result: `heads` rows for each token.
 struct Array {
@@ -40,9 +51,9 @@ struct Call {
     const void *cos, *sin;  // TABLES, in the compute dtype; the pairs of a token are contiguous
     Int cos_outer, cos_seq, sin_outer, sin_seq;
     const Int* words;  // plan_words() of backends/_gpu: rows of num_pairs numbers
-    Int several;       // positions have several coordinates: row 3 of `words` names one for each pair
-    Int scaled;        // multiply cos and sin by the amplitude
-    Int transposed;    // negate sin
+    Int has_coordinates;  // of each position: row 3 of `words` has the index of the coordinate of each pair
+    Int scaled;           // multiply cos and sin by the amplitude
+    Int transposed;       // negate sin
 };
 
 // ---- dtypes: 16 bytes to numbers of the compute dtype and back ----
@@ -50,7 +61,7 @@ struct Call {
 struct alignas(16) Chunk {
     Word32 word[4];
 
-    // In PTX, as compilers split some of the accesses by a struct or vector type.
+    // In PTX, as compilers split some accesses by a struct or vector type.
     ROPE_INLINE static Chunk load(const void* from) {
         Chunk chunk;
 #if defined(__CUDACC__)
@@ -114,7 +125,8 @@ struct Float64 {
     }
 };
 
-// 16 bits, rotated in float32. `Format` converts one number, or two in the halves of a word.
+// 16 bits, rotated in float32. `Format` converts one number, or the two in a word: | high | low |, low first
+// in memory.
 template <class Format>
 struct Sixteen {
     using Computed = Float32;
@@ -141,9 +153,9 @@ struct BFloat16Format {
 
     ROPE_INLINE static Word32 narrow(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        Word32 both;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
+        Word32 packed;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+        return packed;
 #else
         return rounded(low) | rounded(high) << 16;
 #endif
@@ -159,9 +171,9 @@ struct BFloat16Format {
 struct Float16Format {
 #if defined(__CUDACC__)
     ROPE_INLINE static float widen(unsigned short v) {
-        float wide;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v));
-        return wide;
+        float number;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(v));
+        return number;
     }
 
     ROPE_INLINE static unsigned short rounded(float v) {
@@ -180,9 +192,9 @@ struct Float16Format {
 
     ROPE_INLINE static Word32 narrow(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        Word32 both;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
+        Word32 packed;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+        return packed;
 #else
         return rounded(low) | static_cast<Word32>(rounded(high)) << 16;
 #endif
@@ -219,7 +231,7 @@ ROPE_INLINE double difference(double a, double b) { return a - b; }
 using BFloat16 = Sixteen<BFloat16Format>;
 using Float16 = Sixteen<Float16Format>;
 
-// ---- units: the smallest pieces that are read or written at once ----
+// ---- units: what a thread reads or writes at once, a single element or 16 bytes ----
 
 // A single element.
 template <class T, bool WIDE>
@@ -247,7 +259,7 @@ struct Unit<T, true> {
 
 // ---- positions, and cos and sin ----
 
-// Where a thread works: its token, and its first pair or feature.
+// A thread's token, and its first pair or feature.
 struct Place {
     Int outer, seq, first;
 };
@@ -256,7 +268,7 @@ ROPE_INLINE Word64 position_of(const Call& call, const Place& place, Int pair) {
     const Word64 outer = place.outer, seq = place.seq;
     if (call.source == SPACED) return call.first + outer * call.outer_step + seq * call.seq_step;
     Int at = place.outer * call.pos_outer + place.seq * call.pos_seq;
-    if (call.several) at += call.words[3 * call.num_pairs + pair] * call.pos_coordinate;
+    if (call.has_coordinates) at += call.words[3 * call.num_pairs + pair] * call.pos_coordinate;
     if (call.source == INT32) return static_cast<Int>(static_cast<const int*>(call.positions)[at]);
     return static_cast<const Int*>(call.positions)[at];
 }
@@ -271,14 +283,15 @@ ROPE_INLINE Word64 phase_of(const Call& call, Word64 position, Int pair, double)
     return phase_at<Word64>(position, static_cast<Int>(position) >> 32, high, low);
 }
 
-// Compute cos and sin of PAIRS pairs from the first of them on.
+// Compute cos and sin of PAIRS pairs from place.first on, for any int32 or int64 position: see cos_sin.h for
+// the errors.
 template <class Real, int PAIRS>
 ROPE_INLINE void compute_angles(const Call& call, const Place& place, Real (&cos)[PAIRS], Real (&sin)[PAIRS]) {
     using Word = decltype(phase_of(call, 0, 0, Real{}));
     Word phase[PAIRS];
     Word64 position = position_of(call, place, place.first);
     unroll<PAIRS>([&](auto i) ROPE_ALWAYS {
-        if (i && call.several) position = position_of(call, place, place.first + i);
+        if (i && call.has_coordinates) position = position_of(call, place, place.first + i);
         phase[i] = phase_of(call, position, place.first + i, Real{});
     });
     cos_sin<ScalarOps, Word, Real>(phase, cos, sin);
@@ -301,7 +314,11 @@ ROPE_INLINE void read_table(const void* table, Int at, typename T::Real (&to)[PA
 
 // ---- rows ----
 
-// Call each(array, first head, number of heads) for the thread's heads of q and of k, which are numbered as one.
+// Call each(array, first head, number of heads) for the thread's heads of q and of k, numbered through: with
+// 6 heads of q, 2 of k and 4 heads per thread,
+//
+//     heads        q0 q1 q2 q3 | q4 q5 k0 k1
+//     threadIdx.z       0      |      1        calls each(q, 4, 2), then each(k, 0, 2)
 template <class Each>
 ROPE_INLINE void for_arrays(const Call& call, Int begin, const Each& each) {
     const Int end = begin + call.heads_per_thread;
@@ -347,13 +364,19 @@ struct Rotation {
     // Heads that are read before the first of them is written, so that a wide thread has 64 bytes on their way.
     static constexpr int HEADS = 4 / UNITS;
 
-    // Return the position of feature `member` of pair k among the features of a thread, in the order of memory.
+    // Return the index of feature `member` of pair k among a thread's features, in the order of memory:
+    //
+    //     interleaved    a0 b0 a1 b1    2 · k + member
+    //     half           a0 a1 b0 b1    member · PAIRS + k
     template <bool HALF>
     ROPE_INLINE static constexpr int at(int k, int member) {
         return HALF ? member * PAIRS + k : 2 * k + member;
     }
 
-    // Return the first feature of a pair, counted from the start of the slice.
+    // Return the index of a pair's first feature in the slice. With half pairing in 2 blocks of 3 pairs:
+    //
+    //     feature    0  1  2  3  4  5 | 6  7  8  9  10 11
+    //                a0 a1 a2 b0 b1 b2| a3 a4 a5 b3 b4 b5     pair + block · pairs_per_block
     template <bool HALF>
     ROPE_INLINE static Int feature_of(const Call& call, Int pair) {
         if (!HALF) return 2 * pair;
@@ -388,8 +411,8 @@ struct Rotation {
             const Int y_second = second_unit<WRITES_HALF>(call) * array.y_feature;
             for_heads<HEADS>(count, [&](auto heads) ROPE_ALWAYS {
                 constexpr int N = heads;
-                // A head is written after all of its features that this thread writes are read, so y may be x if
-                // both have the same pairing: then a thread writes the very features that it reads.
+                // All units are read before any is written. y may be x if both have the same pairing: then a
+                // thread writes the very features that it reads.
                 typename Piece::Raw raw[N][UNITS];
                 unroll<N>([&](auto n) ROPE_ALWAYS {
                     unroll<UNITS>([&](auto u) ROPE_ALWAYS { raw[n][u] = Piece::load(row.x + u * x_second); });
