@@ -44,15 +44,15 @@ def _why_missing(error: ImportError) -> str:
     """Return why the compiled module cannot be imported, and how to get it."""
     if error.name != f"{__name__}._kernel":
         return f"the C++ kernel cannot be loaded ({error})"
-    here = Path(__file__).resolve()
+    module = Path(__file__).resolve()
     try:
         package = Path(str(distribution("rope-array").locate_file("rope_array"))).resolve()
     except PackageNotFoundError:
-        return f"the C++ kernel is not built: run python -m pip install -e . in {here.parents[2]}"
+        return f"the C++ kernel is not built: run python -m pip install -e . in {module.parents[2]}"
     installed = package / "_backends/_native/__init__.py"
-    if installed.is_file() and installed != here:
+    if installed.is_file() and installed != module:
         return (
-            f"the C++ kernel is not built in {here.parents[2]}, whose sources shadow the installed "
+            f"the C++ kernel is not built in {module.parents[2]}, whose sources shadow the installed "
             "rope_array: run python -P, or from another folder"
         )
     return "the C++ kernel is not built: no C++17 compiler worked when rope_array was installed"
@@ -67,7 +67,7 @@ def unavailable_reason() -> str:
 
 
 def description(library_threads: int = 0) -> str:
-    """Return the instruction set that runs, and the largest number of threads."""
+    """Return the instruction set level and the largest number of threads, or why there is no kernel."""
     if kernel is None:
         return _reason
     return f"{kernel.level_name()} instructions, up to {kernel.threads_of(library_threads)} threads"
@@ -81,9 +81,14 @@ def prepare(plan: Plan) -> None:
 
 
 def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:
-    """Return a layout, and a plan's frequencies if it is given, as set_plan() of operands.cpp reads them.
+    """Return a layout, and the frequencies of a plan, as set_plan() of operands.cpp reads them.
 
-    Pairs of a `transposed` rotation are rotated by the negative angles; its layout is transposed already.
+    If `transposed`, negate the angles; `layout` must already be transposed. As 64-bit words, for n pairs:
+
+    0 .. 8       the sizes, the pairings, `transposed`, the number of coordinates, the bits of the amplitude
+    then n       ω/2π in units of 2^-64
+    then n, n    the upper 64 and the lower 32 bits of ω/2π in units of 2^-96
+    then n       the coordinate that drives each pair, if a position has several
     """
     amplitude = 1.0 if layout.amplitude is None else layout.amplitude
     (bits,) = struct.unpack("<q", struct.pack("<d", amplitude))
@@ -99,14 +104,14 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
 
 
 def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[bool], Source]) -> Any:
-    """Rotate the arrays of a checked call, of any dtypes and by any source, by this kernel or a GPU's.
+    """Rotate the arrays of a checked call, of any dtypes and by any source, by the C++ or the Triton kernel.
 
     ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``source_for(use_float64)``
     returns the source as the kernel reads it.
     """
     ys: list[Any] = [None] * len(call.xs)
     for use_float64 in {*call.float64}:
-        chosen = [i for i, wide in enumerate(call.float64) if wide == use_float64]
+        chosen = [i for i, is_float64 in enumerate(call.float64) if is_float64 == use_float64]
         into = None if outs is None else tuple(outs[i] for i in chosen)
         xs = tuple(call.xs[i] for i in chosen)
         rotated = rotate(xs, source_for(use_float64), int(call.seq_axis), into)
@@ -123,10 +128,10 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[boo
 def sources(
     call: Call, contiguous: Any, prepare: Callable[[Plan], None] = prepare
 ) -> Callable[[bool], Source]:
-    """Return a function from whether a kernel computes in float64 to the source of a call as it reads it.
+    """Return `source_for(use_float64)`: the source of a call as a kernel reads it.
 
-    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them; `prepare` readies a
-    plan for it.
+    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them; ``prepare(plan)``
+    caches the kernel's form of a plan.
     """
     source, ops = call.source, call.ops
 

@@ -43,7 +43,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call, two in one launch if they share dtype and positions.
 
-    Serves aligned arrays of any strides. The bits, and so the errors, are those of the array-api backend.
+    Serves aligned arrays of any strides. The bits, and with them the errors, equal the array-api backend's.
     """
     ys = tuple(map(cupy.empty_like, call.xs)) if outs is None else outs
     layout = call.source.layout

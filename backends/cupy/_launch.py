@@ -33,7 +33,7 @@ CALL += ["cos", "sin", "cos_outer", "cos_seq", "sin_outer", "sin_seq"]
 CALL += ["words", "has_coordinates", "scaled", "transposed"]
 _CALL = np.dtype([(member, np.int64) for member in CALL])
 # Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and at most 160 once, for cos and
-# sin and addresses (counted in the compiled code). With eight heads a pair takes 32 instructions; an H100 has
+# sin and addresses (counted in the compiled code). With eight heads it takes 32 in each head; an H100 has
 # time for 76 while it copies a pair. If eight heads leave fewer threads than _MANY_THREADS, about 500 for
 # each multiprocessor of an H100, too few accesses are in flight, so each thread takes fewer heads.
 _HEADS_PER_THREAD = (8, 4, 2, 1)

@@ -14,7 +14,7 @@
 //     threadIdx.z                                                   chunks of heads_per_thread heads
 //
 // Serves float16, bfloat16, float32 and float64, any strides of aligned elements, int32 and int64 positions.
-// The bits are those of the array-api backend, and so are the errors (docs/numerics.md, the contract).
+// The bits, and with them the errors (the contract in docs/numerics.md), equal the array-api backend's.
 //
 // Compile with --fmad=false: see cos_sin() in cos_sin.h.
 #include "../_native/cos_sin.h"

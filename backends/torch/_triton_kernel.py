@@ -1,11 +1,16 @@
 """The rotation as a Triton kernel: one launch rotates the rows of two arrays, such as q and k.
 
 A program takes a few tokens and a chunk of their heads. It computes cos and sin of each token once, or reads
-them, and rotates all of its heads in both arrays. The angles are those of rope_array/_array_api/angles.py,
-operation by operation.
+them, and rotates all of its heads in both arrays, in tiles:
 
-Products and sums are rounded each, as on the CPU, so the bits are equal to the array-api backend's: the
-kernel is compiled with `enable_fp_fusion=False`, and none of its operations depends on the GPU.
+    cos, sin    (TOKENS, WIDTH)               a column for each pair, up to a power of two
+    a, b        (TOKENS, HEADS, WIDTH)        the two features of each pair
+    half pairing          a at START + pair, b `per_block` features later: two loads
+    interleaved pairing   one load of (TOKENS, HEADS, 2 * WIDTH) features a0 b0 a1 b1 ..., split into a and b
+
+The angles repeat rope_array/_array_api/angles.py operation by operation. Each product and sum is rounded, as
+on the CPU: the kernel is compiled with `enable_fp_fusion=False`, and none of its operations depends on the
+GPU. So the bits, and with them the errors, equal the array-api backend's.
 """
 
 import triton
@@ -67,8 +72,12 @@ def rotate_rows(
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
 ):  # fmt: skip
-    # Offsets of rows have 64 bits. Programs are numbered by 32: a division of 64 takes 100 instructions.
-    # One axis of programs, as the others are limited to 65,535. The chunks of a token come together.
+    # Row offsets have 64 bits, program numbers 32: a division of 64 bits takes 100 instructions. One axis of
+    # programs, as CUDA limits the others to 65,535. With 2 chunks of heads and 3 tiles of tokens:
+    #
+    #     program    0   1   2   3   4   5 | 6   7 ...
+    #     chunk      0   1   0   1   0   1 | 0   1
+    #     tile       0   0   1   1   2   2 | 3   3       of all tokens: outer = tile // tiles
     tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)
     program = tl.program_id(0)
     chunk, tile = (program % chunks).to(tl.int64), program // chunks
@@ -120,7 +129,11 @@ def rotate_rows(
 
 @triton.jit
 def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
-    """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers."""
+    """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers.
+
+    Valid for int64 positions. Max error at int32 positions: 9.5e-8 (float32), 1.7e-16 (float64). At int64
+    positions 2π · |position| · 2^-65 (2^-97) is added. _native/cos_sin.h has figures of phase and quadrant.
+    """
     mask = pair < PAIRS
     if REAL == tl.float64:  # noqa: SIM300 (Triton 3.3 compares a constant with a dtype, not the reverse)
         upper = tl.load(words + PAIRS + pair, mask, other=0)[None, :]
@@ -181,7 +194,11 @@ def _rotate_array(
         cos, sin = cos[:, None, :], sin[:, None, :]
         pair = tl.arange(0, WIDTH)
         per_block: tl.constexpr = PAIRS // BLOCKS
-        # In the half pairing: the first feature of each pair; the second comes `per_block` later.
+        # With half pairing, the first feature of each pair; the second comes `per_block` later. In two blocks
+        # of three pairs, pair 4 begins at START + 1 * 6 + 1:
+        #
+        #     feature    0  1  2  3  4  5 | 6  7  8  9  10 11
+        #                a0 a1 a2 b0 b1 b2| a3 a4 a5 b3 b4 b5
         half = (
             START + (pair // per_block) * (2 * per_block) + pair % per_block if BLOCKS > 1 else START + pair
         )
