@@ -61,15 +61,15 @@ def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
     inv_freq, plan = source.inv_freq, source.plan
     pos = _in_chunks(_checked(source.values, plan), plan, like)
-    more = _more_axes(plan)
-    pos = _whole_last(pos) if more else pos
-    axes = tuple(range(pos.ndim - len(more)))
+    labels = _coordinate_labels(plan)
+    pos = _rechunk_last(pos) if labels else pos
+    axes = tuple(range(pos.ndim - len(labels)))
     frequencies = () if inv_freq is None else (inv_freq.rechunk(-1), (_PAIR,))
-    both = da.blockwise(
+    cos_and_sin = da.blockwise(
         _tables_of_chunk,
         (_TABLE, *axes, _PAIR),
         pos,
-        (*axes, *more),
+        (*axes, *labels),
         *frequencies,
         like=like._meta,
         plan=plan,
@@ -77,63 +77,66 @@ def make_tables(source: Positions, like: Any) -> Any:
         dtype=np.float64 if computes_in_float64(like) else np.float32,
         concatenate=True,
     )
-    return both[0], both[1]
+    return cos_and_sin[0], cos_and_sin[1]
 
 
 def _rotate_at(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
-    x = _whole_last(x)
+    x = _rechunk_last(x)
     shape = without_coordinates(_shape(pos), plan)
     axes = paired_axes(x.ndim, len(shape), seq_axis)
-    operand = _operand(pos, x, axes, _more_axes(plan))
-    spread = tuple(size == 1 for size in shape)
-    return _blockwise(_rotate_chunk_at, x, *operand, plan=plan, seq_axis=seq_axis, spread=spread)
+    operand = _operand(pos, x, axes, _coordinate_labels(plan))
+    broadcast_axes = tuple(size == 1 for size in shape)
+    return _blockwise(
+        _rotate_chunk_at, x, *operand, plan=plan, seq_axis=seq_axis, broadcast_axes=broadcast_axes
+    )
 
 
-def _operand(pos: Any, x: Any, axes: tuple[int, ...], more: tuple[int, ...]) -> tuple[Any, Any]:
+def _operand(pos: Any, x: Any, axes: tuple[int, ...], labels: tuple[int, ...]) -> tuple[Any, Any]:
     """Return positions with the labels of their axes; None if every task gets them whole."""
     if LIBRARY.is_array(pos):
-        return _chunked_like(_whole_last(pos) if more else pos, x, axes), (*axes, *more)
+        return _chunked_like(_rechunk_last(pos) if labels else pos, x, axes), (*axes, *labels)
     return (_chunked_like(pos, x, axes), axes) if axes else (pos, None)
 
 
-def _more_axes(plan: Plan) -> tuple[int, ...]:
+def _coordinate_labels(plan: Plan) -> tuple[int, ...]:
     return () if plan.coordinates is None else (_COORDINATE,)
 
 
 def _rotate_by_tables(x: Any, tables: Tables, seq_axis: int) -> Any:
-    x = _whole_last(x)
+    x = _rechunk_last(x)
     axes = paired_axes(x.ndim, tables.cos.ndim - 1, seq_axis)
-    operands = [a for t in tables.arrays for a in (_chunked_like(_whole_last(t), x, axes), (*axes, _PAIR))]
-    spread = tuple(size == 1 for size in tables.cos.shape[:-1])
-    static = {"layout": tables.layout, "seq_axis": seq_axis, "spread": spread}
+    operands = [a for t in tables.arrays for a in (_chunked_like(_rechunk_last(t), x, axes), (*axes, _PAIR))]
+    broadcast_axes = tuple(size == 1 for size in tables.cos.shape[:-1])
+    static = {"layout": tables.layout, "seq_axis": seq_axis, "broadcast_axes": broadcast_axes}
     return _blockwise(_rotate_chunk_by_tables, x, *operands, **static)
 
 
 def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
-    """Call a function on each chunk of x with the matching chunks of the operands."""
+    """Call a function on each chunk of x with the matching chunks of the operands, paired by axis labels."""
     axes = tuple(range(x.ndim))
-    known = {"dtype": x.dtype, "meta": x._meta, "concatenate": True, "align_arrays": False}
-    return da.blockwise(function, axes, x, axes, *operands, **constants, **known)
+    options = {"dtype": x.dtype, "meta": x._meta, "concatenate": True, "align_arrays": False}
+    return da.blockwise(function, axes, x, axes, *operands, **constants, **options)
 
 
-def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any) -> Any:
-    _check_sizes(x, without_coordinates(_shape(pos), plan), seq_axis, spread)
+def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, broadcast_axes: Any) -> Any:
+    _check_sizes(x, without_coordinates(_shape(pos), plan), seq_axis, broadcast_axes)
     pos = pos if library_of(x).takes_numpy else _in_library_of(x, pos)
     return rotate_by(x, Positions(pos, plan), seq_axis)
 
 
 def _in_library_of(x: Any, array: Any) -> Any:
-    """Return an array of x's library, as dask joins the chunks of any library to an array of NumPy."""
-    same = isinstance(x, np.ndarray) or not isinstance(array, np.ndarray)
-    return array if same else library_of(x).xp.asarray(array)
+    """Return an array of x's library: dask concatenates the chunks of any library into a NumPy array."""
+    is_converted = isinstance(array, np.ndarray) and not isinstance(x, np.ndarray)
+    return library_of(x).xp.asarray(array) if is_converted else array
 
 
-def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
+def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, broadcast_axes: Any) -> None:
     """Check sizes that were unknown until now: size 1 broadcasts only if the whole axis has size 1."""
-    for have, axis, one in zip(pos_shape, paired_axes(x.ndim, len(pos_shape), seq_axis), spread, strict=True):
-        if have != x.shape[axis] and not one:
+    axes = paired_axes(x.ndim, len(pos_shape), seq_axis)
+    for size, axis, is_broadcast in zip(pos_shape, axes, broadcast_axes, strict=True):
+        if size != x.shape[axis] and not is_broadcast:
             raise ShapeError(
-                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions {have}; "
+                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions {size}; "
                 "chunk positions as x is chunked."
             )
 
@@ -143,8 +146,10 @@ def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan) -
     return library_of(tables.cos).xp.stack([tables.cos, tables.sin])
 
 
-def _rotate_chunk_by_tables(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, spread: Any) -> Any:
-    _check_sizes(x, cos.shape[:-1], seq_axis, spread)
+def _rotate_chunk_by_tables(
+    x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, broadcast_axes: Any
+) -> Any:
+    _check_sizes(x, cos.shape[:-1], seq_axis, broadcast_axes)
     return rotate_by(x, Tables(_in_library_of(x, cos), _in_library_of(x, sin), layout), seq_axis)
 
 
@@ -152,7 +157,7 @@ def _checked(pos: Any, plan: Plan) -> Any:
     """Check values on the host; return an array of dask or NumPy, a range, or a number."""
     read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
     if isinstance(pos, range) and plan.coordinates is None:
-        return pos  # a part of it, three numbers, is in each task
+        return pos  # each task contains its own range, three numbers
     pos = plain_numbers(pos)
     return np.asarray(pos) if isinstance(pos, (range, list)) else pos
 
@@ -162,7 +167,7 @@ def _shape(pos: Any) -> tuple[Any, ...]:
 
 
 def _in_chunks(pos: Any, plan: Plan, like: Any) -> Any:
-    """Return a dask array of positions; on the host, the tables of a chunk get dask's chunk size."""
+    """Return a dask array of positions; chunk host positions so that their tables get dask's chunk size."""
     if LIBRARY.is_array(pos):
         return pos
     pos = np.asarray(pos)
@@ -172,8 +177,8 @@ def _in_chunks(pos: Any, plan: Plan, like: Any) -> Any:
     return da.from_array(pos, chunks=(*chunks, *((n,) for n in pos.shape[len(shape) :])))
 
 
-def _whole_last(x: Any) -> Any:
-    """Rechunk the last axis into one chunk: a head, whose pairs may be half of it apart, or coordinates."""
+def _rechunk_last(x: Any) -> Any:
+    """Rechunk the last axis into one chunk: features, as pairs may be half a head apart, or coordinates."""
     return x if x.numblocks[-1] == 1 else x.rechunk({x.ndim - 1: -1})
 
 
@@ -183,26 +188,26 @@ def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     if any(is_unknown_size(size) for sizes in chunks for size in sizes):
         return _unknown_chunks(pos, x, axes)
     if not isinstance(pos, da.Array):
-        return ArrayValuesDep(chunks, _cut(pos, chunks))
+        return ArrayValuesDep(chunks, _values_by_block(pos, chunks))
     if any(map(is_unknown_size, pos.shape)):
         return _unknown_chunks(pos, x, axes)
     return pos.rechunk(dict(enumerate(chunks)))
 
 
-def _cut(pos: Any, chunks: Any) -> dict[tuple[int, ...], Any]:
-    """Return the part of NumPy positions or of a range for each block; the block's own task contains it."""
+def _values_by_block(pos: Any, chunks: Any) -> dict[tuple[int, ...], Any]:
+    """Return the NumPy positions or the range of each block; the block's own task contains them."""
     blocks = product(*(range(len(sizes)) for sizes in chunks))
-    parts = (pos[part[0] if isinstance(pos, range) else part] for part in slices_from_chunks(chunks))
-    return dict(zip(blocks, parts, strict=True))
+    values = (pos[index[0] if isinstance(pos, range) else index] for index in slices_from_chunks(chunks))
+    return dict(zip(blocks, values, strict=True))
 
 
 def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """Return positions as they are chunked, for an x of unknown sizes: each chunk checks its own."""
+    """Return positions as they are chunked, for an x of unknown sizes, which each task checks."""
     blocks = tuple(x.numblocks[a] for a in axes)
-    have = pos.numblocks[: len(axes)] if isinstance(pos, da.Array) else (0,)
+    pos_blocks = pos.numblocks[: len(axes)] if isinstance(pos, da.Array) else (0,)
     if all(
-        h in (1, b) and (h == b or pos.shape[i] == 1)
-        for i, (h, b) in enumerate(zip(have, blocks, strict=False))
+        n in (1, b) and (n == b or pos.shape[i] == 1)
+        for i, (n, b) in enumerate(zip(pos_blocks, blocks, strict=False))
     ):
         return pos
     raise ShapeError(
