@@ -47,11 +47,12 @@ def description() -> str:
 
 
 def serves(ctx: Any, plan: Plan | None) -> bool:
-    """Return whether a call of the kernel can be part of a program.
+    """Return whether a call of the C++ kernel can be part of a program.
 
-    An exported program must run without this library. Where a `shard_map` splits some mesh axes only, JAX
-    cannot split a custom call along the others. XLA splits axes that all operands have: positions are
-    repeated for them, but tables would then be as large as x.
+    Serves programs for the CPU, with three exceptions. An exported program must run without this library. In
+    a `shard_map` over some mesh axes only, JAX cannot split a custom call along the other axes. On several
+    devices, XLA splits axes that all operands have: positions are repeated for them, but repeated tables
+    would be as large as x.
     """
     module, x, kernel = ctx.module_context, ctx.avals_in[0], _native.kernel
     if _reason or kernel is None or x.ndim > kernel.MAX_AXES:
@@ -83,14 +84,14 @@ def lower(ctx: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, tra
 
 
 def _is_donated(x: Any) -> bool:
-    """Return whether a value is an argument that the caller of the program gave away."""
+    """Return whether a value is an argument of the program that its caller donated."""
     if not isinstance(x.owner, ir.Block):
         return False
     attributes = x.owner.owner.attributes
     if "arg_attrs" not in attributes:
         return False
-    own = ir.ArrayAttr(attributes["arg_attrs"])[ir.BlockArgument(x).arg_number]
-    return any(name in ir.DictAttr(own) for name in ("tf.aliasing_output", "jax.buffer_donor"))
+    argument = ir.ArrayAttr(attributes["arg_attrs"])[ir.BlockArgument(x).arg_number]
+    return any(name in ir.DictAttr(argument) for name in ("tf.aliasing_output", "jax.buffer_donor"))
 
 
 # ---- several devices ----
@@ -98,9 +99,9 @@ def _is_donated(x: Any) -> bool:
 
 def _repeated(positions: Any, x: Any) -> Any:
     """Repeat positions along the axes of x; the kernel finds axes along which they are equal."""
-    kind, like = ir.RankedTensorType(positions.type), ir.RankedTensorType(x.type)
-    repeated = ir.RankedTensorType.get([*like.shape[:-1], kind.shape[-1]], kind.element_type)
-    return stablehlo.broadcast_in_dim(repeated, positions, [*range(kind.rank)])
+    pos_type, x_type = ir.RankedTensorType(positions.type), ir.RankedTensorType(x.type)
+    repeated = ir.RankedTensorType.get([*x_type.shape[:-1], pos_type.shape[-1]], pos_type.element_type)
+    return stablehlo.broadcast_in_dim(repeated, positions, [*range(pos_type.rank)])
 
 
 def _splitting(x: Any, source: tuple[Any, ...]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _splitting(x: Any, source: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _sharding_rule(shapes: list[list[int]], count: int) -> Any:
-    """Return Shardy's rule: operands share their first axes, and the last axis of each is whole."""
+    """Return Shardy's rule: operands share their first axes, and the last axis of each is not split."""
 
     def mapping(last: int) -> Any:
         axes = [sdy.DimMappingAttr.get(factor_indices=[axis]) for axis in (*range(count), last)]

@@ -15,15 +15,18 @@ from rope_array._array_api.pairs import rotate_aligned
 from rope_array._spec.plan import Layout
 
 
-def rotate_parts(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
-    """Rotate as the array-api backend does: the members of the pairs as two arrays, then joined."""
+def rotate_members(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate as the array-api backend does: split x into the two members of its pairs, rotate, and join."""
     return rotate_aligned(x, cos, -sin if transposed else sin, layout, _OPS)
 
 
 def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
-    """Rotate each feature where it is: y = x·cos ± partner·sin, with tables of a number for each feature.
+    """Rotate each feature where it is: y = x·cos + partner·sin, with tables of a number for each feature.
 
-    The partner, the other member of the pair, is x shifted by the distance of the members.
+    The partner, the other member of the pair, is x shifted by the distance of the members:
+
+        interleaved    x   a0  b0  a1  b1    partner  -b0  a0 -b1  a1    cos  c0  c0  c1  c1
+        half           x   a0  a1  b0  b1    partner  -b0 -b1  a0  a1    cos  c0  c1  c0  c1
     """
     feature = _features(x)
     if layout.pairing == "interleaved":
@@ -58,7 +61,7 @@ def _rotate_halves_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transpo
     The loop computes angles from positions again for each head, so the forward rotation is not in this form.
     """
     if x.dtype != cos.dtype or not transposed:
-        return rotate_parts(x, cos, sin, layout=layout, transposed=transposed)
+        return rotate_members(x, cos, sin, layout=layout, transposed=transposed)
     first, second = _rotate_halves(x, cos, sin, layout, transposed)
     middle = layout.start + layout.num_pairs
     feature = _features(x)
@@ -98,10 +101,10 @@ def _padded(array: Any, before: int, after: int) -> Any:
 
 
 def _by_pairing(half: Any, interleaved: Any) -> Any:
-    """Return the form of a platform, made of a form for each pairing; other layouts are rotated in parts."""
+    """Return a platform's form: one for each pairing, and `rotate_members` for other layouts."""
 
     def rotate(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
-        form = rotate_parts
+        form = rotate_members
         if layout.pairing == layout.out_pairing == "interleaved":
             form = interleaved
         elif layout.pairing == layout.out_pairing and layout.blocks == 1:
@@ -113,8 +116,8 @@ def _by_pairing(half: Any, interleaved: Any) -> Any:
 
 _OPS = ArrayOps(xp, False, {})  # its other fields are for making angles
 FORMS = {
-    None: _by_pairing(half=rotate_parts, interleaved=rotate_parts),
-    "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_parts),
+    None: _by_pairing(half=rotate_members, interleaved=rotate_members),
+    "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_members),
     "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
     "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
     "tpu": _by_pairing(half=_rotate_in_place, interleaved=_rotate_in_place),

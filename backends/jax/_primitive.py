@@ -26,7 +26,7 @@ from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
 from . import _custom_call
-from ._forms import FORMS, rotate_parts
+from ._forms import FORMS, rotate_members
 from ._library import LIBRARY
 
 rotate_p = Primitive("rope_array_rotate")
@@ -39,23 +39,26 @@ def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, 
     return _rotate(x, (_aligned(cos, x, seq_axis), _aligned(sin, x, seq_axis)), layout, None)
 
 
-def rotate_by_positions(x: Any, whole: Any, plan: Plan, seq_axis: int) -> Any:
-    """Rotate the last axis of x by integer positions, at exact angles."""
-    if whole.dtype not in _POSITION_DTYPES:
-        whole = whole.astype(xp.int32)
-    whole = whole if plan.coordinates else whole[..., None]
-    return _rotate(x, (_aligned(whole, x, seq_axis),), plan.layout, plan)
+def rotate_by_positions(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
+    """Rotate the last axis of x by integer positions, at exact angles.
+
+    Serves int32, int64 and uint32, and casts narrower integers. The errors are those of docs/numerics.md.
+    """
+    if pos.dtype not in _POSITION_DTYPES:
+        pos = pos.astype(xp.int32)
+    pos = pos if plan.coordinates else pos[..., None]
+    return _rotate(x, (_aligned(pos, x, seq_axis),), plan.layout, plan)
 
 
-def tables_by_positions(whole: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
+def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
     """Return cos and sin at integer positions: (1, 0) rotated in each pair, with the bits of a rotation."""
     plan, dtype = plan.of_units(), xp.float64 if use_float64 else xp.float32
     # The largest coordinate and not the first: explicit mesh axes may split them.
-    rows = whole.max(-1, keepdims=True) if plan.coordinates else whole[..., None]
+    rows = pos.max(-1, keepdims=True) if plan.coordinates else pos[..., None]
     units = (xp.arange(plan.layout.head_dim) < plan.layout.num_pairs).astype(rows.dtype)
     # XLA removes the sum of zeros. It gives the units the sharding of the positions, which JAX may need.
     x = (units[(None,) * (rows.ndim - 1)] + rows * 0).astype(dtype)
-    y = rotate_by_positions(x, whole, plan, -2)
+    y = rotate_by_positions(x, pos, plan, -2)
     return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
 
 
@@ -76,8 +79,8 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
     """Return cos and sin of a source."""
     if plan is None:
         return source
-    whole = source[0] if plan.coordinates else source[0][..., 0]
-    return cos_sin(whole, None, plan, computes_in_float64(x), LIBRARY.ops(x))
+    pos = source[0] if plan.coordinates else source[0][..., 0]
+    return cos_sin(pos, None, plan, computes_in_float64(x), LIBRARY.ops(x))
 
 
 # ---- types: with explicit mesh axes and in a shard_map, the result has x's type ----
@@ -97,9 +100,9 @@ def _explicit_spec(array: Any) -> tuple[Any, ...]:
 
 
 def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
-    """Return x and its source, of types for which the result's type is x's.
+    """Return x and its source with the shardings that give the result x's type.
 
-    The source is split along explicit mesh axes as x is. In a `shard_map` x varies along the mesh axes of the
+    Split the source along explicit mesh axes as x is. In a `shard_map`, let x vary along the mesh axes of the
     source too.
     """
     meshes = [jax.typeof(array).sharding.mesh for array in (x, *source) if _has_explicit_axes(array)]
@@ -113,22 +116,22 @@ def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
 
 
 def _resharded(array: Any, x: Any, mesh: Any) -> Any:
-    """Split an array with x's axes along a mesh as x is. Axes of size 1 and the last one are whole."""
+    """Split an array with x's axes along a mesh as x is, but for axes of size 1 and the last axis."""
     spec = _explicit_spec(x) or (None,) * x.ndim
     sizes = zip(array.shape[:-1], x.shape, spec, strict=False)
-    own = PartitionSpec(*(part if size == x_size else None for size, x_size, part in sizes), None)
-    if _has_explicit_axes(array) and tuple(own) == _explicit_spec(array):
+    array_spec = PartitionSpec(*(axis if size == x_size else None for size, x_size, axis in sizes), None)
+    if _has_explicit_axes(array) and tuple(array_spec) == _explicit_spec(array):
         return array
-    return jax.sharding.reshard(array, NamedSharding(mesh, own))
+    return jax.sharding.reshard(array, NamedSharding(mesh, array_spec))
 
 
 def _varying_axes(array: Any) -> frozenset[Any]:
     """Return the mesh axes of a `shard_map` along which an array varies."""
-    kind = jax.typeof(array)
-    if AxisType.Manual not in kind.sharding.mesh.axis_types:
+    aval = jax.typeof(array)
+    if AxisType.Manual not in aval.sharding.mesh.axis_types:
         return frozenset()
     # JAX 0.10 has the second name.
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)
+    return frozenset(aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying)
 
 
 def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
@@ -152,7 +155,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     dx, *dsource = tangents
     dy = dx if type(dx) is ad.Zero else rotate_p.bind(dx, *source, **params)
     if not all(type(tangent) is ad.Zero for tangent in dsource):
-        rotate = partial(rotate_parts, x, layout=params["layout"], transposed=params["transposed"])
+        rotate = partial(rotate_members, x, layout=params["layout"], transposed=params["transposed"])
         by_tables = jax.jvp(rotate, source, [*map(ad.instantiate_zeros, dsource)])[1]
         dy = by_tables if type(dy) is ad.Zero else dy + by_tables
     return rotate_p.bind(*primals, **params), dy
@@ -166,12 +169,12 @@ def _transpose(dy: Any, x: Any, *source: Any, layout: Layout, transposed: bool, 
         dx = rotate_p.bind(dy, *source, layout=layout, transposed=not transposed, **params)
         return dx, *(None for _ in source)
     tables = [table.aval for table in source]
-    rotate = partial(rotate_parts, x, layout=layout, transposed=transposed)
+    rotate = partial(rotate_members, x, layout=layout, transposed=transposed)
     return None, *jax.linear_transpose(rotate, *tables)(dy)
 
 
 def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
-    """Rotate all of a batch, whose axis becomes the first. The result has x's shape, and cos has sin's."""
+    """Rotate a batch, whose axis becomes the first. Repeat x along it, and both tables if one is batched."""
     moved = [
         array[None] if axis is None else xp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
@@ -187,17 +190,17 @@ def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
 
 
 def _repeated(array: Any, like: Any) -> Any:
-    """Repeat an array along its first axis, as often as another has elements there, and split as it is."""
+    """Repeat an array along its first axis to the size of `like` there, split as `like` is."""
     shape, spec = (like.shape[0], *array.shape[1:]), _explicit_spec(like)[:1]
     if not any(spec):
         return xp.broadcast_to(array, shape)
-    parts = PartitionSpec(*spec, *(_explicit_spec(array)[1:] or (None,) * (array.ndim - 1)))
+    full_spec = PartitionSpec(*spec, *(_explicit_spec(array)[1:] or (None,) * (array.ndim - 1)))
     mesh = jax.typeof(like).sharding.mesh
-    return xp.broadcast_to(array, shape, out_sharding=NamedSharding(mesh, parts))
+    return xp.broadcast_to(array, shape, out_sharding=NamedSharding(mesh, full_spec))
 
 
 def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
-    """Rotate by array operations, in the form of a platform."""
+    """Rotate by array operations, in a platform's form."""
     return form(x, *_tables(x, source, plan), layout=layout, transposed=transposed)
 
 
@@ -205,7 +208,7 @@ def _impl(*operands: Any, **params: Any) -> Any:
     """Run one program, for an eager gradient or checkpoint; under `jax.disable_jit` run the operations."""
     config: Any = jax.config  # its type lacks the flags
     if config.jax_disable_jit:
-        return _rotate_by(rotate_parts, *operands, **params)
+        return _rotate_by(rotate_members, *operands, **params)
     return _rotate_in_program(*operands, **params)
 
 
@@ -227,7 +230,7 @@ rotate_p.def_abstract_eval(_result_type)
 ad.primitive_jvps[rotate_p] = _jvp
 ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
-# Not cacheable: a cached lowering is a function of its own, whose arguments nobody donated.
+# Not cacheable: a cached lowering is a separate function, to which the caller's donations do not apply.
 mlir.register_lowering(rotate_p, _lower, cacheable=False)
 
 # Only lowered. Cacheable: JAX 0.10 fails if another primitive has rules for several platforms of an export.
