@@ -215,8 +215,8 @@ def test_code_compiled_before_and_after(compiles_method, monkeypatch):
 
     compiled = functools.partial(run, functools.partial(torch.compile, backend="eager"))
     with ra.hf.patched(model, angles="float32"):
-        for module in (_dispatch, _operators):
-            monkeypatch.setattr(module, "rotate", lambda arrays, source, axis: tuple(2 * x for x in arrays))
+        for module, name in ((_dispatch, "rotate"), (_operators, "rotate_by_operator")):
+            monkeypatch.setattr(module, name, lambda arrays, source, axis: tuple(2 * x for x in arrays))
         doubled = compiled()
     want = run(lambda method: method)
     assert off(doubled, want) > 0.01

@@ -99,53 +99,53 @@ def recognise(function: Function) -> RotaryFunction | None:
     heads = QK_PARAMETERS if names[:4] == QK_PARAMETERS else X_PARAMETERS
     if names[: len(heads)] != heads or names[len(heads) :] not in OPTIONS:
         return None
-    found = [each for each in _layout_candidates(function, names) if _matches(each)]
-    return found[0] if len(found) == 1 else None
+    matches = [candidate for candidate in _layout_candidates(function, names) if _matches(candidate)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _layout_candidates(function: Function, names: tuple[str, ...]) -> list[RotaryFunction]:
     axes = (None,) if "unsqueeze_dim" in names else (-2, -3)
     pairings = ("half", "interleaved")
-    every = product(ARRANGED, pairings, pairings, (False, True), axes, (1, -1))
-    return [RotaryFunction(function, *each) for each in every]
+    combinations = product(ARRANGED, pairings, pairings, (False, True), axes, (1, -1))
+    return [RotaryFunction(function, *fields) for fields in combinations]
 
 
-def _matches(tried: RotaryFunction) -> bool:
+def _matches(candidate: RotaryFunction) -> bool:
     """Return whether our rotation matches the function, for heads of the rotary width and wider ones."""
-    whole = [_matches_for_shape(tried, 2 * PAIRS, axis) for axis in (-2, -3)]
-    if any(found is False for found in whole) or not any(whole):
+    narrow_heads = [_matches_for_shape(candidate, 2 * PAIRS, axis) for axis in (-2, -3)]
+    if False in narrow_heads or not any(narrow_heads):
         return False
-    wide = [_matches_for_shape(tried, 2 * PAIRS + 6, axis) for axis in (-2, -3)]
+    wide_heads = [_matches_for_shape(candidate, 2 * PAIRS + 6, axis) for axis in (-2, -3)]
     # With the width of the tables, the first features are the last. A function that rejects wider heads
     # is called with the rotated features alone.
-    return not (tried.last and not any(wide)) and all(found is not False for found in wide)
+    return False not in wide_heads and (any(wide_heads) or not candidate.last)
 
 
-def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | None:
+def _matches_for_shape(candidate: RotaryFunction, width: int, axis: int) -> bool | None:
     """Return whether our rotation matches the function for one shape; None if the function rejects it."""
     random = torch.Generator().manual_seed(width - axis)
     shape = (2, HEADS, SEQ, width) if axis == -2 else (2, SEQ, HEADS, width)
     q, k = (torch.randn(shape, generator=random, dtype=torch.float32) for _ in range(2))
     angles = torch.rand((2, SEQ, PAIRS), generator=random, dtype=torch.float32) * 6
-    tables = [ARRANGED[tried.arrangement](table) for table in (angles.cos(), angles.sin())]
-    arrays: tuple[Any, ...] = (q,) if tried.is_single else (q, k)
-    option = {} if tried.seq_axis else {"unsqueeze_dim": 1 if axis == -2 else 2}
-    if tried.seq_axis and tried.seq_axis != axis:
+    tables = [ARRANGED[candidate.arrangement](table) for table in (angles.cos(), angles.sin())]
+    arrays: tuple[Any, ...] = (q,) if candidate.is_single else (q, k)
+    option = {} if candidate.seq_axis else {"unsqueeze_dim": 1 if axis == -2 else 2}
+    if candidate.seq_axis and candidate.seq_axis != axis:
         return None
-    if tried.seq_axis == -3:  # the vision towers: no batch
+    if candidate.seq_axis == -3:  # the vision towers: no batch
         arrays, tables = tuple(x[0] for x in arrays), [table[0] for table in tables]
     try:
         with torch.no_grad():
-            theirs = tried.function(*(x.clone() for x in arrays), *tables, **option)
+            theirs = candidate.function(*(x.clone() for x in arrays), *tables, **option)
     except Exception:  # whatever a function raises for arrays of another shape
         return None
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    cos, sin = map(UNARRANGED[tried.arrangement], tables)
-    layout = _layout_of(tried, arrays[0], cos)
-    ours = _dispatch.rotate(arrays, Tables(cos, tried.sign * sin, layout), axis)
+    cos, sin = map(UNARRANGED[candidate.arrangement], tables)
+    layout = _layout_of(candidate, arrays[0], cos)
+    ours = _dispatch.rotate(arrays, Tables(cos, candidate.sign * sin, layout), axis)
     return all(
-        y.shape == want.shape and bool(torch.isclose(y, want, atol=1e-5).all())
-        for y, want in zip(ours, theirs, strict=True)
+        y.shape == their_y.shape and bool(torch.isclose(y, their_y, atol=1e-5).all())
+        for y, their_y in zip(ours, theirs, strict=True)
     )
 
 
@@ -180,9 +180,8 @@ _layout: Callable[..., Layout] = traced_memo(_make_layout)
 
 def _layout_of(function_layout: RotaryFunction, x: Any, cos: Any) -> Layout:
     """Return the layout of a function for the widths of x and of tables of pairs."""
-    one = function_layout
     width, pairs = (operator.index(a.shape[-1]) for a in (x, cos))  # torch.jit.trace has tensors
-    return _layout(width, pairs, one.last, one.pairing, one.out_pairing)
+    return _layout(width, pairs, function_layout.last, function_layout.pairing, function_layout.out_pairing)
 
 
 # ---- replacements ----
@@ -233,7 +232,7 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         sin = unarranged(sin)
         tables = Tables(unarranged(cos), -sin if is_negated else sin, layout)
         if recorded and torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
-            return _operators.rotate(xs, tables, seq_axis)
+            return _operators.rotate_by_operator(xs, tables, seq_axis)
         return _dispatch.rotate(xs, tables, seq_axis)
 
     return rotate
@@ -276,30 +275,28 @@ def _make_decide(function_layout: RotaryFunction, exact: bool) -> Function:
     fixed_axis = function_layout.seq_axis
 
     def decide(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Layout, int] | None:
-        axis, x = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim), xs[0]
+        axis, first = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim), xs[0]
         if axis is None:
             return None
-        for other in xs:
-            if (
-                other.shape[axis] != x.shape[axis]
-                or other.shape[-1] != x.shape[-1]
-                or not is_supported(other, cos)
-            ):
+        for x in xs:
+            if x.shape[axis] != first.shape[axis] or x.shape[-1] != first.shape[-1]:
                 return None
-        return _layout_of(function_layout, x, unarranged(cos)), axis
+            if not is_supported(x, cos):
+                return None
+        return _layout_of(function_layout, first, unarranged(cos)), axis
 
     return decide
 
 
 def _by_model(function_layout: RotaryFunction, exact: bool, rounded_tables: bool) -> Function:
     """Return a function that calls the model's."""
-    own = function_layout.function
+    function = function_layout.function
     if exact:
-        own = keep_input_dtype(own, rounded_tables)
+        function = keep_input_dtype(function, rounded_tables)
     takes_dim = function_layout.seq_axis is None
 
     def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        return own(*arrays, cos, sin, **({"unsqueeze_dim": unsqueeze_dim} if takes_dim else {}))
+        return function(*arrays, cos, sin, **({"unsqueeze_dim": unsqueeze_dim} if takes_dim else {}))
 
     return by_model
 
@@ -336,27 +333,23 @@ def is_recorded() -> bool:
 
 def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Function:
     """Return a function that calls another with float32 tables, and keeps the dtype of the input."""
-    check = None if rounded_tables else _make_check(function)
+    cos_of = _argument_reader(function, "cos")
 
     def rounded(first: Any, *args: Any, **options: Any) -> Any:
-        if check is not None:
-            check(first, *args, **options)
-        result, dtype = function(first, *args, **options), first.dtype
-        if isinstance(result, tuple):
-            return tuple(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in result)
-        return result.to(dtype)
+        if not rounded_tables:
+            _refuse_cast(cos_of((first, *args), options))
+        y, dtype = function(first, *args, **options), first.dtype
+        if isinstance(y, tuple):
+            return tuple(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in y)
+        return y.to(dtype)
 
     return rounded
 
 
-def _make_check(function: Function) -> Callable[..., None]:
-    """Return a function that takes the arguments of another, and raises if its cos has 16 bits."""
-    index = parameters(function).index("cos")
-
-    def check(*args: Any, **options: Any) -> None:
-        _refuse_cast(args[index] if index < len(args) else options.get("cos"))
-
-    return check
+def _argument_reader(function: Function, name: str) -> Function:
+    """Return a function of the arguments and options of a call that returns the argument `name`, or None."""
+    index = parameters(function).index(name)
+    return lambda args, options: args[index] if index < len(args) else options.get(name)
 
 
 def check_tables_given(method: Function) -> Function:
@@ -364,11 +357,11 @@ def check_tables_given(method: Function) -> Function:
 
     For methods that cast them to float32 themselves (MLCD), where the rotary function gets float32 tables.
     """
-    index = parameters(method).index("position_embeddings")
+    tables_of = _argument_reader(method, "position_embeddings")
 
     @functools.wraps(method)
     def checked(*args: Any, **options: Any) -> Any:
-        tables = args[index] if index < len(args) else options.get("position_embeddings")
+        tables = tables_of(args, options)
         if isinstance(tables, tuple | list):
             _refuse_cast(tables[0])
         return method(*args, **options)

@@ -11,14 +11,14 @@ from rope_array._errors import PatchError, describe
 MARK = "_rope_array_patch"  # the attribute of a patched module that holds its `Change`
 
 
-class _Missing:
+class _MissingAttribute:
     """Marks an attribute that the module lacked before the patch."""
 
-    def __deepcopy__(self, memo: Any) -> "_Missing":
+    def __deepcopy__(self, memo: Any) -> "_MissingAttribute":
         return self
 
 
-MISSING = _Missing()
+MISSING = _MissingAttribute()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Module:
+class NamedModule:
     """A module with its name in the model, for messages."""
 
     name: str
@@ -53,65 +53,65 @@ def is_patched(model: Any) -> bool:
     return any(MARK in vars(module) for module in model.modules())
 
 
-def install(methods: Iterable[tuple[Module, Mapping[str, Callable[..., Any]]]]) -> None:
+def install(targets: Iterable[tuple[NamedModule, Mapping[str, Callable[..., Any]]]]) -> None:
     """Set methods on modules, after a check of all of them."""
-    changes = [(one.module, Change({k: v for k, v in _new_values(one, found)})) for one, found in methods]
+    changes = [(target.module, Change(dict(_new_values(target, methods)))) for target, methods in targets]
     for module, change in changes:
         vars(module).update({name: new for name, (new, _) in change.values.items()}, **{MARK: change})
 
 
-def _new_values(one: Module, methods: Mapping[str, Callable[..., Any]]) -> Iterable[tuple[str, Any]]:
+def _new_values(target: NamedModule, methods: Mapping[str, Callable[..., Any]]) -> Iterable[tuple[str, Any]]:
     for name, method in methods.items():
-        label, before = _place_of(one, name)
-        yield label, (MethodType(method, one.module), before)
+        label, before = _place_of(target, name)
+        yield label, (MethodType(method, target.module), before)
 
 
-def _place_of(one: Module, name: str) -> tuple[str, Any]:
+def _place_of(target: NamedModule, name: str) -> tuple[str, Any]:
     """Return the attribute that a method is set as, and its value; raise if another library has set it.
 
     Hooks of accelerate replace `forward`, and call the method that they keep as `_old_forward`.
     """
-    own, method = vars(one.module), getattr(type(one.module), name)
-    labels = ("_old_forward", name) if name == "forward" and "_hf_hook" in own else (name,)
+    attributes, method = vars(target.module), getattr(type(target.module), name)
+    labels = ("_old_forward", name) if name == "forward" and "_hf_hook" in attributes else (name,)
     for label in labels:
-        if getattr(own.get(label), "__func__", None) is method:
-            return label, own[label]
-    if name not in own:
+        if getattr(attributes.get(label), "__func__", None) is method:
+            return label, attributes[label]
+    if name not in attributes:
         return name, MISSING
     raise PatchError(
-        f"{one}: another library already replaced its {name} by {describe(own[name])}; undo that, or call "
-        "patch first."
+        f"{target}: another library already replaced its {name} by {describe(attributes[name])}; undo that, "
+        "or call patch first."
     )
 
 
 def restore(model: Any) -> bool:
     """Restore the attributes of every module, after a check of all of them. False if none is patched."""
-    found = [Module(name, module) for name, module in model.named_modules() if MARK in vars(module)]
-    for one, values in [(one, _values_before(one)) for one in found]:
-        own = vars(one.module)
-        del own[MARK]
+    patched = [NamedModule(name, module) for name, module in model.named_modules() if MARK in vars(module)]
+    for target, values in [(target, _values_before(target)) for target in patched]:
+        attributes = vars(target.module)
+        del attributes[MARK]
         for name, value in values.items():
             if value is MISSING:
-                own.pop(name, None)
+                attributes.pop(name, None)
             else:
-                own[name] = value
-    return bool(found)
+                attributes[name] = value
+    return bool(patched)
 
 
-def _values_before(one: Module) -> dict[str, Any]:
-    own, values = vars(one.module), {}
-    for name, (new, before) in own[MARK].values.items():
-        present = own.get(name, MISSING)
+def _values_before(target: NamedModule) -> dict[str, Any]:
+    attributes, values = vars(target.module), {}
+    for name, (new, before) in attributes[MARK].values.items():
+        present = attributes.get(name, MISSING)
         if present is new:
             values[name] = before
-        elif name == "forward" and own.get("_old_forward") is new:  # a hook of accelerate, added later
-            values["_old_forward"] = MethodType(type(one.module).forward, one.module)
-        elif name == "_old_forward" and own.get("forward") is new:  # a hook that was removed later
+        elif name == "forward" and attributes.get("_old_forward") is new:  # a hook of accelerate, added later
+            values["_old_forward"] = MethodType(type(target.module).forward, target.module)
+        elif name == "_old_forward" and attributes.get("forward") is new:  # a hook that was removed later
             values["forward"] = before
         elif present is MISSING:  # deleted, so that no other code depends on it
             values[name] = before
         else:
             raise PatchError(
-                f"{one}: its {name} was replaced by {describe(present)} after patch; undo that first."
+                f"{target}: its {name} was replaced by {describe(present)} after patch; undo that first."
             )
     return values

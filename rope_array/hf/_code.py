@@ -5,15 +5,16 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _attention
 from ._attention import RotaryFunction, parameters
 from ._rebind import rebind, undecorated, used_names
 from ._rotary import NAMES
 
+_Value = TypeVar("_Value")
 TABLE = re.compile("^(cos|sin)(_|$)")  # variables of tables
 
 
@@ -36,8 +37,7 @@ class Code:
 
     def methods(self, cls: type) -> Mapping[str, Any]:
         """Return the methods of a class that call a function that takes cos and sin, by name."""
-        found: dict[str, Any] = self._cached("methods", cls, lambda: dict(self._find_methods(cls)))
-        return found
+        return self._cached("methods", cls, lambda: dict(self._find_methods(cls)))
 
     def _find_methods(self, cls: type) -> Iterator[tuple[str, Any]]:
         for base in cls.__mro__:
@@ -49,15 +49,11 @@ class Code:
         """Return the global functions that a method uses and that take cos and sin, by name."""
         if type(method) is not FunctionType:
             return {}
-        found: dict[str, Any] = self._cached("functions", method, lambda: dict(_find_functions(method)))
-        return found
+        return self._cached("functions", method, lambda: dict(_find_functions(method)))
 
     def layout(self, function: Any) -> RotaryFunction | None:
         """Return the layout of a function that takes cos and sin; None if it is not known."""
-        found: RotaryFunction | None = self._cached(
-            "layout", function, lambda: _attention.recognise(function)
-        )
-        return found
+        return self._cached("layout", function, lambda: _attention.recognise(function))
 
     def layouts(self, methods: Mapping[str, Any]) -> list[RotaryFunction | None]:
         """Return the layouts of all functions that methods use."""
@@ -69,8 +65,8 @@ class Code:
 
     def _rebind(self, method: Any) -> Any:
         rounded = bool(python_modules({"": method}) & self.rounded)
-        found = {name: self._replacement(f, rounded) for name, f in self.functions(method).items()}
-        copied = rebind(method, {name: f for name, f in found.items() if f is not None})
+        functions = {name: self._replacement(f, rounded) for name, f in self.functions(method).items()}
+        copied = rebind(method, {name: f for name, f in functions.items() if f is not None})
         takes_tables = "position_embeddings" in parameters(method)
         casts = takes_tables and any("float" in used_names(f.__code__) for f in undecorated(method))
         check = self.exact and not rounded and casts and copied is not None
@@ -85,11 +81,12 @@ class Code:
         # It may rotate a part of the features at a time, by a function whose layout is known.
         return self.rebound(function) or _attention.keep_input_dtype(function, rounded)
 
-    def _cached(self, what: str, key: Any, make: Any) -> Any:
-        if (what, id(key)) not in self._memo:
+    def _cached(self, purpose: str, key: Any, make: Callable[[], _Value]) -> _Value:
+        if (purpose, id(key)) not in self._memo:
             self._alive.append(key)
-            self._memo[what, id(key)] = make()
-        return self._memo[what, id(key)]
+            self._memo[purpose, id(key)] = make()
+        value: _Value = self._memo[purpose, id(key)]
+        return value
 
 
 def _find_functions(method: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -115,12 +112,12 @@ def multiplies_inline(module_name: str, classes: frozenset[str]) -> bool:
         tree = ast.parse(inspect.getsource(sys.modules[module_name]))
     except (OSError, TypeError, KeyError, SyntaxError):
         return False
-    found = (
+    definitions = (
         node
         for node in tree.body
         if isinstance(node, ast.ClassDef) and node.name in classes and not NAMES.search(node.name)
     )
-    return any(_is_factor(child, parent) for node in found for parent, child in _edges(node))
+    return any(_is_factor(child, parent) for node in definitions for parent, child in _edges(node))
 
 
 def _edges(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:

@@ -50,22 +50,22 @@ def serves(*tensors: Any) -> bool:
 
 
 def text_of(rope: RoPE) -> str:
-    """Return a rope as an argument of `make_tables`."""
+    """Return a rope as an argument of `make_tables_by_operator`."""
     return json.dumps([pickle.dumps(rope).hex(), _cache_key()])
 
 
 @functools.lru_cache(64)
-def _rope_of(text: str) -> RoPE:
+def _unpickle_rope(text: str) -> RoPE:
     rope: RoPE = pickle.loads(bytes.fromhex(json.loads(text)[0]))
     return rope
 
 
-def make_tables(x: Any, pos: Any, rope: str) -> Any:
+def make_tables_by_operator(x: Any, pos: Any, rope: str) -> Any:
     """Return cos and sin of a rope at positions, as `RoPE.rotation` makes them."""
     return torch.ops.rope_array_hf.make_tables.default(x, pos, rope)
 
 
-def rotate(xs: tuple[Any, ...], tables: Tables, seq_axis: int) -> tuple[Any, ...]:
+def rotate_by_operator(xs: tuple[Any, ...], tables: Tables, seq_axis: int) -> tuple[Any, ...]:
     """Rotate tensors by tables."""
     cos, sin, layout = tables
     return tuple(torch.ops.rope_array_hf.rotate.default(xs, cos, sin, _layout_text(*layout), seq_axis))
@@ -76,11 +76,11 @@ def _layout_text(*layout: Any) -> str:
     return json.dumps([*layout, _cache_key()])
 
 
-def _make_tables(x: Any, pos: Any, rope: str) -> list[Any]:
-    return list(_rope_of(rope).rotation(pos, like=x))
+def _make_tables_in_graph(x: Any, pos: Any, rope: str) -> list[Any]:
+    return list(_unpickle_rope(rope).rotation(pos, like=x))
 
 
-def _rotate(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
+def _rotate_in_graph(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
     # Operations, also where the kernel serves: the compiler joins them with their neighbours, in less time
     # than a call of the kernel.
     source = Tables(cos, sin, Layout(*json.loads(layout)[:-1]))
@@ -89,8 +89,8 @@ def _rotate(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any
 
 _LIBRARY = torch.library.Library("rope_array_hf", "FRAGMENT")
 _SCHEMAS = {
-    "make_tables(Tensor x, Tensor pos, str rope) -> Tensor[]": _make_tables,
-    "rotate(Tensor[] xs, Tensor cos, Tensor sin, str layout, int seq_axis) -> Tensor[]": _rotate,
+    "make_tables(Tensor x, Tensor pos, str rope) -> Tensor[]": _make_tables_in_graph,
+    "rotate(Tensor[] xs, Tensor cos, Tensor sin, str layout, int seq_axis) -> Tensor[]": _rotate_in_graph,
 }
 for _schema, _function in _SCHEMAS.items():
     _name = _schema.partition("(")[0]

@@ -11,7 +11,7 @@ import torch
 from rope_array._errors import PatchError, RoPEError, describe
 
 from . import _rotary
-from ._attributes import Module, install, is_patched, restore
+from ._attributes import NamedModule, install, is_patched, restore
 from ._code import Code, multiplies_inline, python_modules
 from ._report import Entry, Left, Report
 from ._rotary import ConfigMismatch, RotaryPlan, UnsupportedModule
@@ -44,8 +44,9 @@ def _check_module(model: Any) -> None:
     if isinstance(model, torch.nn.Module):
         return
     # Not the repr: a config's has many lines.
-    given = describe(model) if isinstance(model, type | str) else f"of the type {type(model).__name__}"
-    raise PatchError(f"the model is {given}; give a torch.nn.Module{_where_to_get_it(model)}.")
+    type_name = f"of the type {type(model).__name__}"
+    description = describe(model) if isinstance(model, type | str) else type_name
+    raise PatchError(f"the model is {description}; give a torch.nn.Module{_where_to_get_it(model)}.")
 
 
 def _where_to_get_it(model: Any) -> str:
@@ -63,7 +64,7 @@ def _where_to_get_it(model: Any) -> str:
 class _Step:
     """A module, its new methods by name, and its entry in the report."""
 
-    module: Module
+    module: NamedModule
     methods: Mapping[str, Callable[..., Any]]
     entry: Entry
 
@@ -94,47 +95,47 @@ class _Patcher:
                 yield _rotary.plan_rotary(name, module, self._model_of(name), self.exact)
             except ConfigMismatch as difference:
                 raise PatchError(
-                    f"{Module(name, module)}: {difference}. The model does not match its config; "
+                    f"{NamedModule(name, module)}: {difference}. The model does not match its config; "
                     "reload it, or correct the config."
                 ) from None
             except (UnsupportedModule, RoPEError) as error:
                 reason = str(error).removesuffix(".")
                 if _rotary.has_frequencies(module) and not TOWER.search(f"{name} {cls}"):
-                    raise PatchError(f"{Module(name, module)}: {reason}.") from None
+                    raise PatchError(f"{NamedModule(name, module)}: {reason}.") from None
                 self.left.append(Left(name, cls, reason))
                 self.code.rounded.add(type(module).__module__)  # its own tables may have 16 bits
 
     def _model_of(self, name: str) -> Any:
         """Return the outermost module around a module that has a config."""
-        parts = name.split(".")
-        paths = (".".join(parts[:count]) for count in range(len(parts) + 1))
+        names = name.split(".")
+        paths = (".".join(names[:count]) for count in range(len(names) + 1))
         return next((self.modules[path] for path in paths if hasattr(self.modules[path], "config")), None)
 
-    def _find_users(self) -> Iterator[tuple[Module, Mapping[str, Any]]]:
+    def _find_users(self) -> Iterator[tuple[NamedModule, Mapping[str, Any]]]:
         """Yield the modules whose methods call a rotary function. Skip modules of skipped towers."""
         supported = {type(plan.module).__module__ for plan in self.rotaries}
         left = tuple(f"{left.name.rpartition('.')[0]}." for left in self.left)
         for name, module in self.modules.items():
             methods = self.code.methods(type(module))
             if methods and python_modules(methods) & supported and not name.startswith(left):
-                yield Module(name, module), methods
+                yield NamedModule(name, module), methods
 
     # -- steps --
 
     def rotary_steps(self) -> Iterator[_Step]:
         """Yield the steps for rotary modules. With float32 angles they keep their methods, but are listed."""
         for plan in self.rotaries:
-            methods, part, ropes = {}, "own tables", plan.ropes_in_float32
+            methods, replaced, ropes = {}, "own tables", plan.ropes_in_float32
             if self.exact:
                 inline = self._is_inline(type(plan.module).__module__)
                 methods["forward"] = _rotary.make_forward(plan, in_float32=not inline)
                 rounded = inline and plan.keeps_dtype
                 if rounded:
                     self.code.rounded.add(type(plan.module).__module__)
-                part = f"exact tables{self._notes(plan, rounded)}"
+                replaced = f"exact tables{self._notes(plan, rounded)}"
                 ropes = plan.ropes
-            entry = Entry(plan.name, type(plan.module).__name__, ropes, part)
-            yield _Step(Module(plan.name, plan.module), methods, entry)
+            entry = Entry(plan.name, type(plan.module).__name__, ropes, replaced)
+            yield _Step(NamedModule(plan.name, plan.module), methods, entry)
 
     @staticmethod
     def _notes(plan: RotaryPlan, rounded: bool) -> str:
@@ -145,17 +146,17 @@ class _Patcher:
     def attention_steps(self) -> Iterator[_Step]:
         """Yield the steps for modules whose methods call a rotary function."""
         for user, methods in self.users:
-            found = {name: self.code.rebound(method) for name, method in methods.items()}
-            found = {name: method for name, method in found.items() if method is not None}
-            if found:
-                part = self._replaced_part(methods)
-                yield _Step(user, found, Entry(user.name, type(user.module).__name__, None, part))
+            copies = {name: self.code.rebound(method) for name, method in methods.items()}
+            copies = {name: method for name, method in copies.items() if method is not None}
+            if copies:
+                replaced = self._describe_replaced(methods)
+                yield _Step(user, copies, Entry(user.name, type(user.module).__name__, None, replaced))
 
-    def _replaced_part(self, methods: Mapping[str, Any]) -> str:
+    def _describe_replaced(self, methods: Mapping[str, Any]) -> str:
         if not self.exact:
             return "rotation (float32 tensors only)"
-        known = None not in self.code.layouts(methods)
-        return "rotation" if known else "rotation by the model's function, rounded once"
+        is_ours = None not in self.code.layouts(methods)
+        return "rotation" if is_ours else "rotation by the model's function, rounded once"
 
     def _is_inline(self, module_name: str) -> bool:
         """Return whether a class of a Python module multiplies by tables itself, or calls no function."""

@@ -32,11 +32,11 @@ def used_names(code: CodeType) -> set[str]:
 
 def undecorated(function: Any) -> list[FunctionType]:
     """Return a function and the functions that its decorators have wrapped, outermost first."""
-    found: list[FunctionType] = []
-    while type(function) is FunctionType and function not in found:
-        found.append(function)
+    functions: list[FunctionType] = []
+    while type(function) is FunctionType and function not in functions:
+        functions.append(function)
         function = getattr(function, "__wrapped__", None)
-    return found
+    return functions
 
 
 def _globals_of(function: FunctionType, replacements: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,17 +102,17 @@ class Report:
         width = max((len(_label(names)) for names in groups.values()), default=0)
         for (_, cls, _, replaced), names in groups.items():
             yield f"  {_label(names):{width}}  {cls}: {replaced}"
-            rope = next(entry.rope for entry in self if entry.name == names[0])
-            for kind, one in rope.items() if isinstance(rope, dict) else [(None, rope)]:
-                if one is not None:
-                    yield f"  {'':{width}}    {f'{kind}: ' if kind else ''}{one!r}"
+            ropes = next(entry.rope for entry in self if entry.name == names[0])
+            for layer_type, rope in ropes.items() if isinstance(ropes, dict) else [(None, ropes)]:
+                if rope is not None:
+                    yield f"  {'':{width}}    {f'{layer_type}: ' if layer_type else ''}{rope!r}"
         for left in self.left:
             yield f"  left alone: {left.name} ({left.cls}): {left.reason}"
 
 
 def _pattern(name: str) -> str:
     """Return a module's name with a star in place of each number."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return ".".join("*" if label.isdigit() else label for label in name.split("."))
 
 
 def _label(names: list[str]) -> str:

@@ -71,20 +71,21 @@ class RotaryPlan:
     @property
     def stored_as(self) -> str | None:
         """As in the formats, if one of them has it."""
-        return next((each.stored_as for each in self.formats.values() if each.stored_as), None)
+        names = (table_format.stored_as for table_format in self.formats.values())
+        return next(filter(None, names), None)
 
     @property
     def ropes(self) -> Any:
         """The rope, or the ropes by layer type."""
-        return self._by_kind(lambda rope: rope)
+        return self._by_layer_type(lambda rope: rope)
 
     @property
     def ropes_in_float32(self) -> Any:
         """The same with `angles="float32"`."""
-        return self._by_kind(lambda rope: replace(rope, angles="float32"))
+        return self._by_layer_type(lambda rope: replace(rope, angles="float32"))
 
-    def _by_kind(self, change: Callable[[RoPE], RoPE]) -> Any:
-        ropes = {kind: change(found.rope) for kind, found in self.formats.items()}
+    def _by_layer_type(self, change: Callable[[RoPE], RoPE]) -> Any:
+        ropes = {name: change(table_format.rope) for name, table_format in self.formats.items()}
         return ropes[None] if set(ropes) == {None} else ropes
 
 
@@ -103,17 +104,18 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
     for buffer in _stored_frequencies(module).values():
         if exact and buffer.dtype in NARROW:
             raise UnsupportedModule(
-                f"its frequencies are part of the checkpoint, and a cast to {_name_of(buffer.dtype)} has "
+                f"its frequencies are part of the checkpoint, and a cast to {_dtype_name(buffer.dtype)} has "
                 "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
                 "model: patch with angles='float32'"
             )
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
         raise UnsupportedModule(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
-    kinds = layer_types(module) if "layer_type" in names else (None,)
-    formats = {kind: _find_format(module, model, kind) for kind in kinds}
-    half = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), formats[kinds[0]], kinds[0])
-    return RotaryPlan(name, module, formats, half[0].dtype is torch.bfloat16)
+    layer_types = _buffered_layer_types(module) if "layer_type" in names else (None,)
+    formats = {layer_type: _find_format(module, model, layer_type) for layer_type in layer_types}
+    layer_type, table_format = next(iter(formats.items()))
+    cos, *_ = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), table_format, layer_type)
+    return RotaryPlan(name, module, formats, cos.dtype is torch.bfloat16)
 
 
 def has_frequencies(module: Any) -> bool:
@@ -128,21 +130,21 @@ def _stored_frequencies(module: Any) -> dict[str, Any]:
     return {n: b for n, b in buffers if n.endswith("inv_freq") and n not in left_out and b is not None}
 
 
-def layer_types(module: Any) -> tuple[str | None, ...]:
+def _buffered_layer_types(module: Any) -> tuple[str | None, ...]:
     """Return the layer types that a module has buffers for; (None,) if it has one set of frequencies."""
     end = "_inv_freq"
     names = [name[: -len(end)] for name in module._buffers if name.endswith(end)]
-    kinds = tuple(name for name in names if name != "original" and not name.endswith("_original"))
-    return kinds or (None,)
+    layer_types = tuple(name for name in names if name != "original" and not name.endswith("_original"))
+    return layer_types or (None,)
 
 
-def _find_format(module: Any, model: Any, kind: str | None) -> TableFormat:
+def _find_format(module: Any, model: Any, layer_type: str | None) -> TableFormat:
     """Find the rope of a module: of the ropes that the config can mean, the rope with the module's tables."""
     differences: list[str] = []
     problems: list[str] = []
-    for rope in _rope_candidates(module, model, kind, problems):
+    for rope in _rope_candidates(module, model, layer_type, problems):
         try:
-            return _match(module, rope, kind)
+            return _match(module, rope, layer_type)
         except ConfigMismatch as difference:
             differences.append(str(difference))
     if differences:
@@ -150,30 +152,30 @@ def _find_format(module: Any, model: Any, kind: str | None) -> TableFormat:
     raise UnsupportedModule(problems[0] if problems else "it has no config")
 
 
-def _rope_candidates(module: Any, model: Any, kind: str | None, problems: list[str]) -> Iterator[RoPE]:
-    seen = set()
-    for config, part in _configs(module, model):
-        for layer in (kind,) if kind is not None else (None, *_kinds_of(config)):
+def _rope_candidates(module: Any, model: Any, layer_type: str | None, problems: list[str]) -> Iterator[RoPE]:
+    ropes = set()
+    for config, part_name in _configs(module, model):
+        for name in (layer_type,) if layer_type is not None else (None, *_configured_layer_types(config)):
             try:
-                rope = RoPE.from_config(config, part=part, layer_type=layer)
+                rope = RoPE.from_config(config, part=part_name, layer_type=name)
             except ConfigError as problem:
                 problems.append(str(problem))
                 continue
-            if rope.rotary_dim and rope not in seen:
-                seen.add(rope)
+            if rope.rotary_dim and rope not in ropes:
+                ropes.add(rope)
                 yield rope
 
 
 def _configs(module: Any, model: Any) -> Iterator[tuple[Any, str | None]]:
     """Yield the config of a module in its place in the model's, then by itself."""
-    own, whole = getattr(module, "config", None), getattr(model, "config", None)
-    if whole is not None and own is not None:
-        for path in _paths(whole, own):
-            yield whole, path or None
-    if own is not None:
-        yield own, None
-    elif whole is not None:
-        yield from ((whole, part) for part in (None, "text", "vision", "audio"))
+    module_config, model_config = getattr(module, "config", None), getattr(model, "config", None)
+    if model_config is not None and module_config is not None:
+        for path in _paths(model_config, module_config):
+            yield model_config, path or None
+    if module_config is not None:
+        yield module_config, None
+    elif model_config is not None:
+        yield from ((model_config, part_name) for part_name in (None, "text", "vision", "audio"))
 
 
 def _paths(config: Any, wanted: Any, depth: int = 3) -> Iterator[str]:
@@ -186,9 +188,9 @@ def _paths(config: Any, wanted: Any, depth: int = 3) -> Iterator[str]:
                 yield f"{name}.{path}" if path else name
 
 
-def _kinds_of(config: Any) -> tuple[Any, ...]:
-    kinds = getattr(config, "layer_types", None)
-    return tuple(dict.fromkeys(kinds)) if isinstance(kinds, list | tuple) else ()
+def _configured_layer_types(config: Any) -> tuple[Any, ...]:
+    layer_types = getattr(config, "layer_types", None)
+    return tuple(dict.fromkeys(layer_types)) if isinstance(layer_types, list | tuple) else ()
 
 
 # ---- checking ----
@@ -206,30 +208,30 @@ def _probe_of(module: Any) -> Any:
     return probe
 
 
-def _match(module: Any, rope: RoPE, kind: str | None) -> TableFormat:
+def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
     """Return how a module arranges the tables of a rope; raise ConfigMismatch if it has other numbers."""
     probe = _probe_of(module)
     rope, stored_as = _as_stored(probe, rope)
-    _check_frequencies(probe, rope, kind)
-    count = _coordinates(rope)
+    _check_frequencies(probe, rope, layer_type)
+    count = _count_coordinates(rope)
     difference = None
     for coordinates, has_batch_axis in _forms(count):
-        positions = _positions(count, coordinates)
+        positions = _probe_positions(count, coordinates)
         table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as)
         try:
-            theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, kind, positions)
+            theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type, positions)
         except Exception:  # whatever a module raises for positions of another shape
             continue
-        found, wrong = _arrangement(
-            theirs, rope, _coordinates_last(positions, coordinates, count), has_batch_axis
-        )
-        if found is not None:
-            return replace(table_format, arrangement=found[0], sign=found[1])
-        difference = wrong or difference
+        if coordinates == "first":
+            positions = positions.movedim(0, -1)
+        arrangement, mismatch = _arrangement(theirs, rope, positions, has_batch_axis)
+        if arrangement is not None:
+            return replace(table_format, arrangement=arrangement[0], sign=arrangement[1])
+        difference = mismatch or difference
     raise ConfigMismatch(difference or "its tables have another shape than the rope of its config")
 
 
-def _coordinates(rope: RoPE) -> int:
+def _count_coordinates(rope: RoPE) -> int:
     """Return how many numbers a position has."""
     return 1 if rope.axes is None else int(rope.axes.count or 1)
 
@@ -240,7 +242,7 @@ def _forms(count: int) -> tuple[tuple[str, bool], ...]:
     return (("first", False), ("last", False), ("last", True), ("last batched", False))
 
 
-def _positions(count: int, coordinates: str) -> Any:
+def _probe_positions(count: int, coordinates: str) -> Any:
     line = torch.tensor(PROBE_POSITIONS)
     if count == 1:
         return line[None]
@@ -250,47 +252,45 @@ def _positions(count: int, coordinates: str) -> Any:
     return every.T[None] if coordinates == "last batched" else every.T
 
 
-def _coordinates_last(positions: Any, coordinates: str, count: int) -> Any:
-    return positions.movedim(0, -1) if coordinates == "first" else positions
-
-
 def _call(
-    probe: Any, x: Any, table_format: TableFormat, kind: str | None, positions: Any = None
+    probe: Any, x: Any, table_format: TableFormat, layer_type: str | None, positions: Any = None
 ) -> tuple[Any, ...]:
-    count = _coordinates(table_format.rope)
-    positions = _positions(count, table_format.coordinates) if positions is None else positions
+    count = _count_coordinates(table_format.rope)
+    positions = _probe_positions(count, table_format.coordinates) if positions is None else positions
     with torch.no_grad():
-        options = {} if kind is None else {"layer_type": kind}
+        options = {} if layer_type is None else {"layer_type": layer_type}
         out = type(probe).forward(probe, x, positions, **options)
     return out if isinstance(out, tuple) else (out,)
 
 
-def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
+def _check_frequencies(probe: Any, rope: RoPE, layer_type: str | None) -> None:
     """Raise ConfigMismatch if the module's frequencies are not the rope's, rounded to their dtype.
 
     Then put the rope's float32 frequencies in their place: a model cast to bfloat16 has rounded buffers.
     """
-    prefix = "" if kind is None else f"{kind}_"
+    prefix = "" if layer_type is None else f"{layer_type}_"
     original = by_length(rope) and f"{prefix}original_inv_freq" in probe._buffers
     name = f"{prefix}original_inv_freq" if original else f"{prefix}inv_freq"
     buffer = probe._buffers.get(name)
     if buffer is None:
         return
-    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
-    nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
+    frequencies = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
+    magnitudes = buffer.double().abs()
+    index = (magnitudes.flatten()[:, None] - frequencies).abs().argmin(-1)
+    nearest = frequencies[index].reshape(buffer.shape)
     small = buffer.dtype in NARROW
     dtype = torch.finfo(buffer.dtype)
     eps = 4 * dtype.eps if small else 40 * EPS
     smallest = dtype.eps * dtype.tiny  # subnormal numbers of float16 are multiples of it
-    wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max() + smallest
+    wrong = (magnitudes - nearest).abs() > eps * nearest + 1e-9 * frequencies.max() + smallest
     if wrong.any():
         raise ConfigMismatch(
             f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config "
             f"{float(nearest[wrong][0]):.7g}"
         )
     if small:
-        for each in (name, name.replace("original_", "")):
-            probe._buffers[each] = nearest.float()
+        for buffer_name in (name, name.replace("original_", "")):
+            probe._buffers[buffer_name] = nearest.float()
 
 
 def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
@@ -310,11 +310,11 @@ def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
         limits = torch.finfo(dtype)
         near = off <= limits.eps * (exact + limits.tiny)
         if torch.equal(stored, stored.to(dtype).double()) and near.all():
-            return replace(rope, base=RoPE.base, inv_freq=tuple(stored.tolist())), _name_of(dtype)
+            return replace(rope, base=RoPE.base, inv_freq=tuple(stored.tolist())), _dtype_name(dtype)
     return rope, None
 
 
-def _name_of(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -359,14 +359,14 @@ def _repeat_in_blocks(table: Any, blocks: int) -> Any:
     return ARRANGED["cat"](table.unflatten(-1, (blocks, -1))).flatten(-2)
 
 
-def _close(got: Any, want: Any, error: Any) -> bool:
-    return bool(((got - want).abs() <= error).all())
+def _close(theirs: Any, ours: Any, error: Any) -> bool:
+    return bool(((theirs - ours).abs() <= error).all())
 
 
-def _describe_difference(got: Any, want: Any) -> str:
-    index = int((got - want).abs().argmax())
-    got, want = float(got.flatten()[index]), float(want.flatten()[index])
-    return f"its cos is {got:.7g} where the rope of its config has {want:.7g}"
+def _describe_difference(theirs: Any, ours: Any) -> str:
+    index = int((theirs - ours).abs().argmax())
+    theirs, ours = float(theirs.flatten()[index]), float(ours.flatten()[index])
+    return f"its cos is {theirs:.7g} where the rope of its config has {ours:.7g}"
 
 
 def by_length(rope: RoPE) -> bool:
@@ -382,7 +382,7 @@ def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
 
     `in_float32`: keep the tables float32 in half precision.
     """
-    makers = {kind: make_tables(found) for kind, found in plan.formats.items()}
+    makers = {name: make_table_function(table_format) for name, table_format in plan.formats.items()}
     pass_on = _round_to_input if plan.keeps_dtype and not in_float32 else _keep_precision
     make = next(iter(makers.values()))
 
@@ -403,10 +403,10 @@ def _keep_precision(tables: Any, x: Any) -> Any:
     return tables if isinstance(tables, torch.Tensor) else LayerTables(*tables)
 
 
-def make_tables(table_format: TableFormat) -> Callable[[Any, Any], Any]:
+def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
     rope, sign, has_batch_axis = table_format.rope, table_format.sign, table_format.has_batch_axis
-    count = _coordinates(rope)
+    count = _count_coordinates(rope)
     read = _reader_first(count) if table_format.coordinates == "first" else None
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
     arrangement = table_format.arrangement
@@ -441,13 +441,13 @@ def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
 
     def cos_sin(x: Any, pos: Any) -> Any:
         if torch.compiler.is_compiling() and _operators.serves(x, pos):
-            return _operators.make_tables(x, _readable(pos), text)
-        return rope.rotation(_readable(pos), like=x)
+            return _operators.make_tables_by_operator(x, _readable_positions(pos), text)
+        return rope.rotation(_readable_positions(pos), like=x)
 
     return cos_sin
 
 
-def _readable(pos: Any) -> Any:
+def _readable_positions(pos: Any) -> Any:
     """Return positions of a dtype that `RoPE.rotation` takes."""
     return pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
 
@@ -460,7 +460,7 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
     def cos_sin(x: Any, pos: Any) -> Any:
         if is_recorded():
             raise _traced_length(rope)
-        return rope.at_length(int(pos.max()) + 1).rotation(_readable(pos), like=x)
+        return rope.at_length(int(pos.max()) + 1).rotation(_readable_positions(pos), like=x)
 
     # Outside of compiled code, as the value of a position decides.
     uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)
