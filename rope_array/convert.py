@@ -148,12 +148,12 @@ def fused(
     array([12, 14, 13, 15, 16, 18, 17, 19, 20, 21, 22, 23])
     """
     permuted = _FeaturePermutation(rope, to)
-    parts = _parts(order, num_heads, num_kv_heads, groups, permuted.head_dim, v_head_dim)
+    projections = _projections(order, num_heads, num_kv_heads, groups, permuted.head_dim, v_head_dim)
     ops, axis = _check_array(w, axis)
-    _check_fused(w, axis, groups, parts)
+    _check_fused(w, axis, groups, projections)
     grouped = ops.reshape(w, (*w.shape[:axis], groups, w.shape[axis] // groups, *w.shape[axis + 1 :]))
     pieces, start = [], 0
-    for name, heads, width in parts:
+    for name, heads, width in projections:
         piece = grouped[_slice_of(axis + 1, start, start + heads * width)]
         if name in "qk":
             piece = ops.reshape(permuted.heads(piece, axis + 1, heads, ops), piece.shape)
@@ -388,7 +388,7 @@ def _concat(pieces: list[Any], axis: int, dtype: Any, ops: Any) -> Any:
     return y if y.dtype == dtype else ops.cast(y, dtype)
 
 
-def _parts(
+def _projections(
     order: Any, num_heads: Any, num_kv_heads: Any, groups: Any, width: int, v_width: Any
 ) -> list[tuple[str, int, int]]:
     """Return the parts of one group of a fused projection: name, number of heads, width of a head."""
@@ -403,22 +403,22 @@ def _parts(
         )
     if not {*order} & {*"qk"}:
         raise _errors.SpecError(f"order is {order!r}, with neither q nor k to convert; give one.")
-    parts = {"q": (q, width), "k": (kv, width), "v": (kv, v_width), "g": (q, width)}
+    shapes = {"q": (q, width), "k": (kv, width), "v": (kv, v_width), "g": (q, width)}
     for name in order:
-        if parts[name][0] % groups:
+        if shapes[name][0] % groups:
             raise _errors.SpecError(
-                f"groups is {groups}, which does not divide the {parts[name][0]} heads of {name}; give a "
+                f"groups is {groups}, which does not divide the {shapes[name][0]} heads of {name}; give a "
                 "number that does."
             )
-    return [(name, parts[name][0] // groups, parts[name][1]) for name in order]
+    return [(name, shapes[name][0] // groups, shapes[name][1]) for name in order]
 
 
-def _check_fused(w: Any, axis: int, groups: int, parts: list[tuple[str, int, int]]) -> None:
-    wanted = groups * sum(heads * width for _, heads, width in parts)
+def _check_fused(w: Any, axis: int, groups: int, projections: list[tuple[str, int, int]]) -> None:
+    wanted = groups * sum(heads * width for _, heads, width in projections)
     if w.shape[axis] != wanted:
-        each = " + ".join(f"{groups * heads} of {name} x {width}" for name, heads, width in parts)
+        terms = " + ".join(f"{groups * heads} of {name} x {width}" for name, heads, width in projections)
         raise _errors.ShapeError(
-            f"w is {_errors.describe(w)}; along axis {axis} it must have {wanted} features: {each}. "
+            f"w is {_errors.describe(w)}; along axis {axis} it must have {wanted} features: {terms}. "
             "Give the numbers of heads, order and axis of w."
         )
 
@@ -428,9 +428,9 @@ def _count_heads(w: Any, axis: int, head_dim: int, num_heads: Any) -> int:
     size = w.shape[axis]
     heads = size // head_dim if num_heads is None else _validation.integer("num_heads", num_heads, 1)
     if heads * head_dim != size:
-        need = "whole heads" if num_heads is None else f"{heads} heads"
+        expected = "whole heads" if num_heads is None else f"{heads} heads"
         raise _errors.ShapeError(
-            f"w is {_errors.describe(w)}; along axis {axis} it must have {need} of {head_dim} features "
+            f"w is {_errors.describe(w)}; along axis {axis} it must have {expected} of {head_dim} features "
             f"(head_dim={head_dim}), and has {size}. Give the num_heads and axis of w (k may have fewer "
             "heads than q), and a rope of its head_dim."
         )

@@ -26,10 +26,10 @@ def add_backends(commands: Any) -> None:
         action="store_true",
         help="first import the installed libraries of the backends",
     )
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run_backends)
 
 
-def _run(importing: bool) -> int:
+def _run_backends(importing: bool) -> int:
     import rope_array as ra
 
     try:
@@ -47,7 +47,7 @@ def _run(importing: bool) -> int:
 def _import_libraries() -> None:
     from rope_array._registry import records
 
-    for name in dict.fromkeys(each.partition(":")[0] for record in records() for each in record.types):
+    for name in dict.fromkeys(pattern.partition(":")[0] for record in records() for pattern in record.types):
         try:
             import_module(name)
         except ModuleNotFoundError as error:

@@ -82,10 +82,10 @@ def add_check(commands: Any) -> None:
         default=[],
         help="a check known to fail, with the reason and a link; a pass is then reported",
     )
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run_check)
 
 
-def _run(**options: Any) -> int:
+def _run_check(**options: Any) -> int:
     from rope_array.testing._command import run  # imports NumPy, unused by other commands
 
     return run(**options)

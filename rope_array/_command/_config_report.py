@@ -28,13 +28,13 @@ def report(config: str, part: str | None, layer_type: str | int | None, length: 
         groups = (((), read(config, part=part, layer_type=layer_type)),)
     first = groups[0][1]
     where = f", part {first.part}" if first.part else ""
-    kind = first.model_type or first.inferred.get("format") or "no model_type"
-    yield f"{config}: {kind}{where}"
+    model_type = first.model_type or first.inferred.get("format") or "no model_type"
+    yield f"{config}: {model_type}{where}"
     if len(groups) > 1:
         yield from _wrapped(f"The layers differ: the model has {len(groups)} rotary embeddings.")
     for indices, reading in groups:
         yield ""
-        yield from _layers(indices, sum(len(each) for each, _ in groups), layer_type)
+        yield from _layers(indices, sum(len(layers) for layers, _ in groups), layer_type)
         yield from _of_rope(reading, length)
     yield from _origins([reading for _, reading in groups])
 
@@ -52,9 +52,9 @@ def _layers(indices: tuple[int, ...], count: int, layer_type: str | int | None) 
 
 def _ranges(indices: Sequence[int]) -> str:
     """Write indices with ranges: 0-4, 6, 8."""
-    known = set(indices)
-    starts = [i for i in indices if i - 1 not in known]
-    ends = [i for i in indices if i + 1 not in known]
+    index_set = set(indices)
+    starts = [i for i in indices if i - 1 not in index_set]
+    ends = [i for i in indices if i + 1 not in index_set]
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
@@ -138,19 +138,19 @@ def _axes_sentence(axes: ra.Axes) -> str:
 
 def _rule_sentence(rope: ra.RoPE) -> str:
     ratios = [ratio for ratio in _divisors(rope) if ratio is not None]
-    most = max(ratios, default=1.0)
+    largest = max(ratios, default=1.0)
     kept = sum(_close(ratio, 1.0) for ratio in ratios)
-    full = 0 if _close(most, 1.0) else sum(_close(ratio, most) for ratio in ratios)
-    verb, by = ("divides", most) if most > 1 else ("multiplies", 1 / most)
-    rest, still = len(ratios) - kept - full, len(rope.frequencies) - len(ratios)
+    full = 0 if _close(largest, 1.0) else sum(_close(ratio, largest) for ratio in ratios)
+    verb, by = ("divides", largest) if largest > 1 else ("multiplies", 1 / largest)
+    partial, still = len(ratios) - kept - full, len(rope.frequencies) - len(ratios)
     effects = [
         f"keeps the frequency of {_pairs(kept)}" if kept else "",
         f"{verb} the frequency of {_pairs(full)} by {_number(by)}" if full else "",
-        f"changes the frequency of {_pairs(rest)} by other factors" if rest else "",
+        f"changes the frequency of {_pairs(partial)} by other factors" if partial else "",
         f"stops {_pairs(still)}" if still else "",
     ]
-    said = ", ".join(filter(None, effects))
-    return f"The base is {_number(rope.base)}. {type(rope.scaling).__name__} {said}."
+    clauses = ", ".join(filter(None, effects))
+    return f"The base is {_number(rope.base)}. {type(rope.scaling).__name__} {clauses}."
 
 
 def _pairs(count: int) -> str:
@@ -160,8 +160,8 @@ def _pairs(count: int) -> str:
 def _divisors(rope: ra.RoPE) -> list[float | None]:
     """Return by how much a rule divides each frequency; None for pairs that do not rotate."""
     before = replace(rope, scaling=None).frequencies
-    both = zip(before, rope.frequencies, strict=True)
-    return [abs(old / new) if new and old else None for old, new in both]
+    frequencies = zip(before, rope.frequencies, strict=True)
+    return [abs(old / new) if new and old else None for old, new in frequencies]
 
 
 def _close(a: float, b: float) -> bool:
@@ -169,13 +169,13 @@ def _close(a: float, b: float) -> bool:
 
 
 def _wavelength_sentence(rope: ra.RoPE, context: int | None) -> str:
-    lengths = [each for each in _wavelengths(rope.frequencies) if isfinite(each)]
+    lengths = [length for length in _wavelengths(rope.frequencies) if isfinite(length)]
     if not lengths:
         return "No pair rotates: all frequencies are 0."
     text = f"The wavelengths are {_number(min(lengths))} to {_number(max(lengths))} positions."
     if context is None:
         return f"{text} The config states no context length to compare with."
-    longer = sum(each > context for each in lengths)
+    longer = sum(length > context for length in lengths)
     if not longer:
         return f"{text} In a context of {context:,} positions every pair rotates more than once."
     return f"{text} {_pairs(longer)} never rotate once in a context of {context:,} positions."
@@ -220,7 +220,7 @@ def _frequency_table(rope: ra.RoPE, context: int | None) -> Iterator[str]:
         columns += [list(map(_length, _wavelengths(replace(rope, scaling=None).frequencies)))]
     if context is not None:
         head += ["rotations in the context"]
-        columns += [[_number(context / each) for each in lengths]]
+        columns += [[_number(context / length) for length in lengths]]
     yield ""
     yield _row(head, head)
     for i in _chosen(len(lengths)):
@@ -245,13 +245,13 @@ def _row(cells: Sequence[str], head: Sequence[str]) -> str:
 
 
 def _origins(readings: Sequence[Reading]) -> Iterator[str]:
-    stated: dict[str, Any] = {}
-    inferred: dict[str, Any] = {}
+    stated_values: dict[str, Any] = {}
+    inferred_values: dict[str, Any] = {}
     for reading in readings:
-        stated |= reading.stated
-        inferred |= reading.inferred
-    yield from _section("Stated in the config", stated)
-    yield from _section("Inferred, from the model's code and the defaults of its class", inferred)
+        stated_values |= reading.stated
+        inferred_values |= reading.inferred
+    yield from _section("Stated in the config", stated_values)
+    yield from _section("Inferred, from the model's code and the defaults of its class", inferred_values)
     facts = list(dict.fromkeys(note for reading in readings for note in reading.notes if _is_fact(note)))
     if facts:
         yield from ("", "Notes", *_bullets(facts))

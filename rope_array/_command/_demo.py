@@ -16,10 +16,10 @@ def add_demo(commands: Any) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="text in UTF-8 (default: a text shipped here)"
     )
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run_demo)
 
 
-def _run(file: str | None) -> int:
+def _run_demo(file: str | None) -> int:
     from rope_array._demo import run  # imports NumPy, unused by other commands
 
     return run(file)

@@ -41,10 +41,10 @@ def add_explain(commands: Any) -> None:
     group.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
     add_field_options(parser)
     add_length_option(parser)
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run_explain)
 
 
-def _run(config: str | None, **options: Any) -> int:
+def _run_explain(config: str | None, **options: Any) -> int:
     import rope_array as ra
 
     try:

@@ -49,10 +49,10 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
     SpecError
         The rule cannot be parsed, or has a value that names no rule.
     """
-    given = {name: options[name] for name in FIELDS if options[name] is not None}
-    if "scaling" in given:
-        given["scaling"] = parse_rule(given["scaling"])
-    return given
+    fields = {name: options[name] for name in FIELDS if options[name] is not None}
+    if "scaling" in fields:
+        fields["scaling"] = parse_rule(fields["scaling"])
+    return fields
 
 
 def check_unused(options: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:
@@ -63,9 +63,9 @@ def check_unused(options: Mapping[str, Any], names: tuple[str, ...], reason: str
     ValueError
         An option of these names is given.
     """
-    given = [f"--{name.replace('_', '-')}" for name in names if options.get(name) is not None]
-    if given:
-        raise ValueError(f"{reason} {', '.join(given)}; leave it out")
+    unused = [f"--{name.replace('_', '-')}" for name in names if options.get(name) is not None]
+    if unused:
+        raise ValueError(f"{reason} {', '.join(unused)}; leave it out")
 
 
 def layer_of(text: str | None) -> str | int | None:
@@ -126,9 +126,9 @@ def _rule(node: ast.expr) -> Any:
     args, keywords = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
     if name is None or any(keyword.arg is None for keyword in keywords):
         raise ValueError
-    given = {str(keyword.arg): _value(keyword.value) for keyword in keywords}
+    fields = {str(keyword.arg): _value(keyword.value) for keyword in keywords}
     try:
-        return getattr(ra, name)(*map(_value, args), **given)
+        return getattr(ra, name)(*map(_value, args), **fields)
     except TypeError as error:  # a field is missing or unknown
         reason = str(error).partition("__init__() ")[2] or str(error)
         raise ra.SpecError(f"--scaling: {name} {reason}; see help(rope_array.{name}).") from None

@@ -7,7 +7,7 @@ import numpy as np
 
 import rope_array as ra
 from rope_array._demo._libraries import display_name, installed
-from rope_array._demo._measure import STARTS, Case, Floats, allowed, cases, measure
+from rope_array._demo._measure import STARTS, DtypeCase, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
 from rope_array.testing._libraries import Library
@@ -98,9 +98,9 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
     """Print the table of libraries; return the libraries that miss the contract."""
     *first, last = (f"{start:,}" for start in STARTS)
     print(_LIBRARIES.format(starts=f"{', '.join(first)} and {last}"))
-    found, absent, broken = installed()
+    libraries, absent, broken = installed()
     every = cases(q, k)
-    chosen = [(lib, case) for lib in found for case in every if case.dtype in lib.dtypes]
+    chosen = [(lib, case) for lib in libraries for case in every if case.dtype in lib.dtypes]
     failed = [f"{display_name(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
     for heading, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
@@ -114,7 +114,7 @@ def _show_missing_kernel() -> None:
         print(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
 
 
-def _show_row(library: Library, case: Case) -> bool:
+def _show_row(library: Library, case: DtypeCase) -> bool:
     """Measure a case on a library and print its row; return whether it is within the contract."""
     head = f"   {display_name(library):<17}{library.version[:13]:<14}"
     try:

@@ -38,14 +38,14 @@ def finish(library: Library, ys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def installed() -> tuple[list[Library], list[str], list[str]]:
     """Return the libraries that work here, and the names of absent and of broken libraries."""
-    found, absent, broken = [], [], []
+    working, absent, broken = [], [], []
     for library in (LIBRARIES[name] for name in _NAMES):
         try:
             if find_spec(library.module.partition(".")[0]) is None:
                 absent.append(display_name(library))
             else:
                 library.asarray(np.zeros(1, np.float32), "float32")
-                found.append(library)
+                working.append(library)
         except Exception as error:  # a broken installation or a missing device may raise any exception
             broken.append(f"{display_name(library)} ({type(error).__name__})")
-    return found, absent, broken
+    return working, absent, broken

@@ -22,7 +22,7 @@ _SECONDS_PER_TIMING = 0.1
 _LEAST_ROUNDS = 5
 
 
-class Case(NamedTuple):
+class DtypeCase(NamedTuple):
     """Queries and keys of one dtype, shape (copies, heads, tokens, features), and the exact results."""
 
     dtype: str
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     truths: tuple[Floats, Floats]
 
 
-class Row(NamedTuple):
+class Measurement(NamedTuple):
     """The table's row of one library in one dtype."""
 
     backend: str
@@ -44,18 +44,18 @@ def _positions(count: int) -> NDArray[np.int32]:
     return (np.array(STARTS)[:, None] + np.arange(count)).astype(np.int32)
 
 
-def cases(q: Floats, k: Floats) -> list[Case]:
+def cases(q: Floats, k: Floats) -> list[DtypeCase]:
     """Return queries and keys in every dtype, with exact results: one call of the slow definition."""
     pairs = [tuple(rounded(np.stack([x] * len(STARTS)), dtype) for x in (q, k)) for dtype in DTYPES]
     exact = apply_definition(np.concatenate([x for pair in pairs for x in pair], 1), _positions(q.shape[-2]))
     truths = np.split(exact, 2 * len(pairs), axis=1)
     return [
-        Case(dtype, (pair[0], pair[1]), (truths[2 * i], truths[2 * i + 1]))
+        DtypeCase(dtype, (pair[0], pair[1]), (truths[2 * i], truths[2 * i + 1]))
         for i, (dtype, pair) in enumerate(zip(DTYPES, pairs, strict=True))
     ]
 
 
-def measure(library: Library, case: Case) -> Row:
+def measure(library: Library, case: DtypeCase) -> Measurement:
     """Rotate a case on a library; return the backend, the worst error and the time."""
     q, k = (library.asarray(x, case.dtype) for x in case.arrays)
     pos = library.asarray(_positions(case.arrays[0].shape[-2]))
@@ -69,8 +69,8 @@ def measure(library: Library, case: Case) -> Row:
     numbers = [library.to_numpy(y).astype(np.float64) for y in rotated()]
     checks = [judge(y, truth, case.dtype) for y, truth in zip(numbers, case.truths, strict=True)]
     backend = ra.explain((q, k), pos).backend
-    copies = _ratio(rotated, copied)
-    return Row(backend, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
+    worst = float(np.max([worst for worst, _ in checks]))
+    return Measurement(backend, worst, all(ok for _, ok in checks), _ratio(rotated, copied))
 
 
 def judge(y: Floats, exact: Floats, dtype: str) -> tuple[float, bool]:

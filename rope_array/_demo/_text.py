@@ -34,14 +34,14 @@ def tokens(file: str | None) -> list[str]:
     ValueError
         The file is empty, or not UTF-8 text.
     """
-    text = files(__package__).joinpath("text.txt").read_text("utf-8") if file is None else _read(file)
-    found = re.findall(r"\w+|[^\w\s]", text.lower())
-    if not found:
+    text = files(__package__).joinpath("text.txt").read_text("utf-8") if file is None else _read_text(file)
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    if not words:
         raise ValueError("it has no words")
-    return found[:MOST_TOKENS]
+    return words[:MOST_TOKENS]
 
 
-def _read(file: str) -> str:
+def _read_text(file: str) -> str:
     try:
         with open(file, encoding="utf-8-sig") as stream:
             text = stream.read(_MOST_CHARACTERS)

@@ -326,6 +326,10 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def is_recorded() -> bool:
     """Return whether the call is compiled, exported or traced, and the value of a position not known."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
@@ -372,7 +376,7 @@ def check_tables_given(method: Function) -> Function:
 def _refuse_cast(cos: Any) -> None:
     if not isinstance(cos, torch.Tensor) or cos.dtype not in NARROW:
         return
-    dtype = str(cos.dtype).removeprefix("torch.")
+    dtype = dtype_name(cos.dtype)
     raise PatchError(
         f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. If your "
         "code casts them on the way, leave out that cast. If mixed precision of FSDP casts them with the "

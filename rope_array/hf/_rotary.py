@@ -13,7 +13,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
 
 from . import _operators
-from ._attention import ARRANGED, NARROW, is_recorded, parameters
+from ._attention import ARRANGED, NARROW, dtype_name, is_recorded, parameters
 from ._layer_tables import LayerTables
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
@@ -104,7 +104,7 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
     for buffer in _stored_frequencies(module).values():
         if exact and buffer.dtype in NARROW:
             raise UnsupportedModule(
-                f"its frequencies are part of the checkpoint, and a cast to {_dtype_name(buffer.dtype)} has "
+                f"its frequencies are part of the checkpoint, and a cast to {dtype_name(buffer.dtype)} has "
                 "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
                 "model: patch with angles='float32'"
             )
@@ -310,12 +310,8 @@ def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
         limits = torch.finfo(dtype)
         near = off <= limits.eps * (exact + limits.tiny)
         if torch.equal(stored, stored.to(dtype).double()) and near.all():
-            return replace(rope, base=RoPE.base, inv_freq=tuple(stored.tolist())), _dtype_name(dtype)
+            return replace(rope, base=RoPE.base, inv_freq=tuple(stored.tolist())), dtype_name(dtype)
     return rope, None
-
-
-def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _arrangement(

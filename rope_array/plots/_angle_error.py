@@ -12,7 +12,7 @@ from rope_array._spec.spec import exact_frequencies
 from rope_array.testing import cos_sin
 
 from ._drawing import COLOURS, DASHES, GREY, add_legend, count_ticks, panel
-from ._ropes import Floats, Ropes, labelled, position_count, tables
+from ._ropes import Floats, Ropes, label_ropes, position_count, tables
 
 _COUNT = 160  # positions on a line; each costs the definition some milliseconds
 
@@ -66,29 +66,29 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
     >>> [line.get_label() for line in ax.lines[:3]]
     ['exact (rope_array)', 'float32 position × frequency', 'bfloat16 position × frequency']
     """
-    found = labelled(ropes)
+    labelled = label_ropes(ropes)
     furthest = position_count("furthest", furthest)
     ax = panel(
         ax,
         "Error of the angle, worst pair",
         xlabel="position (tokens)",
         ylabel="error of the angle (radians)",
-        rows_below=_rows_below(found),
+        rows_below=_rows_below(labelled),
     )
     pos = _spaced(furthest)
-    for label, rope in found.items():
-        marker = {"marker": _MARKERS[list(found).index(label) % len(_MARKERS)], "markersize": 3}
+    for label, rope in labelled.items():
+        marker = {"marker": _MARKERS[list(labelled).index(label) % len(_MARKERS)], "markersize": 3}
         for (name, error), style in zip(_errors(rope, pos), _STYLES, strict=True):
             text = f"{label}: {name}" if label else name
             shown = np.where(error > 0, error, np.nan)
-            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if len(found) > 1 else {}))
-    _finish(ax, several=len(found) > 1)
+            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if len(labelled) > 1 else {}))
+    _finish(ax, several=len(labelled) > 1)
     return ax
 
 
-def _rows_below(found: dict[str, RoPE]) -> int:
+def _rows_below(labelled: dict[str, RoPE]) -> int:
     """Return the rows of a legend below the axes: only several ropes need it."""
-    return 3 * len(found) if len(found) > 1 else 0
+    return 3 * len(labelled) if len(labelled) > 1 else 0
 
 
 # The three ways differ in colour and dashes, several ropes in their markers.

@@ -42,12 +42,12 @@ def panel(ax: Any, title: str, *, rows_below: int = 0, **labels: str) -> Any:
 def panels(ax: Any, titles: Sequence[str], *, rows_below: int = 0, **labels: str) -> list[Any]:
     """Return Axes side by side, one for each title: of a new figure, or checked if they are given."""
     count = len(titles)
-    found = _new_axes(count, rows_below) if ax is None else _given_axes(ax, count)
-    for each, title in zip(found, titles, strict=True):
-        each.set(title=title, **labels)
-        each.grid(alpha=0.3)
-        each.set_axisbelow(True)
-    return found
+    axes = _new_axes(count, rows_below) if ax is None else _given_axes(ax, count)
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set(title=title, **labels)
+        ax.grid(alpha=0.3)
+        ax.set_axisbelow(True)
+    return axes
 
 
 def _new_axes(count: int, rows_below: int) -> list[Any]:
@@ -59,11 +59,11 @@ def _new_axes(count: int, rows_below: int) -> list[Any]:
 
 
 def _given_axes(ax: Any, count: int) -> list[Any]:
-    found = list(ax) if hasattr(ax, "__iter__") else [ax]
-    if len(found) != count or not all(hasattr(each, "plot") for each in found):
-        need = "matplotlib Axes" if count == 1 else f"a sequence of {count} matplotlib Axes"
-        raise SpecError(f"ax is {describe(ax)}; give {need}, or None for a new figure.")
-    return found
+    axes = list(ax) if hasattr(ax, "__iter__") else [ax]
+    if len(axes) != count or not all(hasattr(a, "plot") for a in axes):
+        accepted = "matplotlib Axes" if count == 1 else f"a sequence of {count} matplotlib Axes"
+        raise SpecError(f"ax is {describe(ax)}; give {accepted}, or None for a new figure.")
+    return axes
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def count_ticks(axis: Any) -> None:
 
 
 def _short_count(value: float) -> str:
-    for unit, size, least in (("M", 10**6, 10**6), ("k", 1000, 10**4)):
-        if value >= least and value % size == 0:
+    for unit, size, minimum in (("M", 10**6, 10**6), ("k", 1000, 10**4)):
+        if value >= minimum and value % size == 0:
             return f"{value / size:,.10g}{unit}"
     return f"{value:,.10g}"
 
@@ -133,6 +133,6 @@ def save(ax: Any, path: "str | os.PathLike[str]") -> None:
     if figure is None:
         raise SpecError(f"ax is {describe(ax)}; give the Axes that a function of rope_array.plots returned.")
     name = os.fsdecode(path)
-    kind = os.path.splitext(name)[1][1:].lower()
+    suffix = os.path.splitext(name)[1][1:].lower()
     with matplotlib().rc_context(_FILE):
-        figure.savefig(name, metadata=_UNDATED.get(kind), facecolor="white")
+        figure.savefig(name, metadata=_UNDATED.get(suffix), facecolor="white")

@@ -8,7 +8,7 @@ import numpy as np
 from rope_array._rope import RoPE
 
 from ._drawing import GREY, add_legend, count_ticks, line_style, panel
-from ._ropes import Floats, Ropes, labelled, position_count
+from ._ropes import Floats, Ropes, label_ropes, position_count
 
 _MARKERS = ("o", "s", "^", "D", "v", "x")
 
@@ -51,10 +51,10 @@ def wavelengths(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> 
     >>> [round(float(length), 1) for length in ax.lines[0].get_ydata()]
     [6.3, 62.8, 628.3, 6283.2]
     """
-    found = labelled(ropes)
+    labelled = label_ropes(ropes)
     size = None if context is None else position_count("context", context)
     ax = panel(ax, "Wavelength of each pair", xlabel="pair", ylabel="wavelength 2π/ω (positions)")
-    for index, (label, rope) in enumerate(found.items()):
+    for index, (label, rope) in enumerate(labelled.items()):
         marker = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 4, "linewidth": 1}
         lengths = wavelengths_of(rope)
         ax.plot(np.arange(len(lengths)), lengths, label=label or None, **line_style(index), **marker)
@@ -114,18 +114,18 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     >>> ax.lines[0].get_ydata().tolist(), ax.lines[0].get_label()
     ([0.5, 0.5, 0.5, 0.5], 'against base 10,000')
     """
-    found = labelled(ropes)
+    labelled = label_ropes(ropes)
     size = None if context is None else position_count("context", context)
     xlabel = "wavelength without the rule (positions)"
-    below = len(found) > 3
+    below = len(labelled) > 3
     ax = panel(
         ax,
         "What scaling rules do",
         xlabel=xlabel,
         ylabel="frequency, with ÷ without the rule",
-        rows_below=len(found) + 1 if below else 0,
+        rows_below=len(labelled) + 1 if below else 0,
     )
-    for index, (label, rope) in enumerate(found.items()):
+    for index, (label, rope) in enumerate(labelled.items()):
         before, ratios = _effect(rope)
         text = _with_details(label, rope)
         ax.plot(before, ratios, label=text or None, linewidth=2, **line_style(index))

@@ -19,24 +19,24 @@ _MOST = 100
 FURTHEST = 2**31 - 1  # exact angles are promised up to here
 
 
-def labelled(ropes: Ropes) -> dict[str, RoPE]:
+def label_ropes(ropes: Ropes) -> dict[str, RoPE]:
     """Return ropes by label, each checked; the label of a single rope is empty."""
     if isinstance(ropes, RoPE):
-        found = {"": ropes}
+        labelled = {"": ropes}
     elif isinstance(ropes, Mapping):
-        found = dict(ropes)
+        labelled = dict(ropes)
     elif isinstance(ropes, Sequence) and not isinstance(ropes, (str, bytes)):
-        found = dict(zip(_labels(ropes), ropes, strict=True))
+        labelled = dict(zip(_labels(ropes), ropes, strict=True))
     else:
         raise SpecError(f"ropes is {describe(ropes)}; give {_NEED}.")
-    if not 1 <= len(found) <= _MOST:
-        raise SpecError(f"ropes has {len(found)} items; give from 1 to {_MOST}.")
-    for label, rope in found.items():
-        _check(label, rope)
-    return found
+    if not 1 <= len(labelled) <= _MOST:
+        raise SpecError(f"ropes has {len(labelled)} items; give from 1 to {_MOST}.")
+    for label, rope in labelled.items():
+        _check_labelled(label, rope)
+    return labelled
 
 
-def _check(label: Any, rope: Any) -> None:
+def _check_labelled(label: Any, rope: Any) -> None:
     if not isinstance(label, str):
         raise SpecError(f"a label of ropes is {describe(label)}; give a str.")
     if not isinstance(rope, RoPE):
@@ -51,8 +51,8 @@ def _labels(ropes: Sequence[Any]) -> list[str]:
         return ["", *map(str, range(2, len(ropes) + 1))][: len(ropes)]
     names = [field.name for field in fields(ropes[0])]
     names = [name for name in names if any(getattr(r, name) != getattr(ropes[0], name) for r in ropes)]
-    found = [", ".join(f"{name} {short(getattr(rope, name))}" for name in names) for rope in ropes]
-    return [f"{i}: {text}" if found.count(text) > 1 else text for i, text in enumerate(found, 1)]
+    texts = [", ".join(f"{name} {short(getattr(rope, name))}" for name in names) for rope in ropes]
+    return [f"{i}: {text}" if texts.count(text) > 1 else text for i, text in enumerate(texts, 1)]
 
 
 def title_of(text: str, label: str) -> str:
@@ -69,10 +69,10 @@ def for_coordinates(rope: RoPE, pos: Any) -> Any:
 
 def tables(rope: RoPE, pos: Any, dtype: str = "float64") -> tuple[Floats, Floats]:
     """Return the rope's cos and sin at positions, computed in a dtype, as float64."""
-    made = rope.rotation(for_coordinates(rope, np.asarray(pos)), like=np.empty(0, dtype))
-    return np.asarray(made.cos, np.float64), np.asarray(made.sin, np.float64)
+    rotation = rope.rotation(for_coordinates(rope, np.asarray(pos)), like=np.empty(0, dtype))
+    return np.asarray(rotation.cos, np.float64), np.asarray(rotation.sin, np.float64)
 
 
-def position_count(name: str, value: Any, least: int = 1) -> int:
+def position_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return a number of positions that is checked."""
-    return integer(name, value, least, FURTHEST)
+    return integer(name, value, minimum, FURTHEST)

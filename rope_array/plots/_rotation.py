@@ -10,7 +10,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.validation import integer, sequence
 
 from ._drawing import COLOURS, add_legend, panel
-from ._ropes import Ropes, labelled, position_count, tables
+from ._ropes import Ropes, label_ropes, position_count, tables
 
 _ARROWS = 6
 _MOST = 1000
@@ -57,18 +57,18 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
     >>> [round(float(end[1]), 4) for end in ax.lines[2].get_data()]      # cos 1, sin 1
     [0.5403, 0.8415]
     """
-    found = labelled(ropes)
-    for rope in found.values():
+    labelled = label_ropes(ropes)
+    for rope in labelled.values():
         integer("pair", pair, 0, len(rope.frequencies) - 1)
-    pos = _spread(next(iter(found.values())), pair) if positions is None else _checked(positions)
+    pos = _spread(next(iter(labelled.values())), pair) if positions is None else _checked_positions(positions)
     ax = panel(
         ax,
         f"Pair {pair} is rotated by its position",
         xlabel="first feature of the pair",
         ylabel="second feature of the pair",
     )
-    reach = max(rope.amplitude for rope in found.values())
-    for index, (label, rope) in enumerate(found.items()):
+    reach = max(rope.amplitude for rope in labelled.values())
+    for index, (label, rope) in enumerate(labelled.items()):
         _draw_arrows(ax, rope, pair, pos, index, label)
     around = np.linspace(0, 2 * np.pi, 181)
     ax.plot(np.cos(around), np.sin(around), color="#808080", linewidth=0.8, zorder=1)
@@ -77,11 +77,11 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
     return ax
 
 
-def _checked(positions: Any) -> tuple[int, ...]:
-    found = sequence("positions", positions, "a sequence of integers such as range(6)")
-    if not 1 <= len(found) <= _MOST:
-        raise SpecError(f"positions has {len(found)} items; give from 1 to {_MOST}.")
-    return tuple(position_count(f"positions[{i}]", each, 0) for i, each in enumerate(found))
+def _checked_positions(positions: Any) -> tuple[int, ...]:
+    values = sequence("positions", positions, "a sequence of integers such as range(6)")
+    if not 1 <= len(values) <= _MOST:
+        raise SpecError(f"positions has {len(values)} items; give from 1 to {_MOST}.")
+    return tuple(position_count(f"positions[{i}]", value, 0) for i, value in enumerate(values))
 
 
 def _spread(rope: RoPE, pair: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.validation import sequence
 
 from ._drawing import COLOURS, add_legend, count_ticks, panel, panels
-from ._ropes import Floats, Ropes, for_coordinates, labelled, position_count, tables, title_of
+from ._ropes import Floats, Ropes, for_coordinates, label_ropes, position_count, tables, title_of
 
 _MOST_DISTANCES = 512
 _MOST_POSITIONS = 2048
@@ -88,7 +88,7 @@ def decay(
     >>> float(bound[0]), bool(bound[100] < 0.4)
     (1.0, True)
     """
-    found = labelled(ropes)
+    labelled = label_ropes(ropes)
     furthest, draws = position_count("furthest", furthest), position_count("draws", draws)
     if draws > 100_000:
         raise SpecError(f"draws is {draws:,}; give at most 100,000.")
@@ -98,25 +98,25 @@ def decay(
         "Long-term decay of scores",
         xlabel="distance of q and k (positions)",
         ylabel="relative to distance 0",
-        rows_below=len(found) * len(wanted) if len(found) > 1 else 0,
+        rows_below=len(labelled) * len(wanted) if len(labelled) > 1 else 0,
     )
     distances = np.unique(np.linspace(0, furthest, min(furthest, _MOST_DISTANCES) + 1).astype(np.int64))
-    for index, (label, rope) in enumerate(found.items()):
+    for index, (label, rope) in enumerate(labelled.items()):
         for name, values in _decays(rope, distances, draws, wanted):
             text = f"{label}: {_NAMES[name]}" if label else _NAMES[name]
-            colour = COLOURS[(index if len(found) > 1 else list(_NAMES).index(name)) % len(COLOURS)]
+            colour = COLOURS[(index if len(labelled) > 1 else list(_NAMES).index(name)) % len(COLOURS)]
             ax.plot(distances, values, label=text, color=colour, linestyle=_DASHES[name], linewidth=1.8)
     ax.set_ylim(0, 1.35)
     count_ticks(ax.xaxis)
-    add_legend(ax, below=len(found) > 1, loc="upper right")
+    add_legend(ax, below=len(labelled) > 1, loc="upper right")
     return ax
 
 
 def _known_lines(lines: Any) -> tuple[str, ...]:
-    found = (lines,) if isinstance(lines, str) else sequence("lines", lines, _SOME_LINES)
-    if not found or any(name not in _NAMES for name in found):
+    names = (lines,) if isinstance(lines, str) else sequence("lines", lines, _SOME_LINES)
+    if not names or any(name not in _NAMES for name in names):
         raise SpecError(f"lines is {describe(lines)}; give {_SOME_LINES}.")
-    return found
+    return names
 
 
 def _decays(rope: RoPE, distances: Any, draws: int, lines: Sequence[str]) -> Iterator[tuple[str, Floats]]:
@@ -184,43 +184,43 @@ def scores(ropes: Ropes, *, positions: int | range = 64, q: Any = None, k: Any =
     >>> ax.images[0].get_array().round(4).tolist()[0]
     [2.0, 1.5403, 0.5837]
     """
-    found = labelled(ropes)
+    labelled = label_ropes(ropes)
     pos = _checked_range(positions)
-    maps = [_score_map(rope, pos, q, k) for rope in found.values()]
-    titles = [title_of("Scores q·k/√head_dim", label) for label in found]
+    maps = [_score_map(rope, pos, q, k) for rope in labelled.values()]
+    titles = [title_of("Scores q·k/√head_dim", label) for label in labelled]
     axes = panels(ax, titles, xlabel="position n of the key", ylabel="position m of the query")
     limit = max(float(np.abs(values).max()) for values in maps) or 1.0
-    for each, values in zip(axes, maps, strict=True):
-        _draw_map(each, values, pos, limit)
+    for panel_axes, values in zip(axes, maps, strict=True):
+        _draw_map(panel_axes, values, pos, limit)
     return axes[0] if len(axes) == 1 else axes
 
 
 def _checked_range(positions: Any) -> range:
-    found = positions if isinstance(positions, range) else range(position_count("positions", positions))
-    if not 2 <= len(found) <= _MOST_POSITIONS or found.step < 1:
+    pos = positions if isinstance(positions, range) else range(position_count("positions", positions))
+    if not 2 <= len(pos) <= _MOST_POSITIONS or pos.step < 1:
         raise SpecError(f"positions is {positions}; give from 2 to {_MOST_POSITIONS} ascending positions.")
-    position_count("the first of positions", found[0], 0)
-    position_count("the last of positions", found[-1], 0)
-    return found
+    position_count("the first of positions", pos[0], 0)
+    position_count("the last of positions", pos[-1], 0)
+    return pos
 
 
 def _score_map(rope: RoPE, pos: range, q: Any, k: Any) -> Floats:
     rotated_q, rotated_k = (
-        rope.apply(_rows(name, given, len(pos), rope.head_dim), for_coordinates(rope, np.array(pos)))
-        for name, given in (("q", q), ("k", k))
+        rope.apply(_feature_rows(name, x, len(pos), rope.head_dim), for_coordinates(rope, np.array(pos)))
+        for name, x in (("q", q), ("k", k))
     )
     return np.asarray(rotated_q @ rotated_k.T / np.sqrt(rope.head_dim))
 
 
-def _rows(name: str, given: Any, count: int, width: int) -> Floats:
+def _feature_rows(name: str, x: Any, count: int, width: int) -> Floats:
     """Return one float64 row for each position."""
     try:
-        array = np.ones(width) if given is None else np.asarray(given)
+        array = np.ones(width) if x is None else np.asarray(x)
     except ValueError:  # lists of unequal lengths
         array = np.empty(0)
     if array.dtype.kind not in "fiu" or array.shape not in ((width,), (count, width)):
         raise SpecError(
-            f"{name} is {describe(given)}; give real numbers of shape ({width},) or ({count}, {width})."
+            f"{name} is {describe(x)}; give real numbers of shape ({width},) or ({count}, {width})."
         )
     return np.array(np.broadcast_to(array, (count, width)), np.float64)
 

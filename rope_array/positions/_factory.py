@@ -52,11 +52,11 @@ class ArrayFactory(NamedTuple):
     def cast(self, array: Any) -> Any:
         return self.ops.cast(array, self.dtype)
 
-    def check(self, name: str, value: Any, dtypes: frozenset[str], need: str) -> None:
+    def check(self, name: str, value: Any, dtypes: frozenset[str], accepted: str) -> None:
         """Check the dtype and device of an array of the library."""
         self.lib.check_supported(value)
         if _library.dtype_name(value) not in dtypes:
-            raise ArrayTypeError(f"{name} is {describe(value)}; give {need}.")
+            raise ArrayTypeError(f"{name} is {describe(value)}; give {accepted}.")
         if not self.lib.same_device(value, self.like):
             raise ArrayTypeError(
                 f"{name} is on {self.lib.device(value)}, and other arrays of the call on "
@@ -156,22 +156,22 @@ def is_host(value: Any) -> bool:
     return not is_array(value) or library_of(value).name == "numpy"
 
 
-def shape_of(name: str, value: Any, kind: type = Integral, depth: int = 0) -> tuple[Any, ...]:
+def shape_of(name: str, value: Any, number_type: type = Integral, depth: int = 0) -> tuple[Any, ...]:
     """Return the shape of an array, a number, or a nested sequence of numbers."""
     if is_array(value):
         return tuple(value.shape)
     if isinstance(value, range):
         return (len(value),)
     if not isinstance(value, (list, tuple)):
-        if isinstance(value, kind) or type(value).__name__ == "SymInt":
+        if isinstance(value, number_type) or type(value).__name__ == "SymInt":
             return ()
-        need = "integers" if kind is Integral else "numbers"
-        raise ArrayTypeError(f"{name} is {describe(value)}; give {need}, or an array of them.")
+        numbers = "integers" if number_type is Integral else "numbers"
+        raise ArrayTypeError(f"{name} is {describe(value)}; give {numbers}, or an array of them.")
     if depth == _MOST_AXES:
         raise ShapeError(f"{name} holds itself, or has more than {_MOST_AXES} axes; give fewer axes.")
     if type(value) not in (list, tuple):
         value = [*value]  # a subclass may give another length than it has items
-    inner = {shape_of(name, part, kind, depth + 1) for part in value}
+    inner = {shape_of(name, element, number_type, depth + 1) for element in value}
     if len(inner) > 1:
         raise ShapeError(
             f"{name} is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
@@ -182,7 +182,7 @@ def shape_of(name: str, value: Any, kind: type = Integral, depth: int = 0) -> tu
 def as_lists(value: Any) -> Any:
     """Return host values as a Python integer or nested lists of them; `shape_of` has checked them."""
     if isinstance(value, (list, tuple, range)):
-        return [as_lists(part) for part in value]
+        return [as_lists(element) for element in value]
     if is_array(value):
         return value.tolist()
     if type(value) in (int, bool):
@@ -192,8 +192,8 @@ def as_lists(value: Any) -> Any:
 
 def flattened(values: Any) -> Iterator[Any]:
     if isinstance(values, list):
-        for part in values:
-            yield from flattened(part)
+        for element in values:
+            yield from flattened(element)
     else:
         yield values
 
@@ -236,13 +236,13 @@ def check_numpy(name: str, value: Any, *, boolean: bool) -> None:
     ArrayFactory(lib, value, lib.ops(value), None, 0).check(name, value, dtypes, need_of(boolean))
 
 
-def size_of(name: str, value: Any, least: int = 0) -> Any:
+def size_of(name: str, value: Any, minimum: int = 0) -> Any:
     """Return a size as a Python int, or as the symbol of a tracer."""
     symbol = type(value).__name__ == "SymInt"
     if isinstance(value, bool) or not (isinstance(value, Integral) or symbol):
-        raise ArrayTypeError(f"{name} is {describe(value)}; give a Python int of at least {least}.")
-    if value < least:
-        raise ShapeError(f"{name} is {short(value)}; give an int of at least {least}.")
+        raise ArrayTypeError(f"{name} is {describe(value)}; give a Python int of at least {minimum}.")
+    if value < minimum:
+        raise ShapeError(f"{name} is {short(value)}; give an int of at least {minimum}.")
     return value if isinstance(value, int) or symbol else operator.index(value)
 
 

@@ -59,7 +59,7 @@ def grid(*sizes: int, origin: Any = 0, step: Any = 1, like: Any = None, dtype: A
            [4.5]], dtype=float32)
     """
     extents = _factory.sizes_of(sizes)
-    factory, series = _coordinates(extents, origin, step, like, dtype)
+    factory, series = _series_of_axes(extents, origin, step, like, dtype)
     return _mesh(series, *_row_major(extents), factory)
 
 
@@ -114,7 +114,7 @@ def video_grid(
             raise ShapeError(
                 f"{name} is {extent}, no multiple of spatial_merge_size {merge}; give whole blocks."
             )
-    factory, series = _coordinates(sizes, origin, step, like, dtype)
+    factory, series = _series_of_axes(sizes, origin, step, like, dtype)
     h, w = height // merge, width // merge
     # Axes: frame, row of blocks, block in the row, row in the block, patch in that row.
     shapes = [(frames, 1, 1, 1, 1), (1, h, 1, merge, 1), (1, 1, w, 1, merge)]
@@ -173,14 +173,14 @@ def normalized_grid(
     return _mesh(series, *_row_major(counts), factory)
 
 
-def _coordinates(
+def _series_of_axes(
     sizes: list[Any], origin: Any, step: Any, like: Any, dtype: Any
 ) -> tuple[_factory.ArrayFactory, list[Any]]:
     """Return origin + step·index for each axis: integers, or floats rounded once on the host."""
     origins, steps = _for_each_axis("origin", origin, len(sizes)), _for_each_axis("step", step, len(sizes))
-    whole = all(isinstance(number, Integral) for number in (*origins, *steps))
+    are_integers = all(isinstance(number, Integral) for number in (*origins, *steps))
     name = None if dtype is None else _factory.name_of_dtype(dtype)
-    if (whole and name is None) or (name or "").startswith("int"):
+    if (are_integers and name is None) or (name or "").startswith("int"):
         factory = _factory.integers(dtype, like)
         return factory, [
             _integer_coordinates(n, o, s, factory) for n, o, s in zip(sizes, origins, steps, strict=True)
@@ -220,24 +220,24 @@ def _finite(coordinate: float, factory: _factory.ArrayFactory) -> float:
 
 def _for_each_axis(name: str, value: Any, count: int) -> list[Any]:
     """Return one number for each axis, integers unchanged."""
-    parts = list(value) if isinstance(value, (list, tuple)) else [value] * count
-    if len(parts) != count:
-        raise ShapeError(f"{name} has {len(parts)} numbers for {count} axes; give one, or one for each.")
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value] * count
+    if len(numbers) != count:
+        raise ShapeError(f"{name} has {len(numbers)} numbers for {count} axes; give one, or one for each.")
     return [
-        operator.index(part)
-        if isinstance(part, Integral) and not isinstance(part, bool)
-        else validation.number(name, part, "a finite number, or one for each axis")
-        for part in parts
+        operator.index(number)
+        if isinstance(number, Integral) and not isinstance(number, bool)
+        else validation.number(name, number, "a finite number, or one for each axis")
+        for number in numbers
     ]
 
 
 def _mesh(
-    series: list[Any], shapes: list[tuple[Any, ...]], whole: tuple[Any, ...], factory: _factory.ArrayFactory
+    series: list[Any], shapes: list[tuple[Any, ...]], full: tuple[Any, ...], factory: _factory.ArrayFactory
 ) -> Any:
     """Broadcast each axis's coordinates, reshaped to its shape, to the whole grid; stack them last."""
-    xp, count = factory.xp, math.prod(whole)
+    xp, count = factory.xp, math.prod(full)
     shaped = [xp.reshape(array, shape) for array, shape in zip(series, shapes, strict=True)]
-    return xp.stack([xp.reshape(xp.broadcast_to(array, whole), (count,)) for array in shaped], axis=-1)
+    return xp.stack([xp.reshape(xp.broadcast_to(array, full), (count,)) for array in shaped], axis=-1)
 
 
 def _row_major(sizes: list[Any]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:

@@ -140,9 +140,11 @@ def mrope(
     0
     """
     factory = _factory.integers_or_float32(dtype, like, tokens=tokens)
-    rows, shape = _rows(tokens)
+    rows, shape = _token_rows(tokens)
     kept = _kept(mask, shape)
-    rows, kept, rest = (rows, kept, 0) if cu_seqlens is None else _packed(rows[0], kept[0], shape, cu_seqlens)
+    num_padding = 0
+    if cu_seqlens is not None:
+        rows, kept, num_padding = _packed(rows[0], kept[0], shape, cu_seqlens)
     ids = _token_ids(image_token_id, video_token_id, audio_token_id)
     merge = _factory.size_of("spatial_merge_size", spatial_merge_size, 1)
     merge_frames = _factory.size_of("temporal_merge_size", temporal_merge_size, 1)
@@ -162,7 +164,7 @@ def mrope(
     queues = {ids[name]: Queue(name, iter(b)) for name, b in (("image", images), ("video", videos))}
     sequences = [_walk(row, keep, queues, rules, pad) for row, keep in zip(rows, kept, strict=True)]
     _check_empty(queues)
-    coordinates = [*chain.from_iterable(s.coordinates for s in sequences), *[(pad,) * 3] * rest]
+    coordinates = [*chain.from_iterable(s.coordinates for s in sequences), *[(pad,) * 3] * num_padding]
     deltas = [sequence.delta for sequence in sequences]
     return _as_arrays(coordinates, deltas, shape, shape[:-1] if cu_seqlens is None else (len(rows),), factory)
 
@@ -210,24 +212,24 @@ class _Sequence(NamedTuple):
 
 def _token_ids(image: Any, video: Any, audio: Any) -> dict[str, int]:
     """Return the token id of each kind that is in use; check that they differ."""
-    given = {"image": image, "video": video} | ({} if audio is None else {"audio": audio})
-    ids = {kind: validation.integer(f"{kind}_token_id", value, 0) for kind, value in given.items()}
-    for (kind, number), (other, same) in combinations(ids.items(), 2):
-        if number == same:
-            raise SpecError(f"{kind}_token_id and {other}_token_id are both {number}; give two ids.")
+    values = {"image": image, "video": video} | ({} if audio is None else {"audio": audio})
+    ids = {name: validation.integer(f"{name}_token_id", value, 0) for name, value in values.items()}
+    for (name, number), (second_name, second_number) in combinations(ids.items(), 2):
+        if number == second_number:
+            raise SpecError(f"{name}_token_id and {second_name}_token_id are both {number}; give two ids.")
     return ids
 
 
-def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -> tuple[Any, tuple[int, ...]]:
+def _read(name: str, value: Any, boolean: bool = False, real: bool = False) -> tuple[Any, tuple[int, ...]]:
     """Return values as nested lists, and their shape; wait for an array on a device."""
     if not _factory.is_array(value):
-        shape = _factory.shape_of(name, value, kind)
+        shape = _factory.shape_of(name, value, Real if real else Integral)
         return _plain(value), shape
     _factory.library_of(value).check_supported(value)
-    more = _factory.REAL if kind is Real else frozenset({"bool"} if boolean else ())
-    if _library.dtype_name(value) not in _factory.SIGNED | more:
-        need = "integers, float32 or float64" if kind is Real else _factory.need_of(boolean)
-        raise ArrayTypeError(f"{name} is {describe(value)}; give {need}.")
+    other_dtypes = _factory.REAL if real else frozenset({"bool"} if boolean else ())
+    if _library.dtype_name(value) not in _factory.SIGNED | other_dtypes:
+        accepted = "integers, float32 or float64" if real else _factory.need_of(boolean)
+        raise ArrayTypeError(f"{name} is {describe(value)}; give {accepted}.")
     try:
         read = value.tolist() if hasattr(value, "tolist") else _through_dlpack(value)
     # Tracers, meta and fake tensors, and dask arrays have no values on the host; each raises its own error.
@@ -243,7 +245,7 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, range)):
-        return [_plain(part) for part in value]
+        return [_plain(element) for element in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -251,7 +253,7 @@ def _through_dlpack(value: Any) -> Any:
     return _library.numpy_library().xp.from_dlpack(value).tolist()
 
 
-def _rows(tokens: Any) -> tuple[list[Any], tuple[int, ...]]:
+def _token_rows(tokens: Any) -> tuple[list[Any], tuple[int, ...]]:
     """Return the rows of tokens, and the shape of tokens."""
     read, shape = _read("tokens", tokens)
     if len(shape) not in (1, 2):
@@ -264,9 +266,11 @@ def _kept(mask: Any, shape: tuple[int, ...]) -> list[Any]:
     rows = 1 if len(shape) == 1 else shape[0]
     if mask is None:
         return [[True] * shape[-1]] * rows
-    read, have = _read("mask", mask, boolean=True)
-    if have != shape:
-        raise ShapeError(f"mask has the shape {have} and tokens {shape}; give one value for each token.")
+    read, mask_shape = _read("mask", mask, boolean=True)
+    if mask_shape != shape:
+        raise ShapeError(
+            f"mask has the shape {mask_shape} and tokens {shape}; give one value for each token."
+        )
     _factory.check_mask(read)
     return read if len(shape) == 2 else [read]
 
@@ -311,16 +315,16 @@ def _with_times(
 ) -> list[Block]:
     """Return videos with the times of their frames."""
     rate = validation.positive("tokens_per_second", tokens_per_second)
-    seconds, shape = _read("second_per_grid_ts", second_per_grid_ts, kind=Real)
+    seconds, shape = _read("second_per_grid_ts", second_per_grid_ts, real=True)
     if shape not in ((), (len(videos),)):
         raise ShapeError(
             f"second_per_grid_ts has the shape {shape} for {len(videos)} videos; give one number, or one for "
             "each."
         )
-    checked = [validation.positive("second_per_grid_ts", s) for s in (seconds if shape else [seconds])]
-    each = checked if shape else checked * len(videos)
+    intervals = [validation.positive("second_per_grid_ts", s) for s in (seconds if shape else [seconds])]
+    intervals = intervals if shape else intervals * len(videos)
     timed = []
-    for video, s in zip(videos, each, strict=True):
+    for video, s in zip(videos, intervals, strict=True):
         frames = len(video.times)
         if not frames * rate * s < 2**62:
             raise SpecError(
@@ -346,26 +350,26 @@ def _walk(row: list[int], keep: list[Any], queues: dict[int, Queue], rules: Rule
     """Return the coordinates of one sequence."""
     tokens = [token for token, kept in zip(row, keep, strict=True) if kept]
     repeats = _repeats(tokens, queues, rules)
-    found: list[Point] = []
+    points: list[Point] = []
     following: Number = 0
     largest: Number = 0
-    while (at := len(found)) < len(tokens):
+    while (at := len(points)) < len(tokens):
         if at in repeats:
-            found.append(found[-1])
+            points.append(points[-1])
             continue
         queue = queues.get(tokens[at])
         if queue is None:
-            found.append((following,) * 3)
+            points.append((following,) * 3)
             following += 1
             largest = max(largest, following)
             continue
         block = _next_block(queue, at)
-        added = _coordinates(block, following, tokens[at : _block_end(block, queue.name, tokens, at, rules)])
-        found += added
+        added = _points_of(block, following, tokens[at : _block_end(block, queue.name, tokens, at, rules)])
+        points += added
         largest = max(largest, 1 + max(map(max, added)))
         following = _text_after(block, following, added, largest, rules)
-    rest = iter(found)
-    return _Sequence([next(rest) if kept else (pad,) * 3 for kept in keep], largest - len(tokens))
+    remaining = iter(points)
+    return _Sequence([next(remaining) if kept else (pad,) * 3 for kept in keep], largest - len(tokens))
 
 
 def _next_block(queue: Queue, at: int) -> Block:
@@ -382,21 +386,21 @@ def _block_end(block: Block, name: str, tokens: list[int], at: int, rules: Rules
     """Return the end of the block that begins at a token; check that all of its tokens are there."""
     # Audio belongs to the video whose tokens it follows.
     audio = rules.audio if tokens[at] == rules.video else None
-    have, end, need = 0, at, block.size()
-    while end < len(tokens) and (tokens[end] == audio or (tokens[end] == tokens[at] and have < need)):
-        have += tokens[end] == tokens[at]
+    count, end, size = 0, at, block.size()
+    while end < len(tokens) and (tokens[end] == audio or (tokens[end] == tokens[at] and count < size)):
+        count += tokens[end] == tokens[at]
         end += 1
-    if have < need:
+    if count < size:
         raise ShapeError(
-            f"the grid of {len(block.times)} by {block.rows} by {block.columns} tokens needs {need} {name} "
-            f"tokens in a row, and tokens has {have} from token {at} of a sequence; give the grids in the "
+            f"the grid of {len(block.times)} by {block.rows} by {block.columns} tokens needs {size} {name} "
+            f"tokens in a row, and tokens has {count} from token {at} of a sequence; give the grids in the "
             "order of the tokens, the model's spatial_merge_size and temporal_merge_size, split_frames for "
             "a model with text between the frames of a video, and audio_token_id for audio among them."
         )
     return end
 
 
-def _coordinates(block: Block, start: Number, tokens: list[int]) -> list[Point]:
+def _points_of(block: Block, start: Number, tokens: list[int]) -> list[Point]:
     """Return the coordinates of a block's tokens: of patches, and of audio among them."""
     patches, sound = block.coordinates(start), count()
     # A block begins with a patch, so any other token is audio.
@@ -412,15 +416,15 @@ def _text_after(block: Block, start: Number, added: list[Point], largest: Number
 
 def _repeats(tokens: list[int], queues: dict[int, Queue], rules: Rules) -> set[int]:
     """Return the tokens that have the position of the token before them, by `shared_delimiters`."""
-    found: set[int] = set()
+    repeats: set[int] = set()
     end = 0
     for mixed, run in groupby(tokens, lambda token: token in (rules.video, rules.audio)):
-        kinds = [*run]
-        start, end = end, end + len(kinds)
-        if rules.shared_delimiters and mixed and {rules.video, rules.audio} <= {*kinds}:
+        run_tokens = [*run]
+        start, end = end, end + len(run_tokens)
+        if rules.shared_delimiters and mixed and {rules.video, rules.audio} <= {*run_tokens}:
             _check_delimiters(tokens, start, end, queues)
-            found |= {start - 1, end + 1}
-    return found
+            repeats |= {start - 1, end + 1}
+    return repeats
 
 
 def _check_delimiters(tokens: list[int], start: int, end: int, queues: dict[int, Queue]) -> None:
@@ -435,9 +439,9 @@ def _check_delimiters(tokens: list[int], start: int, end: int, queues: dict[int,
 
 def _check_empty(queues: dict[int, Queue]) -> None:
     for name, blocks in queues.values():
-        if rest := len([*blocks]):
+        if count := len([*blocks]):
             raise ShapeError(
-                f"{name}_grid_thw has {rest} blocks more than tokens has; give the grids of these tokens."
+                f"{name}_grid_thw has {count} blocks more than tokens has; give the grids of these tokens."
             )
 
 

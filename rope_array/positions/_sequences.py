@@ -427,10 +427,10 @@ def _index_by_sequence(
     cu_seqlens: Any, total: Any, rank: Any, size: int, pieces: int, factory: _factory.ArrayFactory
 ) -> Any:
     """Return the index of each token of a rank, if every packed sequence is cut on its own."""
-    xp, most = factory.xp, factory.scalar(total // size)
+    xp, length = factory.xp, factory.scalar(total // size)
     # On the rank, each sequence has 1/size of its tokens. The tokens after the last one end at total.
     ends = factory.array("cu_seqlens", cu_seqlens) // size
-    ends = xp.concat([xp.where(ends < most, ends, most), xp.reshape(most, (1,))])
+    ends = xp.concat([xp.where(ends < length, ends, length), xp.reshape(length, (1,))])
     token = factory.arange(total // size)
     sequence = _sequence_of(token, ends, factory)
     before = xp.take(ends, sequence, axis=0)

@@ -105,7 +105,7 @@ class LearnedRotaryEmbedding(LearnedModule):
     @property
     def frequencies(self) -> Any:
         """The frequency of each pair, radians per position: a tensor of shape (rotary_dim/2,)."""
-        log_scale = _checked("log_scale", self.log_scale)
+        log_scale = _checked_parameter("log_scale", self.log_scale)
         return self._start(log_scale) * log_scale.exp()
 
     def to_rope(self) -> RoPE:
@@ -124,7 +124,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         (1.0, 0.01)
         """
         _check_values("log_scale", self.log_scale, None)
-        scales = _checked("log_scale", self.log_scale).detach().double().exp().tolist()
+        scales = _checked_parameter("log_scale", self.log_scale).detach().double().exp().tolist()
         omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
         return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
 
@@ -151,7 +151,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         """
         _check_values("log_scale", self.log_scale, like)
         cos, sin = self.rope.rotation(positions, like=like)
-        log_scale = _checked("log_scale", self.log_scale).to(cos.dtype)
+        log_scale = _checked_parameter("log_scale", self.log_scale).to(cos.dtype)
         change = self._start(log_scale) * _expm1(log_scale)
         c, s = self._change.rotation(positions, like=like, inv_freq=change)
         return self.rope.rotation_from(cos * c - sin * s, sin * c + cos * s)
@@ -252,9 +252,9 @@ class MixedRotaryEmbedding(LearnedModule):
         torch.nn.init.normal_(self.inv_freq)
         with torch.no_grad():
             # Fully sharded training splits heads, so each rank has whole vectors of its heads.
-            part = self.inv_freq.to_local() if hasattr(self.inv_freq, "to_local") else self.inv_freq
-            length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-            part.mul_(torch.tensor(self.rope.frequencies, dtype=part.dtype, device=part.device) / length)
+            vectors = self.inv_freq.to_local() if hasattr(self.inv_freq, "to_local") else self.inv_freq
+            frequencies = torch.tensor(self.rope.frequencies, dtype=vectors.dtype, device=vectors.device)
+            vectors.mul_(frequencies / torch.linalg.vector_norm(vectors, dim=1, keepdim=True))
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
         """Make cos and sin once, for all layers that share the frequencies, with gradients.
@@ -278,7 +278,7 @@ class MixedRotaryEmbedding(LearnedModule):
         torch.Size([1, 3, 2, 4])
         """
         _check_values("inv_freq", self.inv_freq, like)
-        inv_freq = _checked("inv_freq", self.inv_freq, like)
+        inv_freq = _checked_parameter("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
@@ -291,22 +291,22 @@ class MixedRotaryEmbedding(LearnedModule):
         if x.ndim < 3 or x.shape[-1] != self.rope.head_dim:
             return
         heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
-        own = self.inv_freq.shape[0]
-        if own in (1, heads):
+        count = self.inv_freq.shape[0]
+        if count in (1, heads):
             return
         remedy = (
             "mixed frequencies need as many key heads as query heads: repeat k's heads."
             if name == "k"
             else f"make the module with heads={heads}, or with the seq_axis of your tensors."
         )
-        raise ShapeError(f"the module has frequencies for {own} heads, and {name} has {heads}; {remedy}")
+        raise ShapeError(f"the module has frequencies for {count} heads, and {name} has {heads}; {remedy}")
 
 
 def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
     """Return fn(tensor); if fn casts to fewer than 32 bits, the tensor in its own dtype on the new device."""
-    result = fn(tensor)
-    narrowed = result.is_floating_point() and result.dtype.itemsize < 4 <= tensor.dtype.itemsize
-    return tensor.to(result.device) if narrowed else result
+    moved = fn(tensor)
+    narrowed = moved.is_floating_point() and moved.dtype.itemsize < 4 <= tensor.dtype.itemsize
+    return tensor.to(moved.device) if narrowed else moved
 
 
 def _check_values(name: str, parameter: Any, like: Any) -> None:
@@ -319,7 +319,7 @@ def _check_values(name: str, parameter: Any, like: Any) -> None:
         )
 
 
-def _checked(name: str, parameter: Any, like: Any = None) -> Any:
+def _checked_parameter(name: str, parameter: Any, like: Any = None) -> Any:
     """Return a parameter; raise if it has 16 bits, or is sharded while `like` is a plain tensor."""
     if parameter.dtype.itemsize < 4:
         raise ArrayTypeError(

@@ -86,11 +86,11 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
             shape = shape[:-1] if shape else None
         if shape is None:
             return  # refused by `apply`
-        given = _without_warning(shape[-1]) if shape else 1
+        count = _without_warning(shape[-1]) if shape else 1
         for x in (q, k):
             tokens = _without_warning(_size(x, self.seq_axis))
             # Compare with tokens first: torch.export may know that two sizes are equal, and not if one is 1.
-            if given != tokens and given == 1 and tokens > 1:
+            if count != tokens and count == 1 and tokens > 1:
                 raise _one_position(q, k, positions, self.seq_axis, self._has_coordinates())
 
     def _has_coordinates(self) -> bool:
@@ -215,15 +215,15 @@ def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bo
             f"second call for k. If they are heads of one token, call {call}((q, k){axis})."
         )
     if isinstance(positions, int):
-        each = f"range({positions}, {positions + size})"
+        remedy = f"range({positions}, {positions + size})"
     elif isinstance(positions, range) and not coordinates:
-        each = f"range({positions[0]}, {positions[0] + size})"
+        remedy = f"range({positions[0]}, {positions[0] + size})"
     elif coordinates or isinstance(positions, (list, tuple)):
-        each = f"{size} positions"
+        remedy = f"{size} positions"
     else:
-        each = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
+        remedy = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
     return ShapeError(
-        f"{text}; a position is no offset. If these are tokens that follow one another, give {each}. To "
+        f"{text}; a position is no offset. If these are tokens that follow one another, give {remedy}. To "
         f"rotate all of them by one position, as heads of one token, call {call}((q, k){axis})."
     )
 
@@ -240,8 +240,8 @@ def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axi
     if position_ids is not None:
         return "position_ids is given together with k or positions; it takes x alone."
     if positions is not None:
-        given = "missing" if k is None else describe(k)
-        return f"k is {given}; it has to be a PyTorch tensor of a real floating dtype."
+        description = "missing" if k is None else describe(k)
+        return f"k is {description}; it has to be a PyTorch tensor of a real floating dtype."
     if k is None or _is_real(k):
         start = f"torch.arange(q.shape[{seq_axis}], device=q.device)"
         return f"positions are missing; for sequences from their start they are {start}."

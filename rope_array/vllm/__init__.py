@@ -5,11 +5,10 @@ returns at once, and vLLM is unchanged. Importing `rope_array.vllm` imports neit
 """
 
 import os
-from typing import Any
 
 from rope_array._errors import PatchError
 
-from ._report import EngineReport, ReplacedModule, UnchangedModule
+from ._report import EngineReport, ReplacedModule, UnchangedModule, report
 
 __all__ = ["EngineReport", "ReplacedModule", "UnchangedModule", "register", "report"]
 
@@ -47,21 +46,3 @@ def register() -> None:
         from . import _register  # imported late: it needs vLLM
 
         _register.register()
-
-
-def report(model: Any) -> EngineReport:
-    """List the rotary embeddings of a model that vLLM has made, with their ropes.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A model of vLLM. ``llm.apply_model(rope_array.vllm.report)`` calls the function in each worker.
-
-    Returns
-    -------
-    EngineReport
-        The ropes, with their number of layers, and the modules that rotate without `rope_array`.
-    """
-    from . import _report
-
-    return _report.report(model)

@@ -21,7 +21,7 @@ def exact_class(cls: type) -> type:
     return type(cls.__name__, (mixin, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
-def _rope_of(layer: Any) -> RoPE:
+def _read_rope(layer: Any) -> RoPE:
     """Return the rope of a layer of vLLM by the table ROPES."""
     name = type(layer).__name__
     try:
@@ -57,7 +57,7 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._check_tables()
-        self.rope = _rope_of(self)
+        self.rope = _read_rope(self)
         self._is_operator = isinstance(self, CustomOp) and self.enabled()
         # Moves with the module to its device.
         super().register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
@@ -66,7 +66,7 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         super().__setattr__(name, value)
         # Models of ERNIE 4.5 change the pairing of a layer that exists; vLLM reads it in each call.
         if name == "is_neox_style" and "rope" in vars(self):
-            self.rope = _rope_of(self)
+            self.rope = _read_rope(self)
 
     def _check_tables(self) -> None:
         """Raise if a table has another name: it would be empty."""

@@ -42,7 +42,7 @@ def _logging(create_model: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create_model)
     def create(*args: Any, **kwargs: Any) -> Any:
         model = create_model(*args, **kwargs)
-        _transformers.patch(model)
+        _transformers.patch_modules(model)
         logger.info("ROPE_ARRAY_VLLM=1, rope_array %s\n%r", version(), report(model))
         return model
 
@@ -61,7 +61,7 @@ def _instantiating(new: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method `__new__` that makes an instance of the exact class instead."""
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = new(cls if issubclass(cls, ExactLayer) else _exact(cls))
+        layer = new(cls if issubclass(cls, ExactLayer) else _exact_subclass(cls))
         if not isinstance(layer, ExactLayer):
             raise PatchError(
                 f"Another plugin replaces vLLM's {cls.__name__} by {type(layer).__name__}. "
@@ -73,7 +73,7 @@ def _instantiating(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _exact(cls: Any) -> type:
+def _exact_subclass(cls: Any) -> type:
     """Return the exact subclass of a class, or raise PatchError with the reason why there is none."""
     if cls.__name__ in ROPES and cls.__module__.startswith(rotary_embedding.__name__):
         return exact_class(cls)

@@ -73,7 +73,18 @@ class EngineReport:
 
 
 def report(model: Any) -> EngineReport:
-    """See `rope_array.vllm.report`."""
+    """List the rotary embeddings of a model that vLLM has made, with their ropes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of vLLM. ``llm.apply_model(rope_array.vllm.report)`` calls the function in each worker.
+
+    Returns
+    -------
+    EngineReport
+        The ropes, with their number of layers, and the modules that rotate without `rope_array`.
+    """
     from . import _transformers  # imported late: it needs torch
 
     modules: dict[int, tuple[Any, list[str]]] = {}
@@ -81,7 +92,7 @@ def report(model: Any) -> EngineReport:
         modules.setdefault(id(module), (module, []))[1].append(name)
     entries, left = [], []
     for module, names in modules.values():
-        cls, rope = type(module).__name__, _rope_of(module)
+        cls, rope = type(module).__name__, _replaced_rope(module)
         if rope is not None:
             entries.append(ReplacedModule(cls, rope, tuple(names)))
         elif _rotates(cls):
@@ -89,7 +100,7 @@ def report(model: Any) -> EngineReport:
     return EngineReport(tuple(entries), tuple(left))
 
 
-def _rope_of(module: Any) -> Any:
+def _replaced_rope(module: Any) -> Any:
     """Return the rope of a module that `rope_array` has replaced, else None."""
     from . import _layer, _transformers
 

@@ -13,28 +13,28 @@ from rope_array._spec.scaling import Linear, Llama3, LongRoPE, NTKAware, Proport
 __all__ = ["REFUSED", "ROPES"]
 
 
-def _default(layer: Any, **fields: Any) -> RoPE:
+def _plain_rope(layer: Any, **fields: Any) -> RoPE:
     """Return the rope of the fields that every class has, and of `fields`."""
     pairing = "half" if layer.is_neox_style else "interleaved"
     fields = {"base": float(layer.base), "rotary_dim": layer.rotary_dim, "pairing": pairing, **fields}
     return RoPE(layer.head_size, **fields)
 
 
-def _linear(layer: Any) -> RoPE:
+def _linear_rope(layer: Any) -> RoPE:
     factors = layer.scaling_factors
     if not isinstance(factors, list) or len(factors) != 1:
         raise ValueError(
             f"scaling_factors is {factors!r}: one for each LoRA adapter, and one is needed for all"
         )
-    return _default(layer, scaling=Linear(float(factors[0])))
+    return _plain_rope(layer, scaling=Linear(float(factors[0])))
 
 
-def _llama3(layer: Any) -> RoPE:
+def _llama3_rope(layer: Any) -> RoPE:
     factors = (layer.scaling_factor, layer.low_freq_factor, layer.high_freq_factor, layer.orig_max_position)
-    return _default(layer, scaling=Llama3(*map(float, factors)))
+    return _plain_rope(layer, scaling=Llama3(*map(float, factors)))
 
 
-def _yarn(layer: Any, truncate: bool | None = None, **fields: Any) -> RoPE:
+def _yarn_rope(layer: Any, truncate: bool | None = None, **fields: Any) -> RoPE:
     """Return a rope by YaRN. vLLM's max_position_embeddings is the trained context here."""
     rule = YaRN(
         float(layer.scaling_factor),
@@ -44,34 +44,34 @@ def _yarn(layer: Any, truncate: bool | None = None, **fields: Any) -> RoPE:
         truncate=bool(layer.truncate if truncate is None else truncate),
         attention_factor=float(layer.mscale),
     )
-    return _default(layer, scaling=rule, **fields)
+    return _plain_rope(layer, scaling=rule, **fields)
 
 
-def _deepseek(layer: Any) -> RoPE:
-    return _yarn(layer, truncate=True)
+def _deepseek_rope(layer: Any) -> RoPE:
+    return _yarn_rope(layer, truncate=True)
 
 
-def _ntk(layer: Any) -> RoPE:
+def _ntk_rope(layer: Any) -> RoPE:
     factor, b = float(layer.scaling_factor), layer.mixed_b
-    return _default(layer, scaling=NTKAware(factor, "fixed" if b is None else "mixed", b))
+    return _plain_rope(layer, scaling=NTKAware(factor, "fixed" if b is None else "mixed", b))
 
 
-def _ntk_alpha(layer: Any) -> RoPE:
-    return _default(layer, scaling=NTKAware(float(layer.scaling_alpha)))
+def _ntk_alpha_rope(layer: Any) -> RoPE:
+    return _plain_rope(layer, scaling=NTKAware(float(layer.scaling_alpha)))
 
 
-def _dynamic_ntk(layer: Any) -> RoPE:
+def _dynamic_ntk_rope(layer: Any) -> RoPE:
     """Return the rope of dynamic NTK at max_position_embeddings: vLLM has one table for all requests."""
     factor, width = float(layer.scaling_factor), layer.rotary_dim
     growth = factor * layer.max_position_embeddings / layer.max_trained_positions - (factor - 1)
-    return _default(layer, base=float(layer.base * growth ** (width / (width - 2))))
+    return _plain_rope(layer, base=float(layer.base * growth ** (width / (width - 2))))
 
 
-def _proportional(layer: Any) -> RoPE:
-    return _default(layer, scaling=Proportional(2 * layer.rope_angles / layer.head_size))
+def _proportional_rope(layer: Any) -> RoPE:
+    return _plain_rope(layer, scaling=Proportional(2 * layer.rope_angles / layer.head_size))
 
 
-def _longrope(layer: Any) -> RoPE:
+def _long_rope(layer: Any) -> RoPE:
     """Return the rope of LongRoPE, long or short: vLLM chooses by max_model_len, once for all requests."""
     original = layer.original_max_position_embeddings
     rule = LongRoPE(
@@ -92,45 +92,45 @@ def _mrope(layer: Any) -> RoPE:
         raise ValueError(f"mrope_section is {sections!r}, and vLLM interleaves three sections")
     make = Axes.interleaved if layer.mrope_interleaved else Axes.chunked
     axes = make(*sections) if sections else None
-    return _default(layer, axes=axes) if layer.scaling_factor is None else _yarn(layer, axes=axes)
+    return _plain_rope(layer, axes=axes) if layer.scaling_factor is None else _yarn_rope(layer, axes=axes)
 
 
 def _mrope_of_pangu(layer: Any) -> RoPE:
     pairs = layer.mrope_dim[: layer.rotary_dim // 2]
-    return _default(layer, axes=Axes(tuple(pairs), count=len(layer.mrope_section)))
+    return _plain_rope(layer, axes=Axes(tuple(pairs), count=len(layer.mrope_section)))
 
 
 def _mrope_of_ernie(layer: Any) -> RoPE:
     h, w, t = layer.mrope_section
-    return _default(layer, axes=Axes.alternating(t, h, w))
+    return _plain_rope(layer, axes=Axes.alternating(t, h, w))
 
 
 def _mrope_of_bailing(layer: Any) -> RoPE:
-    return _default(layer, axes=Axes.alternating(*layer.mrope_section))
+    return _plain_rope(layer, axes=Axes.alternating(*layer.mrope_section))
 
 
-def _patches(layer: Any) -> RoPE:
+def _patch_rope(layer: Any) -> RoPE:
     """Return the rope of Llama 4's patches: x in the first half of the pairs, y in the second."""
     width = layer.rotary_dim
     return RoPE(2 * width, base=float(layer.base), axes=Axes.axial(width, width))
 
 
 ROPES: Mapping[str, Callable[[Any], RoPE]] = {
-    "RotaryEmbedding": _default,
-    "LinearScalingRotaryEmbedding": _linear,
-    "Llama3RotaryEmbedding": _llama3,
-    "YaRNScalingRotaryEmbedding": _yarn,
-    "DeepseekScalingRotaryEmbedding": _deepseek,
-    "NTKScalingRotaryEmbedding": _ntk,
-    "DynamicNTKAlphaRotaryEmbedding": _ntk_alpha,
-    "DynamicNTKScalingRotaryEmbedding": _dynamic_ntk,
-    "Gemma4RotaryEmbedding": _proportional,
-    "Phi3LongRoPEScaledRotaryEmbedding": _longrope,
+    "RotaryEmbedding": _plain_rope,
+    "LinearScalingRotaryEmbedding": _linear_rope,
+    "Llama3RotaryEmbedding": _llama3_rope,
+    "YaRNScalingRotaryEmbedding": _yarn_rope,
+    "DeepseekScalingRotaryEmbedding": _deepseek_rope,
+    "NTKScalingRotaryEmbedding": _ntk_rope,
+    "DynamicNTKAlphaRotaryEmbedding": _ntk_alpha_rope,
+    "DynamicNTKScalingRotaryEmbedding": _dynamic_ntk_rope,
+    "Gemma4RotaryEmbedding": _proportional_rope,
+    "Phi3LongRoPEScaledRotaryEmbedding": _long_rope,
     "MRotaryEmbedding": _mrope,
     "MRotaryEmbeddingInterleaved": _mrope_of_pangu,
     "Ernie4_5_VLRotaryEmbedding": _mrope_of_ernie,
     "BailingMRotaryEmbedding": _mrope_of_bailing,
-    "Llama4VisionRotaryEmbedding": _patches,
+    "Llama4VisionRotaryEmbedding": _patch_rope,
 }
 
 REFUSED: Mapping[str, str] = {

@@ -5,14 +5,14 @@ from weakref import WeakKeyDictionary
 
 from rope_array._errors import PatchError
 
-__all__ = ["patch", "reasons", "ropes"]
+__all__ = ["patch_modules", "reasons", "ropes"]
 
 # By module: the rope of one that was replaced, or the reason why not.
 ropes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 reasons: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def patch(model: Any) -> None:
+def patch_modules(model: Any) -> None:
     """Replace the rotary embeddings that are classes of transformers, with exact cos and sin.
 
     vLLM replaces the methods of the attentions, which go on to multiply by cos and sin themselves.
