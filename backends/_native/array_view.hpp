@@ -5,7 +5,8 @@
 
 namespace rope {
 
-// Dtypes of arrays, in addition to DType. Only XLA hands over U32: JAX without x64 has no wider integers to cast to.
+// Dtypes of arrays, in addition to DType. Only XLA passes U32: JAX without x64 has no wider integers to cast
+// to.
 constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, U32 = I64 + 1, OTHER_DTYPE = U32 + 1;
 
 struct ArrayView {

@@ -1,5 +1,5 @@
-// Which instruction set levels the processor and the operating system support. CMakeLists.txt compiles all levels, or the
-// best one of the computer that builds the kernel.
+// Find the instruction set levels that the processor and the operating system support. CMakeLists.txt
+// compiles all levels, or the best level of the computer that builds the kernel.
 #include <array>
 
 #include "kernel.hpp"

@@ -1,4 +1,4 @@
-// The structs that a call hands to the inner loops, and the functions that each instruction set level offers.
+// The structs that a call passes to the inner loops, and the functions of an instruction set level.
 //
 // The loops repeat each operation of rope_array/_array_api/angles.py and pairs.py, without contraction into fused
 // multiply-adds. So their bits equal the array-api backend's at every level, for every stride and thread count;

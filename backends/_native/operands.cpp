@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t HUGE_BYTES = 1 << 22;  // bytes of a new result from which it asks for huge pages
 
-// The order of the numbers before the rows of the pairs.
+// The words of a plan before its rows of a word for each pair, in the order of plan_words().
 enum PlanWord {
     HEAD_DIM, START, NUM_PAIRS, BLOCKS, READS_HALF, WRITES_HALF, TRANSPOSED, NUM_COORDINATES, AMPLITUDE, NUM_PLAN_WORDS
 };
@@ -50,7 +50,7 @@ bool set_plan(KernelPlan& plan, const int64_t* words, int64_t count) {
     frequencies.sin_amplitude = words[TRANSPOSED] ? -amplitude : amplitude;
     words += NUM_PLAN_WORDS;
     count -= NUM_PLAN_WORDS;
-    if (count == 0) return true;  // of tables
+    if (count == 0) return true;  // a layout, for tables
     if (count / num_rows != num_pairs || count % num_rows) return false;
     const auto* const turns = reinterpret_cast<const uint64_t*>(words);
     frequencies.turns_q64 = turns;

@@ -1,12 +1,12 @@
-// The operands of `rotate`, from the numbers of a plan and the views of arrays. Each function returns false for operands
-// that the kernel does not serve.
+// Make the operands of rotate() in schedule.hpp from the words of a plan and the views of arrays. Each
+// function returns false for operands that the kernel does not serve.
 #pragma once
 
 #include "array_view.hpp"
 
 namespace rope {
 
-// Whether a rope has the layout, as Layout.check() of rope_array/_spec/plan.py decides.
+// Return whether a rope may have the layout, by the rules of Layout.check() in rope_array/_spec/plan.py.
 bool is_valid(const Layout& layout);
 
 // Read a plan from the numbers that plan_words() of backends/_native/__init__.py packs. The plan points into them.
@@ -15,7 +15,8 @@ bool set_plan(KernelPlan& plan, const int64_t* words, int64_t count);
 // Return the plan of the transposed rotation, the map of gradients.
 KernelPlan transposed(KernelPlan plan);
 
-// Set the fields of x. Its dtype, width or sequence axis may be not for the kernel.
+// Set the fields of x. Return false for another dtype, a last axis other than head_dim, or no such sequence
+// axis.
 bool set_array(Array& array, const ArrayView& x, const Layout& layout, int64_t seq_axis);
 
 void set_result(Array& array, const ArrayView& y);

@@ -439,8 +439,9 @@ bool lines_up(const Array& array, const Source& source) {
 
 std::atomic<const Level*> level{levels()[0]};
 
-// A waiting thread wakes in some 50 µs. Measured in place, bfloat16 and float32, with many heads and few: two threads take
-// 1.3 to 1.7 of one thread's time at 0.75 MiB, as much at 1.5 MiB, and 0.7 to 0.85 of it at 2.5 MiB.
+// A waiting thread wakes in some 50 µs. Measured in place, bfloat16 and float32, with many heads and few: two
+// threads take 1.3 to 1.7 times one thread's time at 0.75 MiB, the same time at 1.5 MiB, and 0.7 to 0.85
+// times at 2.5 MiB.
 std::atomic<int64_t> parallel_bytes{1 << 21};
 
 // Above this size streaming saves more than the next reader loses.

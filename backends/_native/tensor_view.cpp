@@ -78,8 +78,8 @@ bool view_memory(nb::handle tensor, ArrayView& view) {
     return by_table ? view_by_exchange_table(tensor, view) : view_by_attributes(tensor, view);
 }
 
-// PyTorch raises an error for a tensor without memory of its own: sparse, or wrapped by a transform. It raises none for a
-// lazily negated view, whose numbers have the other sign in memory.
+// Return false for tensors without strided memory, sparse or wrapped by a transform, for which PyTorch raises
+// an error; and for lazily negated views, whose numbers have the opposite sign in memory, without an error.
 bool view_tensor(nb::handle array, ArrayView& view) {
     if (!is_tensor(array)) return false;
     try {

@@ -1,4 +1,4 @@
-// Threads that wait for work, so that no call starts its own.
+// Share work among threads that wait between calls, so that a call need not start them.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace rope {
 // `threads`. While another call uses the pool this thread works alone, so many Python threads start no more workers.
 void parallel(int64_t tasks, int threads, void (*work)(void* context, int worker, int64_t task), void* context);
 
-// Return ROPE_ARRAY_NUM_THREADS, else `library_threads`, else OMP_NUM_THREADS, else the number of processors that this
-// process may use. A variable counts if its text begins with a number above 0, which is cut to 1024; `library_threads`
-// counts if it is positive.
+// Return ROPE_ARRAY_NUM_THREADS, else `library_threads`, else OMP_NUM_THREADS, else the number of processors
+// that this process may use. A variable is skipped unless its text begins with a positive number, which is
+// capped at 1024; `library_threads` is skipped unless it is positive.
 int num_threads(int library_threads);
 
 }  // namespace rope

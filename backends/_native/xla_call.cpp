@@ -48,7 +48,8 @@ bool read_plan(const Attributes& attributes, KernelPlan& plan) {
     return words.dtype == S64 && set_plan(plan, static_cast<const int64_t*>(words.data), static_cast<int64_t>(words.size));
 }
 
-// Whether all positions along an axis are equal. `from` points to the elements at the first indices of axes before `at`.
+// Return whether all positions along an axis are equal. `from` points to the element that has the current
+// indices of the axes before `at`, and index 0 of the others.
 bool is_constant_along(const ArrayView& pos, int axis, const char* from, int at = 0) {
     const int64_t stride = pos.strides[at];
     for (int64_t i = at == axis; i < pos.shape[at]; ++i) {
@@ -59,8 +60,9 @@ bool is_constant_along(const ArrayView& pos, int axis, const char* from, int at 
     return true;
 }
 
-// Give axes along which all positions are equal the size 1, so that rows share their angles. XLA splits a call among
-// devices along axes that all operands have, so the positions of such a call are repeated.
+// Set the size of axes along which all positions are equal to 1, so that rows share their angles. XLA splits
+// a call among devices along axes that all operands have, so backends/jax repeats the positions of such a
+// call.
 void drop_repeated(ArrayView& pos) {
     if (pos.is_empty()) return;
     for (int a = 0; a < pos.num_axes - 1; ++a)
@@ -70,7 +72,7 @@ void drop_repeated(ArrayView& pos) {
         }
 }
 
-// Positions have an axis of coordinates, of size 1 if a position is one number.
+// Parse positions or tables. Positions have an axis of coordinates, of size 1 if a position is one number.
 bool read_source(const Operands& arguments, const KernelPlan& plan, Source& source, bool& is_double) {
     ArrayView first, second;
     if (arguments.size < 2 || !view_operand(arguments, 1, first)) return false;

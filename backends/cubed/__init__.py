@@ -25,10 +25,10 @@ _CHUNK = 4096  # numbers of the host in a chunk: positions, whose tables have a 
 
 
 def _concat(arrays: Any, /, *, axis: int = 0) -> Any:
-    """Concatenate into one chunk along the axis: cubed mixes up parts that are chunked differently there."""
+    """Concatenate into one chunk along the axis: cubed mixes up arrays that are chunked differently there."""
     chunks = list(arrays[0].chunks)
     chunks[axis] = (sum(a.shape[axis] for a in arrays),)
-    return cubed.array_api.concat([_whole(a, axis) for a in arrays], axis=axis, chunks=tuple(chunks))
+    return cubed.array_api.concat([_in_one_chunk(a, axis) for a in arrays], axis=axis, chunks=tuple(chunks))
 
 
 def _asarray(values: Any, /, *, dtype: Any = None, copy: bool | None = None, spec: Any = None) -> Any:
@@ -78,14 +78,14 @@ class Cubed(Library):
         return ArrayOps(self.xp, True, {"spec": x.spec})
 
 
-_OWN = {
+_REPLACEMENTS = {
     "arange": _arange,
     "asarray": _asarray,
     "concat": _concat,
     "searchsorted": _searchsorted,
     "take": _take,
 }
-_xp = SimpleNamespace(**{**vars(cubed.array_api), **_OWN})
+_xp = SimpleNamespace(**{**vars(cubed.array_api), **_REPLACEMENTS})
 LIBRARY = Cubed("cubed", _xp, takes_numpy=True, implicit_device=True)
 
 
@@ -109,7 +109,7 @@ def rotate(call: Call) -> Any:
         # Checks the values, whose range depends on their type.
         read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
         pos = np.asarray(plain_numbers(pos))
-    return tuple(_rotate(_whole(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
+    return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
 
 
 def _rotate(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
@@ -138,6 +138,6 @@ def _rotate_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int) -> Any:
     return rotate_by(x, Positions(pos, plan), seq_axis)
 
 
-def _whole(x: Any, axis: int) -> Any:
+def _in_one_chunk(x: Any, axis: int) -> Any:
     """Rechunk an axis into one chunk."""
     return x if x.numblocks[axis] == 1 else x.rechunk({axis: x.shape[axis]})

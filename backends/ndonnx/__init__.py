@@ -17,8 +17,8 @@ class NDonnxOps(ArrayOps):
     def reshape(self, array: Any, shape: Any) -> Any:
         if None not in shape:
             return xp.reshape(array, shape)
-        have = array.dynamic_shape  # an axis of unknown size keeps its place
-        sizes = [have[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
+        dynamic_shape = array.dynamic_shape  # an axis of unknown size keeps its place
+        sizes = [dynamic_shape[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
         return _with_known_sizes(xp.reshape(array, xp.stack(sizes)), shape)
 
     def with_shape_of(self, y: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-// How each dtype is stored, and converted to and from the precision that it is rotated in.
+// Convert each stored dtype to and from its compute dtype, the precision that it is rotated in.
 #pragma once
 
 #include "../simd.hpp"
@@ -6,7 +6,7 @@
 namespace rope {
 namespace {
 
-// float32 and float64 are rotated in their own precision. `W`: lanes of a register, in that precision.
+// float32 and float64 are their own compute dtypes. `W`: lanes of a register, in the compute dtype.
 template <class T>
 struct Native {
     using Stored = T;
