@@ -1,6 +1,6 @@
 """Find the RoPE of an output: pairing, direction, frequencies, slice and positions, from two arrays.
 
-`_case` converts arrays of every library to NumPy's float64 on the host. `_search.Search` then runs:
+`_observation` converts arrays of every library to NumPy's float64 on the host. `_search.Search` then runs:
 
 1. `_pair_hypotheses.pair_hypotheses` yields pairings and slices; the changed features limit the slices.
 2. `_pair_hypotheses.PhaseEstimates` computes, for each hypothesis, position and pair, the cos and sin of the
@@ -15,11 +15,11 @@ The caller's tolerance enters only the report: it refuses explanations, and stee
 
 from typing import Any
 
-from rope_array._diagnose._case import checked_candidates, read_case
-from rope_array._diagnose._report import Diagnosis, Explanation
-from rope_array._diagnose._search import Search
+from ._observation import read_candidates, read_observation
+from ._report import Diagnosis, RotationExplanation
+from ._search import Search
 
-__all__ = ["Diagnosis", "Explanation", "diagnose"]
+__all__ = ["Diagnosis", "RotationExplanation", "diagnose"]
 
 
 def diagnose(
@@ -80,9 +80,9 @@ def diagnose(
     >>> import rope_array as ra
     >>> x = np.random.default_rng(0).standard_normal((2, 64, 32)).astype("float32")
     >>> y = ra.apply(x, range(64), base=500_000.0, pairing="half", rotary_dim=16)
-    >>> found = ra.diagnose(x, y, range(64))
-    >>> found.rope.base, found.rope.pairing, found.rope.rotary_dim
+    >>> rope = ra.diagnose(x, y, range(64)).rope
+    >>> rope.base, rope.pairing, rope.rotary_dim
     (500000.0, 'half', 16)
     """
-    case = read_case(before, after, pos, seq_axis, tolerance)
-    return Search(case, checked_candidates(candidates, case.before.shape[-1])).run()
+    observation = read_observation(before, after, pos, seq_axis, tolerance)
+    return Search(observation, read_candidates(candidates, observation.before.shape[-1])).run()

@@ -1,10 +1,8 @@
 """Frequencies, angles and tables rounded to 16 bits."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from rope_array._diagnose._case import Floats
+from ._observation import Floats
 
 
 def _float16(x: Floats) -> Floats:
@@ -18,14 +16,17 @@ def _bfloat16(x: Floats) -> Floats:
     return rounded.view(np.float32).astype(np.float64)
 
 
-ROUNDERS = (("bfloat16", _bfloat16), ("float16", _float16))
+ROUNDERS = {"bfloat16": _bfloat16, "float16": _float16}
+QUANTITIES = ("angles", "positions", "cos and sin")
 
 
-def narrow_tables(at: Floats, omegas: Floats) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
-    """Yield cos and sin, (N, pairs), with angles, positions or tables rounded to each 16-bit dtype."""
-    for name, rounded in ROUNDERS:
-        angles = rounded(rounded(at) * rounded(omegas))
-        yield f"angles are {name}", (np.cos(angles), np.sin(angles))
-        angles = rounded(at) * omegas
-        yield f"positions are {name}", (np.cos(angles), np.sin(angles))
-        yield f"cos and sin are {name}", (rounded(np.cos(at * omegas)), rounded(np.sin(at * omegas)))
+def tables(at: Floats, omegas: Floats, dtype_name: str = "", quantity: str = "") -> tuple[Floats, Floats]:
+    """Return cos and sin, (N, pairs), of positions (N, 1), with a quantity rounded to a 16-bit dtype."""
+    rounded = ROUNDERS.get(dtype_name, np.asarray)
+    if quantity in ("angles", "positions"):
+        at = rounded(at)
+    if quantity == "angles":
+        omegas = rounded(omegas)
+    angles = rounded(at * omegas) if quantity == "angles" else at * omegas
+    cos, sin = np.cos(angles), np.sin(angles)
+    return (rounded(cos), rounded(sin)) if quantity == "cos and sin" else (cos, sin)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_array._diagnose._case import Case, Complex, Floats, Indices
 from rope_array._spec.spec import Pairing
+
+from ._observation import Complex, Floats, Indices, Observation
 
 PAIRINGS: tuple[Pairing, Pairing] = ("interleaved", "half")
 
@@ -29,8 +30,15 @@ class PairHypothesis:
     formula: str = ""
 
     @property
-    def num_pairs(self) -> int:
-        return self.width // 2
+    def exponents(self) -> Floats:
+        """The exponents of one series of frequencies, base^(-exponent)."""
+        return 2 * np.arange(self.width // 2) / self.width
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a RoPE with these pairs."""
+        pairings = {"pairing": self.pairing, "out_pairing": self.out_pairing}
+        return {"rotary_dim": self.width, "rotary_start": self.start, **pairings}
 
     def forward(self, x: Floats, cos: Floats, sin: Floats) -> Floats:
         """Return the output of rows x under this hypothesis; cos and sin are (N, pairs)."""
@@ -47,27 +55,13 @@ class PairHypothesis:
             sizes[:, feature] = norm
         return sizes
 
-    def fields(self, head_dim: int) -> dict[str, Any]:
-        """Return the fields of a RoPE with these pairs."""
-        found: dict[str, Any] = {}
-        if self.start + self.width != head_dim:
-            found["rotary_dim"] = self.width
-        if self.start:
-            found["rotary_start"] = self.start
-        if self.pairing != "interleaved":
-            found["pairing"] = self.pairing
-        if self.out_pairing != self.pairing:
-            found["out_pairing"] = self.out_pairing
-        return found
-
 
 def features_of_pairs(pairing: str, start: int, width: int, blocks: int = 1) -> Indices:
     """Return the features (2, pairs) of each pair."""
-    block = width // blocks
+    features = np.arange(start, start + width)
     if pairing == "interleaved":
-        return np.arange(start, start + width).reshape(-1, 2).T
-    inside = np.arange(block).reshape(2, -1)
-    return np.concatenate([start + n * block + inside for n in range(blocks)], 1)
+        return features.reshape(-1, 2).T
+    return np.concatenate([*features.reshape(blocks, 2, -1)], 1)
 
 
 def _rotation(pairing: str, out_pairing: str, start: int, width: int, blocks: int = 1) -> PairHypothesis:
@@ -77,38 +71,37 @@ def _rotation(pairing: str, out_pairing: str, start: int, width: int, blocks: in
     return PairHypothesis(pairing, out_pairing, start, width, first, first[::-1], sign, out, blocks)
 
 
-def _one_sign(pairing: str, start: int, width: int) -> PairHypothesis:
-    hypothesis = _rotation(pairing, pairing, start, width)
+def _one_sign(rotation: PairHypothesis) -> PairHypothesis:
     return replace(
-        hypothesis,
-        sign=np.ones_like(hypothesis.sign),
+        rotation,
+        sign=np.ones_like(rotation.sign),
         mistake="the sine has the same sign in both members of a pair, which is no rotation",
         formula="y[a] = x[a] cos φ + x[b] sin φ, y[b] = x[b] cos φ + x[a] sin φ",
     )
 
 
-def _crossed(pairing: str, start: int, width: int) -> PairHypothesis:
+def _crossed(rotation: PairHypothesis) -> PairHypothesis:
     """Return the mistake of V-JEPA 2: the table of angles has the order of the other pairing."""
-    other = PAIRINGS[pairing == "interleaved"]
+    pairing, start, width = rotation.pairing, rotation.start, rotation.width
+    table_order = PAIRINGS[pairing == "interleaved"]
     partner, sign = np.empty(start + width, np.intp), np.empty(start + width)
-    a, b = features_of_pairs(pairing, start, width)
-    partner[a], partner[b], sign[a], sign[b] = b, a, -1.0, 1.0
-    first = features_of_pairs(other, start, width)
-    return PairHypothesis(
-        pairing, pairing, start, width, first, partner[first], sign[first], first,
-        mistake=f"features pair {pairing}, and the table of angles is in the order of {other}: the two "
+    partner[rotation.first], sign[rotation.first] = rotation.second, rotation.sign
+    columns = features_of_pairs(table_order, start, width)
+    return replace(
+        rotation, first=columns, second=partner[columns], sign=sign[columns], out=columns,
+        mistake=f"features pair {pairing}, and the table of angles is in the order of {table_order}: the two "
         "members of a pair rotate by different angles, which is no rotation",
-        formula=f"y = x * cos + rotate(x) * sin; rotate pairs {pairing}, cos and sin are {other}",
+        formula=f"y = x * cos + rotate(x) * sin; rotate pairs {pairing}, cos and sin are {table_order}",
     )  # fmt: skip
 
 
-def _slices(case: Case) -> list[tuple[int, int]]:
+def _slices(observation: Observation) -> list[tuple[int, int]]:
     """Return possible slices, (start, width), from the features that changed."""
-    head_dim = case.x.shape[1]
-    found = [(0, head_dim - head_dim % 2)]
+    head_dim = observation.x.shape[1]
+    slices = [(0, head_dim - head_dim % 2)]
     # Rounding to a narrower dtype changes features that do not rotate: look past it too.
-    for mask in (case.touched, case.changed(2.0**-7)):
-        changed = np.flatnonzero(mask)
+    for mask in (observation.touched, observation.changed(2.0**-7)):
+        changed = np.flatnonzero(mask.any(0))
         if not len(changed):
             continue
         low, high = int(changed[0]), int(changed[-1]) + 1
@@ -119,53 +112,64 @@ def _slices(case: Case) -> list[tuple[int, int]]:
             ends += [end for n in (1, 2, 3) if (end := start + n * head_dim // 4) >= high]
             if len(gaps):  # the gap ends at a second member: slow pairs change it first
                 ends.append(start + 2 * (int(changed[gaps[0] + 1]) - start))
-            found += [(start, end - start) for end in ends]
-    good = [(s, w) for s, w in found if s >= 0 and w > 0 and w % 2 == 0 and s + w <= head_dim]
-    return list(dict.fromkeys(good))
+            slices += [(start, end - start) for end in ends]
+    inside = [(s, w) for s, w in slices if s >= 0 and w > 0 and w % 2 == 0 and s + w <= head_dim]
+    return list(dict.fromkeys(inside))
 
 
-def pair_hypotheses(case: Case, coordinates: int) -> Iterator[PairHypothesis]:
-    """Yield possible rotations."""
-    for start, width in _slices(case):
+def pair_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
+    """Yield possible rotations; pairs in blocks, one for each coordinate, need coordinates."""
+    for start, width in _slices(observation):
         for pairing in PAIRINGS:
             for out_pairing in PAIRINGS:
                 if width > 2 or out_pairing == pairing:
                     yield _rotation(pairing, out_pairing, start, width)
-        if coordinates > 1 and width % (2 * coordinates) == 0:
-            yield _rotation("half", "half", start, width, coordinates)
+        blocks = observation.coordinates
+        if blocks > 1 and width % (2 * blocks) == 0:
+            yield _rotation("half", "half", start, width, blocks)
 
 
-def mistaken_hypotheses(case: Case) -> Iterator[PairHypothesis]:
+def mistaken_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
     """Yield mistakes that are no rotation."""
-    for start, width in _slices(case):
+    for start, width in _slices(observation):
         for pairing in PAIRINGS:
-            yield _one_sign(pairing, start, width)
+            rotation = _rotation(pairing, pairing, start, width)
+            yield _one_sign(rotation)
             if width > 4:
-                yield _crossed(pairing, start, width)
+                yield _crossed(rotation)
+
+
+class Series(NamedTuple):
+    """The phases of all pairs: cos + i sin for each position and pair."""
+
+    at: Floats  # (K,), ascending; or (K, coordinates)
+    phasors: Complex  # (K, pairs)
+    weight: Floats
 
 
 class PhaseEstimates:
     """Least-squares estimates of cos and sin, from the products of features summed over each pair."""
 
-    def __init__(self, case: Case, hypothesis: PairHypothesis):
-        x, r = case.x[:, hypothesis.first], hypothesis.sign * case.x[:, hypothesis.second]
-        y = case.y[:, hypothesis.out]
-        self.products = np.stack([(a * b).sum(1) for a, b in ((x, x), (r, r), (x, r), (x, y), (r, y))])
-        xx, yy = self.products[0], (y * y).sum(1)
-        good = xx > 0
-        ratio = np.sqrt(yy[good] / xx[good])
-        size = float(np.median(ratio)) if len(ratio) else 1.0
-        one_size = len(ratio) > 0 and float(np.median(abs(ratio - size))) < 0.2 * size
-        self.plausible = bool(hypothesis.mistake) or one_size
+    def __init__(self, observation: Observation, pairs: PairHypothesis):
+        self.pairs = pairs
+        x, y = observation.x[:, pairs.first], observation.y[:, pairs.out]
+        r = pairs.sign * observation.x[:, pairs.second]
+        self._products = np.stack([(a * b).sum(1) for a, b in ((x, x), (r, r), (x, r), (x, y), (r, y))])
+        xx, yy = self._products[0], (y * y).sum(1)
+        ratios = np.sqrt(yy[xx > 0] / xx[xx > 0])
+        size = np.median(ratios) if len(ratios) else 0.0
+        # Whether all rows and pairs have about one amplitude.
+        self.plausible = len(ratios) > 0 and bool(np.median(abs(ratios - size)) < 0.2 * size)
 
-    def at(self, inverse: Indices, count: int) -> tuple[Complex, Floats]:
-        """Return cos + i sin for each of `count` positions and each pair, and weights: (count, pairs)."""
-        order = np.argsort(inverse, kind="stable")
-        starts = np.searchsorted(inverse[order], np.arange(count))
-        xx, rr, xr, xy, ry = np.add.reduceat(self.products[:, order], starts, axis=1)
+    def series(self, positions: Floats) -> Series:
+        """Return the phases of the rows with one position, (N,) or (N, coordinates), and their weights."""
+        axis = 0 if positions.ndim > 1 else None
+        at, inverse = np.unique(positions.astype(float), axis=axis, return_inverse=True)
+        order = np.argsort(inverse.ravel(), kind="stable")
+        starts = np.searchsorted(inverse.ravel()[order], np.arange(len(at)))
+        xx, rr, xr, xy, ry = np.add.reduceat(self._products[:, order], starts, axis=1)
         det = xx * rr - xr * xr
         good = det > 1e-9 * xx * rr
-        safe = np.where(good, det, 1.0)
-        phasors = ((rr * xy - xr * ry) + 1j * (xx * ry - xr * xy)) / safe
-        whole = np.where(xx * rr > 0, xx * rr, 1.0)
-        return np.where(good, phasors, 0.0), np.where(good, (xx + rr) / 2 * det / whole, 0.0)
+        phasors = ((rr * xy - xr * ry) + 1j * (xx * ry - xr * xy)) / np.where(good, det, 1.0)
+        weight = (xx + rr) / 2 * det / np.where(xx * rr > 0, xx * rr, 1.0)
+        return Series(at, np.where(good, phasors, 0.0), np.where(good, weight, 0.0))

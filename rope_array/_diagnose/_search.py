@@ -1,61 +1,44 @@
-"""The search: try all explanations of one case, in order."""
+"""The search: try all explanations of one observation, in order."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from rope_array._diagnose._axis_maps import axes_guesses, axis_map, filled_map
-from rope_array._diagnose._case import Case, Floats, Indices
-from rope_array._diagnose._frequency_fit import (
-    BASES,
-    NO_RULE,
-    Amplitude,
-    FrequencyFit,
-    FrequencyFitter,
-    Series,
-    amplitude_of,
-    fit_line,
-    shortest,
-)
-from rope_array._diagnose._narrow_dtypes import narrow_tables
-from rope_array._diagnose._pair_hypotheses import (
-    PAIRINGS,
-    PairHypothesis,
-    PhaseEstimates,
-    mistaken_hypotheses,
-    pair_hypotheses,
-)
-from rope_array._diagnose._report import (
-    CANDIDATE,
-    ESTIMATE,
-    KNOWN,
-    ONE_NUMBER,
-    TWO_NUMBERS,
-    Diagnosis,
-    Explanation,
-    Trial,
-    fields_of,
-    notes_of,
-    reason_of,
-    rule_name,
-)
-from rope_array._diagnose._tried_positions import (
-    Positions,
-    intended_positions,
-    mistaken_positions,
-    moved_positions,
-)
-from rope_array._diagnose._verdict import equally_good, judge, measure, reversed_rope
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import Linear, Periods, Reversed, YaRN
+from rope_array._spec.scaling import Linear, Reversed, YaRN
+
+from ._axis_maps import axis_fits, estimate_axes, filled_map, maps_of_models
+from ._frequency_fit import (
+    BASES,
+    Amplitude,
+    FrequencyFit,
+    FrequencyFitter,
+    amplitude_of,
+    shortest,
+    signed,
+)  # fmt: skip
+from ._narrow_dtypes import QUANTITIES, ROUNDERS, tables
+from ._observation import Floats, Observation
+from ._pair_hypotheses import (
+    PAIRINGS,
+    PairHypothesis,
+    PhaseEstimates,
+    Series,
+    mistaken_hypotheses,
+    pair_hypotheses,
+)  # fmt: skip
+from ._reasons import notes_of, reason_of
+from ._report import Diagnosis, RotationExplanation, written
+from ._tried_positions import TriedPositions, intended_positions, mistaken_positions
+from ._verdict import Formula, Proposal, Rank, Trial, equally_good, judge, measure
 
 _SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
 _VERIFIED = 16  # explanations of a sample, by all rows
@@ -63,31 +46,32 @@ _JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
 
 
 class Search:
-    """Tries all explanations of one case. Only the report depends on the caller's tolerance."""
+    """Tries all explanations of one observation. Only the report depends on the caller's tolerance."""
 
-    def __init__(self, case: Case, candidates: tuple[Any, ...]):
-        self.whole, self.case = case, case.sample()
+    def __init__(self, observation: Observation, candidates: Sequence[RoPE | Scaling]):
+        self.observation, self.sample = observation, observation.sample()
+        self.head_dim = observation.x.shape[1]
         self.ropes = [c for c in candidates if isinstance(c, RoPE)]
         self.rules = [c for c in candidates if isinstance(c, Scaling)]
-        self.bases = tuple(dict.fromkeys([*BASES, *(r.base for r in self.ropes)]))
+        self.bases = tuple(dict.fromkeys([*BASES, *(rope.base for rope in self.ropes)]))
         self.trials: list[Trial] = []
-        self._phase_cache: dict[Any, PhaseEstimates] = {}
 
     def run(self) -> Diagnosis:
         """Run the search and return the report."""
-        if not self.case.touched.any() and not self.whole.touched.any():
+        if not self.observation.touched.any():
             return self._unrotated(1.0)
-        intended = [*intended_positions(self.case)]
-        for positions in intended:
-            self._candidates(positions)
+        intended = [*intended_positions(self.sample)]
+        for positions, rope in product(intended, self.ropes):
+            for tried in (rope, reversed_rope(rope)):
+                self._try(Proposal(tried, positions, Rank.CANDIDATE))
         factor = self._factor()
         if factor > 0 and not self._fitting():
             return self._unrotated(factor)
         for positions in intended:
             self._rotations(positions)
-            if self.case.beyond_float64 and not positions.coordinates:
-                self._whole_ropes(positions)
-        for positions in mistaken_positions(self.case):
+            if self.sample.beyond_float64 and not positions.coordinates:
+                self._ropes_of_models(positions)
+        for positions in mistaken_positions(self.sample):
             if any(self._is_plain(t) for t in self._explained()):
                 self._retry(positions)
             else:
@@ -104,450 +88,342 @@ class Search:
         return [t for t in self.trials if t.fits]
 
     def _explained(self) -> list[Trial]:
-        """Return the best explanations, if all that they leave is small: no mistake would leave less."""
-        best = equally_good(self.trials, self.case)
-        return [t for t in best if t.fits or (t.kind < ESTIMATE and t.mean < _SMALL**2)]
+        """Return the best explanations, if their residual is small: no mistake would leave less."""
+        best = equally_good(self.trials, self.sample)
+        return [t for t in best if t.fits or (t.proposal.rank < Rank.ESTIMATE and t.mean < _SMALL**2)]
 
     def _is_plain(self, trial: Trial) -> bool:
         """Return whether an explanation has no mistake, and no number that replaces a mistake."""
-        rope = trial.explanation.rope
-        factor = rope is not None and isinstance(rope.scaling, Linear) and self.case.num_positions == 1
-        return not (trial.explanation.mistake or trial.kind == ESTIMATE or factor)
+        factor = isinstance(trial.proposal.rope.scaling, Linear) and self.sample.num_positions == 1
+        return not (trial.explanation.mistake or trial.proposal.rank == Rank.ESTIMATE or factor)
+
+    def _try(self, proposal: Proposal) -> bool:
+        """Try a proposal; return whether it fits."""
+        trial = judge(proposal, self.sample)
+        self.trials += [trial] if trial else []
+        return trial is not None and trial.fits
+
+    def _verified(self, trials: list[Trial]) -> list[Trial]:
+        """Measure explanations of a sample by all rows."""
+        if self.observation is self.sample:
+            return trials
+        return [measure(trial.proposal, self.observation) for trial in trials]
 
     # Rotations
 
-    def _candidates(self, positions: Positions) -> None:
-        for rope in self.ropes:
-            for tried in (rope, reversed_rope(rope)):
-                self._judge(tried, positions, kind=CANDIDATE)
+    @cached_property
+    def _phases(self) -> list[PhaseEstimates]:
+        """The phases of all pairs that may rotate."""
+        estimates = (PhaseEstimates(self.sample, pairs) for pairs in pair_hypotheses(self.sample))
+        return [phases for phases in estimates if phases.plausible]
 
-    def _rotations(self, positions: Positions) -> None:
-        """Rank the fits of all pairings and slices, and judge the best."""
-        ranked = []
-        for pairs in pair_hypotheses(self.case, positions.coordinates):
-            phases = self._phases(pairs)
-            if not phases.plausible or not (pairs.num_pairs and phases.products.any()):
-                continue
+    def _rotations(self, positions: TriedPositions) -> None:
+        """Rank the fits of all pairings and slices, and try the best."""
+        ranked, rows = [], positions.rows(self.sample)
+        for phases in self._phases:
             if positions.coordinates:
-                self._by_coordinates(pairs, phases, positions)
-                continue
-            series, size = self._series(phases, positions.rows)
-            fits = self._fitter(pairs, series).find(positions.free)
-            ranked += [(f.misfit, n, f, pairs, size) for n, f in enumerate(fits)]
+                self._by_coordinates(phases, positions)
+            elif phases.pairs.blocks == 1:
+                series, size = _divided(phases.series(rows))
+                fits = self._fitter(phases.pairs, series).find(positions.free)
+                ranked += [(f.misfit, n, f, phases.pairs, size) for n, f in enumerate(fits)]
         ranked.sort(key=lambda r: r[:2])
-        limit = 3 * ranked[0][0] + self.case.tol if ranked else 0.0
-        for misfit, _, found, pairs, size in ranked[:_JUDGED]:
-            if misfit <= limit + self.case.angle_errors(self.case.reach, 1.0):
-                self._keep(found, pairs, size, positions)
+        limit = 3 * ranked[0][0] + self.sample.tol if ranked else 0.0
+        for misfit, _, fit, pairs, size in ranked[:_JUDGED]:
+            if misfit <= limit + self.sample.angle_errors(self.sample.reach, 1.0):
+                self._try_fit(fit, pairs, size, positions)
 
-    def _whole_ropes(self, positions: Positions) -> None:
+    def _ropes_of_models(self, positions: TriedPositions) -> None:
         """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
-        head_dim = self.case.x.shape[1]
-        for pairing in PAIRINGS if not head_dim % 2 else ():
-            for base, rule in product(self.bases, (None, *self.rules)):
-                try:
-                    rope = RoPE(head_dim, base=base, pairing=pairing, scaling=rule)
-                except SpecError:  # the rule has a table of another length
-                    continue
-                for tried in (rope, reversed_rope(rope)):
-                    self._judge(tried, positions)
+        for default, base, rule in product(self._default_ropes(), self.bases, (None, *self.rules)):
+            try:
+                rope = replace(default, base=base, scaling=rule)
+            except SpecError:  # the rule has a table of another length
+                continue
+            for tried in (rope, reversed_rope(rope)):
+                self._try(Proposal(tried, positions))
 
-    def _phases(self, pairs: PairHypothesis) -> PhaseEstimates:
-        key = (pairs.pairing, pairs.out_pairing, pairs.start, pairs.width, pairs.blocks, pairs.mistake)
-        if key not in self._phase_cache:
-            self._phase_cache[key] = PhaseEstimates(self.case, pairs)
-        return self._phase_cache[key]
-
-    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, Amplitude]:
-        at, inverse = np.unique(rows, return_inverse=True)
-        phasors, weight = phases.at(inverse.ravel(), len(at))
-        size = amplitude_of(phasors, weight)
-        return Series(at, phasors / size.value, weight), size
+    def _default_ropes(self) -> list[RoPE]:
+        """Return the rope of each pairing; none if the head has an odd width."""
+        return [RoPE(self.head_dim, pairing=pairing) for pairing in PAIRINGS if self.head_dim % 2 == 0]
 
     def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
-        return FrequencyFitter(series, pairs, self.case, self.bases, self.rules)
+        return FrequencyFitter(series, pairs, self.sample, self.bases, self.rules)
 
-    def _keep(
-        self, found: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: Positions
-    ) -> None:
-        if found.kind == ESTIMATE and self.case.beyond_float64:
-            return  # float64 merges several positions
-        fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
+    def _try_fit(
+        self, fit: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: TriedPositions
+    ) -> bool:
+        """Try the rope of a fit; return whether it fits."""
+        if fit.rank == Rank.ESTIMATE and self.sample.beyond_float64:
+            return False  # float64 merges several positions
         try:
-            rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+            rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), size)
         except SpecError:  # a base beyond the range of floats
-            return
-        notes = (*found.notes, *_other_names(rope))
-        if isinstance(rope.scaling, YaRN) and rope.attention_factor not in (
-            None,
-            1.0,
-            rope.scaling.amplitude,
-        ):
-            found = found._replace(uncertainty=1.0)  # another factor has this amplitude
-        if found.offset:
-            positions = moved_positions(positions, found.offset, self.case.on_host)
-        kind = found.kind
-        if positions.mistake and not found.offset and kind == ONE_NUMBER:
-            kind = TWO_NUMBERS  # the positions are one
-        if found.mistake:
-            positions = positions._replace(mistake=found.mistake)
-        self._judge(rope, positions, notes, kind=kind, uncertainty=found.uncertainty)
+            return False
+        rule, uncertainty, rank = rope.scaling, fit.uncertainty, fit.rank
+        if isinstance(rule, YaRN) and rope.attention_factor not in (None, 1.0, rule.amplitude):
+            uncertainty = 1.0  # another factor has this amplitude
+        if fit.offset:
+            positions = positions.moved(fit.offset, self.sample.on_host)
+        elif positions.mistake and rank == Rank.ONE_NUMBER:
+            rank = Rank.TWO_NUMBERS  # the mistake counts as a number
+        if fit.mistake:
+            positions = positions._replace(mistake=fit.mistake)
+        notes = (*fit.notes, *_other_names(rope))
+        return self._try(Proposal(rope, positions, rank, uncertainty, notes))
 
-    def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
-        every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
-        size = amplitude_of(*phases.at(inverse.ravel(), len(every)))
-        coordinates, omegas = axis_map(phases, positions.rows, size.value, self.case)
-        kept = len(self._fitting())
-        for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
-            drivers = np.array([-1 if a is None else a for a in axes.coordinates])
-            if len(drivers) == len(coordinates) and ((coordinates < 0) | (coordinates == drivers)).all():
-                self._on_axes(axes, text, pairs, size, omegas, coordinates, positions)
-        if len(self._fitting()) == kept and pairs.blocks == 1:
-            axes = Axes(tuple(filled_map(coordinates)), count=positions.coordinates)
-            self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
+    def _by_coordinates(self, phases: PhaseEstimates, positions: TriedPositions) -> None:
+        """Try the maps of models that agree with the estimated map; if none fits, the estimated map."""
+        rows, pairs = positions.rows(self.sample).astype(float), phases.pairs
+        size = amplitude_of(phases.series(rows))
+        estimate = estimate_axes(phases, rows, size.value, self.sample)
 
-    def _on_axes(
-        self, axes: Axes, text: str, pairs: PairHypothesis, size: Amplitude, by_each: Floats,
-        coordinates: Indices, positions: Positions, last: bool = False,
-    ) -> None:  # fmt: skip
-        head_dim = self.case.x.shape[1]
-        drivers = np.array([a or 0 for a in axes.coordinates])
-        omegas = by_each[drivers, np.arange(len(coordinates))]
-        exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(pairs.width)])
-        known = np.isfinite(omegas)
-        omegas = np.where(known, omegas, 0.0)
-        sign = -1 if omegas[known].sum() < 0 else 1
-        slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
-        fields = {**pairs.fields(head_dim), "axes": axes}
-        for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
-            for base, kind in self._bases_near(sign * omegas / unit, exponents, known):
-                wanted = unit * base**-exponents
-                if np.allclose(sign * omegas[known], wanted[known], rtol=0.02, atol=slack):
-                    rule_signed = rule if sign > 0 else Reversed(rule)
-                    rope = RoPE(head_dim, base=base, scaling=rule_signed, **fields)
-                    if self._judge(_with_amplitude(rope, size), positions, axes_text=text, kind=kind):
-                        return
-        if last and (coordinates >= 0).any():
-            rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **fields)
-            self._judge(_with_amplitude(rope, size), positions, (NO_RULE,), text, ESTIMATE)
+        def try_until_one_fits(fits: Iterator[FrequencyFit]) -> bool:
+            return any(self._try_fit(fit, pairs, size, positions) for fit in fits)
 
-    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[tuple[float, int]]:
-        """Return the bases of models, then the estimate and its rounded forms."""
-        found = dict.fromkeys(self.bases, KNOWN)
-        fast = known & (omegas > 0)
-        own = fit_line(omegas[fast], exponents[fast], False)[0] if fast.any() else 0.0
-        for digits in (2, 3, 5, 9) if 1e-30 < own < 1e30 else ():
-            found.setdefault(float(f"{own:.{digits}g}"), ONE_NUMBER)
-        return [*found.items()]
+        fitting = False
+        for axes in maps_of_models(estimate.coordinates, positions.coordinates, pairs.blocks):
+            fitting |= try_until_one_fits(axis_fits(axes, estimate, self.bases))
+        if not fitting and pairs.blocks == 1:
+            axes = Axes(tuple(filled_map(estimate.coordinates)), count=positions.coordinates)
+            try_until_one_fits(axis_fits(axes, estimate, self.bases, with_estimate=True))
 
-    def _retry(self, positions: Positions) -> None:
+    def _retry(self, positions: TriedPositions) -> None:
         """Try the fitting explanations at other positions, which the data may not distinguish."""
-        if positions.code == "0" or positions.free:
+        if positions.free:
             return
         for trial in _preferred([t for t in self._explained() if self._is_plain(t)]):
-            found = trial.explanation
-            if found.rope and found.rope.axes is None:
-                self._judge(found.rope, positions, found.notes, "", trial.kind, trial.uncertainty)
-
-    def _judge(self, rope: RoPE, positions: Positions, *args: Any, **kwargs: Any) -> bool:
-        """Try a rope; return whether it fits."""
-        trial = judge(self.case, rope, positions, *args, **kwargs)
-        if trial is None:
-            return False
-        again = partial(self._judge_all, trial.explanation.rope, positions, *args, **kwargs)
-        self.trials.append(trial._replace(again=again))
-        return trial.fits
-
-    def _judge_all(self, *args: Any, **kwargs: Any) -> Trial | None:
-        return judge(self.whole, *args, **{**kwargs, "chosen": True})
-
-    def _verified(self, trials: list[Trial]) -> list[Trial]:
-        """Judge explanations of a sample by all rows."""
-        if self.whole is self.case:
-            return trials
-        found = [trial.again() for trial in trials if trial.again]
-        return [trial for trial in found if trial]
+            if trial.proposal.rope.axes is None:
+                self._try(replace(trial.proposal, positions=positions))
 
     # Mistakes
 
-    def _mistakes(self, intended: list[Positions]) -> None:
-        for positions in intended:
-            if not positions.coordinates:
-                for tried in self._by_short_table(positions):
-                    self._rotations(tried)
+    def _mistakes(self, intended: list[TriedPositions]) -> None:
+        plain = [positions for positions in intended if not positions.coordinates]
+        for positions in plain:
+            for tried in self._by_short_table(positions):
+                self._rotations(tried)
         if not self._fitting():
-            for positions in intended:
-                if not positions.coordinates:
-                    self._no_rotation(positions)
+            for positions in plain:
+                self._no_rotation(positions)
 
-    def _by_short_table(self, positions: Positions) -> Iterator[Positions]:
+    def _by_short_table(self, positions: TriedPositions) -> Iterator[TriedPositions]:
         """Yield positions of a table that is too short: past it no rotation, or its last row."""
-        pos, code = positions.pos, "np.asarray(pos)" if self.case.on_host else "pos"
+        pos, code = positions.pos, "np.asarray(pos)" if self.sample.on_host else "pos"
         end = self._first_unrotated(positions)
         if end is not None:
             text = f"positions from {end:g} on are not rotated, as after the end of a table"
-            yield positions._replace(
-                rows=np.where(positions.rows < end, positions.rows, 0.0), pos=np.where(pos < end, pos, 0),
-                code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
-            )  # fmt: skip
-        for pairs in pair_hypotheses(self.case, 0):
-            last = self._last_row(pairs, positions)
-            if last is not None:
-                text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
-                yield positions._replace(
-                    rows=np.minimum(positions.rows, last), pos=np.minimum(pos, pos.dtype.type(last)),
-                    code=f"np.minimum({code}, {last:g})", mistake=text,
-                )  # fmt: skip
-                return
+            code_by_end = f"np.where({code} < {end:g}, {code}, 0)"
+            yield positions._replace(pos=np.where(pos < end, pos, 0), code=code_by_end, mistake=text)
+        ends = (self._last_row(phases, positions) for phases in self._phases if phases.pairs.blocks == 1)
+        last = next((end for end in ends if end is not None), None)
+        if last is not None:
+            text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
+            pos, code = np.minimum(pos, pos.dtype.type(last)), f"np.minimum({code}, {last:g})"
+            yield positions._replace(pos=pos, code=code, mistake=text)
 
-    def _first_unrotated(self, positions: Positions) -> float | None:
+    def _first_unrotated(self, positions: TriedPositions) -> float | None:
         """Return the position from which on no row has changed."""
-        case, at = self.whole, self._at(positions)
-        moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
-        still = ~moved & (at != 0)
-        end = float(at[still].min()) if still.any() else 0.0
-        return end if still.any() and (still == (at >= end)).all() else None
-
-    def _at(self, positions: Positions) -> Floats:
-        """Return the positions of all rows."""
-        at = self.whole.spread(positions.pos, positions.seq_axis)
-        assert at is not None
-        return at.astype(float)
-
-    def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
-        """Return the first position of the tail that rotates alike; search between sampled positions too."""
-        phases, rows = self._phases(pairs), positions.rows
-        if not phases.plausible:
+        at = positions.rows(self.observation).astype(float)
+        unchanged = ~self.observation.touched.any(1) & (at != 0)
+        if not unchanged.any():
             return None
-        ends = self._change(phases, rows)
-        if self.whole is self.case or ends is None:
-            return ends and ends[1]
-        at, every = self._at(positions), np.arange(self.whole.before[..., 0].size)[self.whole.rows]
-        for _ in range(4):  # each time at 64 of the positions between
-            between = np.unique(at[(at >= ends[0]) & (at <= ends[1])])
-            if len(between) == 2:
-                return ends[1]
-            looked_at = [*between[:: -(-len(between) // 64)], ends[1], at.max()]
-            near = np.flatnonzero(np.isin(at, looked_at))
-            ends = self._change(PhaseEstimates(self.whole.part(every[near]), pairs), at[near])
-            if ends is None:
-                break
-        return None
+        end = float(at[unchanged].min())
+        return end if (unchanged == (at >= end)).all() else None
+
+    def _last_row(self, phases: PhaseEstimates, positions: TriedPositions) -> float | None:
+        """Return the first position of the tail whose rows all have the same angles."""
+        ends = self._change(phases, positions.rows(self.sample))
+        if ends is not None and self.sample is not self.observation:  # look between the sampled positions
+            at = positions.rows(self.observation).astype(float)
+            near = ((at >= ends[0]) & (at <= ends[1])) | (at == at.max())
+            ends = self._change(PhaseEstimates(self.observation.part(near), phases.pairs), at[near])
+        return ends and ends[1]
 
     def _change(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
         """Return the last position whose phases differ from the final phases, and the position after it."""
-        (at, phasors, weight), _ = self._series(phases, rows)
+        (at, phasors, weight), _ = _divided(phases.series(rows))
         off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
-        differ = np.flatnonzero(off > 4 * self.case.tol)
+        differ = np.flatnonzero(off > 4 * self.sample.tol)
         first = int(differ[-1]) + 1 if len(differ) else len(at)
         return (float(at[first - 1]), float(at[first])) if first < len(at) - 1 else None
 
-    def _no_rotation(self, positions: Positions) -> None:
-        for pairs in mistaken_hypotheses(self.case):
-            phases = self._phases(pairs)
-            series, size = self._series(phases, positions.rows)
-            for found in self._fitter(pairs, series).find(False)[:8]:
-                tables = partial(_tables, found.omegas)
-                self._judge_tables(pairs, found.fields, size, positions, tables, found.kind)
+    def _no_rotation(self, positions: TriedPositions) -> None:
+        """Try the formulas that are no rotation."""
+        for pairs in mistaken_hypotheses(self.sample):
+            series, size = _divided(PhaseEstimates(self.sample, pairs).series(positions.rows(self.sample)))
+            for fit in self._fitter(pairs, series).find(False)[:8]:
+                self._try_formula(pairs, fit.fields, size, positions, fit.rank)
 
-    def _judge_tables(
-        self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: Positions,
-        tables: Callable[[Floats], tuple[Floats, Floats]], kind: int = KNOWN,
+    def _try_formula(
+        self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: TriedPositions,
+        rank: Rank = Rank.KNOWN, rounding: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """Try the formula of a mistake, which no rope computes; `tables` returns cos and sin at positions."""
-        head_dim = self.case.x.shape[1]
-        rope = _with_amplitude(RoPE(head_dim, **fields, **pairs.fields(head_dim)), size)
-        code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
-        found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
+        rope = _with_amplitude(RoPE(self.head_dim, **fields, **pairs.fields), size)
+        positions = positions._replace(mistake=pairs.mistake)
+        self._try(Formula(rope, positions, rank, pairs=pairs, rounding=rounding))
 
-        def measured(case: Case) -> Trial:
-            at = case.spread(positions.pos, positions.seq_axis)
-            assert at is not None
-            cos, sin = tables(at[:, None].astype(float))
-            rows = pairs.forward(case.x, size.value * cos, size.value * sin)
-            # Without a rotation the pair after may be small: errors are relative to the pair before.
-            return measure(case, found, rows, positions, kind, least=size.value * pairs.sizes(case.x))
-
-        self.trials.append(measured(self.case)._replace(again=lambda: measured(self.whole)))
-
-    def _narrow_dtypes(self, intended: list[Positions]) -> None:
+    def _narrow_dtypes(self, intended: list[TriedPositions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
-        case = self.case
-        some = np.unique(np.linspace(0, len(case.x) - 1, 64).round().astype(int))
+        rows = np.unique(np.linspace(0, len(self.sample.x) - 1, 64).round().astype(int))
+        x, y = self.sample.x[rows], self.sample.y[rows]
         ranked: list[Any] = []
-        for positions in intended:
-            for pairs in pair_hypotheses(case, 0) if not positions.coordinates else ():
-                if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
-                    continue
-                for base, sign in product(self.bases, (1, -1)):
-                    omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
-                    for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
-                        off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
-                        ranked.append((float(off.mean()), len(ranked), text, pairs, base, sign, positions))
-        for _, _, text, pairs, base, sign, positions in sorted(ranked, key=lambda r: r[:2])[:8]:
-            omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
-            tables = partial(_narrow_tables, text, sign, omegas)
+        for positions, phases in product(intended, self._phases):
+            pairs = phases.pairs
+            if positions.coordinates or pairs.pairing != pairs.out_pairing or pairs.blocks > 1:
+                continue
+            at = positions.rows(self.sample)[rows, None].astype(float)
+            for base, sign, rounding in product(self.bases, (1, -1), product(ROUNDERS, QUANTITIES)):
+                cos, sin = tables(at, sign * base**-pairs.exponents, *rounding)
+                off = abs(pairs.forward(x, cos, sin) - y).mean()
+                fields = signed({"base": base}, sign)
+                ranked.append((off, len(ranked), pairs, fields, positions, rounding))
+        for *_, pairs, fields, positions, rounding in sorted(ranked)[:8]:
+            text = f"{rounding[1]} are {rounding[0]}"
             wrong = replace(pairs, mistake=text, formula=text)
-            fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
-            self._judge_tables(wrong, fields, Amplitude(1.0), positions, tables)
+            self._try_formula(wrong, fields, Amplitude(1.0), positions, rounding=rounding)
 
     # The result
 
     def _factor(self) -> float:
         """Return the factor if after is a multiple of before; else NaN."""
-        x, y, tol = self.whole.x, self.whole.y, self.case.tol
+        x, y, tol = self.observation.x, self.observation.y, self.sample.tol
         size = float((x * y).sum() / max((x * x).sum(), 1e-300))
-        near = shortest(abs(size), tol / 8)
-        found = near if size >= 0 else -near
-        return found if (abs(y - found * x) <= tol / 4 * abs(found * x)).all() else math.nan
+        factor = shortest(abs(size), tol / 8) * (1 if size >= 0 else -1)
+        return factor if (abs(y - factor * x) <= tol / 4 * abs(factor * x)).all() else math.nan
 
     def _unrotated(self, times: float) -> Diagnosis:
-        head_dim = self.case.x.shape[1]
-        nothing = Explanation(RoPE(head_dim, rotary_dim=0), "x", 0.0, "nothing was rotated")
+        """Return the report of an output that is x times a factor."""
+        rope, x, y = RoPE(self.head_dim, rotary_dim=0), self.observation.x, self.observation.y
+        unrotated = RotationExplanation(rope, "x", 0.0, "nothing was rotated")
         notes = ("rotary_dim=0: a layer without position embedding",)
         if times != 1.0:
-            x, y = self.whole.x, self.whole.y
             off = abs(y - times * x) / np.maximum(abs(times * x), 1e-300)
-            text = f"not rotated, scaled by {times:g}"
-            nothing = Explanation(None, f"{times!r} * x", float(off.max()), text)
+            mistake = f"not rotated, scaled by {times:g}"
+            unrotated = RotationExplanation(None, f"{times!r} * x", float(off.max()), mistake)
             notes = ("only a factor: no feature rotates with the position",)
-        if self.case.pos.any() and self.case.x.any():
-            return Diagnosis((replace(nothing, notes=notes),))
-        why = "all positions are 0, where no RoPE rotates" if self.case.x.any() else "all of x is 0"
-        for positions in intended_positions(self.case):
-            if not positions.coordinates and times > 0:
-                for pairing in PAIRINGS if not head_dim % 2 else ():
-                    self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), Amplitude(times)), positions)
+        if self.sample.pos.any() and self.sample.x.any():
+            return Diagnosis((replace(unrotated, notes=notes),))
+        why = "all positions are 0, where no RoPE rotates" if self.sample.x.any() else "all of x is 0"
+        for positions, rope in product(intended_positions(self.sample), self._default_ropes()):
+            if times > 0:
+                self._try(Proposal(_with_amplitude(rope, Amplitude(times)), positions))
         return Diagnosis(
-            (nothing, *_distinct([t.explanation for t in self._fitting()])),
+            (unrotated, *_distinct(self._fitting())),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
             "positions with a step of 1 that reach far",
         )
 
     def _chosen(self) -> list[Trial]:
         """Return the explanations to report: the best, if all of them are within the tolerance."""
-        best = equally_good(self.trials, self.case)
-        if self.whole is not self.case:
-            first = sorted(best, key=lambda t: (t.kind, *_order(t)))[:_VERIFIED]
-            best = equally_good(self._verified(first), self.whole)
-        limit = self.case.tolerance
+        best = equally_good(self.trials, self.sample)
+        if self.observation is not self.sample:
+            first = sorted(best, key=lambda t: (t.proposal.rank, *_order(t)))[:_VERIFIED]
+            best = equally_good(self._verified(first), self.observation)
+        limit = self.sample.tolerance
         best = [t for t in best if t.fits] or ([] if limit is None else best)
         if limit is not None and any(t.explanation.residual > limit for t in best):
             return []
         return _preferred(best)
 
     def _report(self) -> Diagnosis:
-        chosen, good = self._chosen(), equally_good(self.trials, self.case)
-        kept = _distinct([t.explanation for t in chosen])
+        chosen, good = self._chosen(), equally_good(self.trials, self.sample)
+        kept = _distinct(chosen)
         if len(kept) == 1 and not kept[0].mistake:
-            self._rule_out(kept[0])
+            self._rule_out(chosen[0].proposal)
         elif not kept:
-            self._judge_defaults()
-        others = [
-            t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and any(t is g for g in good))
-        ]
-        others = self._verified(_first_of_each(others)[: 4 if kept else 3])
-        nearest = _distinct([t.explanation for t in others])
-        reason = reason_of(chosen, kept, nearest, self.whole)
-        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.whole)))
+            for positions, rope in product(intended_positions(self.sample), self._default_ropes()):
+                self._try(Proposal(rope, positions))
+        rejected = [t for t in self.trials if not (kept and any(t is g for g in good))]
+        first = [group[0] for group in _by_effect(sorted(rejected, key=lambda t: t.mean))]
+        nearest = [t.explanation for t in self._verified(first[: 4 if kept else 3])]
+        reason = reason_of(chosen, kept, nearest, self.observation)
+        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.observation)))
 
-    def _judge_defaults(self) -> None:
-        """Judge default ropes, for `nearest`."""
-        head_dim = self.case.x.shape[1]
-        for positions in intended_positions(self.case):
-            for pairing in PAIRINGS if not head_dim % 2 else ():
-                self._judge(RoPE(head_dim, pairing=pairing), positions)
-
-    def _rule_out(self, found: Explanation) -> None:
-        """Judge the explanation with one field changed at a time, for `nearest`."""
-        rope = found.rope
-        if rope is None:
-            return
+    def _rule_out(self, proposal: Proposal) -> None:
+        """Try the explanation with one field changed at a time, for `nearest`."""
         self.trials.clear()
-        intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
-        other = PAIRINGS[rope.pairing == "interleaved"]
-        for positions in intended[:1]:
-            self._judge(replace(rope, pairing=other, out_pairing=None), positions, (), found._axes)
-            self._judge(reversed_rope(rope), positions, (), found._axes)
-            if rope.inv_freq is None and rope.base != 10000.0:
-                self._judge(replace(rope, base=10000.0), positions, (), found._axes)
+        rope, positions = proposal.rope, proposal.positions
+        pairing = PAIRINGS[rope.pairing == "interleaved"]
+        self._try(Proposal(replace(rope, pairing=pairing, out_pairing=None), positions))
+        self._try(Proposal(reversed_rope(rope), positions))
+        if rope.inv_freq is None and rope.base != 10000.0:
+            self._try(Proposal(replace(rope, base=10000.0), positions))
 
 
-def _tables(omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
-    return np.cos(at * omegas), np.sin(at * omegas)
+def _divided(series: Series) -> tuple[Series, Amplitude]:
+    """Divide the phasors of a series by their amplitude."""
+    size = amplitude_of(series)
+    return series._replace(phasors=series.phasors / size.value), size
 
 
-def _narrow_tables(text: str, sign: int, omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
-    cos, sin = dict(narrow_tables(at, omegas))[text]
-    return cos, sign * sin
+def reversed_rope(rope: RoPE) -> RoPE:
+    """Return the rope that rotates by -φ and undoes the amplitude: the inverse, written as a rotation."""
+    plain = rope.amplitude == 1.0 and (rope.scaling is None or rope.scaling.amplitude == 1.0)
+    fields: dict[str, Any] = {
+        "attention_factor": None if plain else 1 / rope.amplitude,
+        "pairing": rope.out_pairing or rope.pairing,
+        "out_pairing": rope.pairing,
+    }
+    if rope.inv_freq is not None:
+        return replace(rope, inv_freq=tuple(-omega for omega in rope.inv_freq), **fields)
+    rule = rope.scaling.rule if isinstance(rope.scaling, Reversed) else Reversed(rope.scaling)
+    return replace(rope, scaling=rule, **fields)
 
 
 def _preferred(best: list[Trial]) -> list[Trial]:
-    """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
-    least = min((t.kind for t in best), default=KNOWN)
-    best = sorted((t for t in best if t.kind <= least), key=_order)
-    return _narrowest(best) if least == ESTIMATE else best
+    """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates.
+
+    Of estimates, return the narrowest slice: a wider slice only adds pairs of frequency 0.
+    """
+    rank = min((t.proposal.rank for t in best), default=Rank.KNOWN)
+    simplest = sorted((t for t in best if t.proposal.rank == rank), key=_order)
+    if rank < Rank.ESTIMATE:
+        return simplest
+    width = min(t.proposal.rope.rotary_dim for t in simplest)
+    return [t for t in simplest if t.proposal.rope.rotary_dim == width]
 
 
 def _order(trial: Trial) -> tuple[bool, bool, float]:
-    found = trial.explanation
-    return bool(found.mistake), bool(found.rope and found.rope.scaling), trial.mean
+    return bool(trial.explanation.mistake), trial.proposal.rope.scaling is not None, trial.mean
 
 
-def _distinct(found: list[Explanation]) -> list[Explanation]:
+def _by_effect(trials: list[Trial]) -> list[list[Trial]]:
+    """Group trials whose explanations have one effect, whatever fields describe their frequencies."""
+    groups: dict[Any, list[Trial]] = {}
+    for trial in trials:
+        rope, explanation = trial.proposal.rope, trial.explanation
+        layout = rope.head_dim, rope.rotary_dim, rope.rotary_start, rope.pairing, rope.out_pairing
+        drivers = rope.axes and (rope.axes.coordinates, rope.axes.blocks)
+        numbers = float(f"{rope.amplitude:.6g}"), tuple(f"{w:.8g}" for w in rope.frequencies)
+        mistake = explanation.mistake and (explanation.mistake, explanation.code)
+        groups.setdefault((layout, drivers, numbers, explanation.seq_axis, mistake), []).append(trial)
+    return [*groups.values()]
+
+
+def _distinct(trials: list[Trial]) -> list[RotationExplanation]:
     """Return the first explanation of each effect, with a note on other names of its rule."""
-    groups: dict[Any, list[Explanation]] = {}
-    for e in found:
-        groups.setdefault(_identity(e), []).append(e)
-    return [_with_names(first, rest) for first, *rest in groups.values()]
+    explanations = []
+    for first, *equivalents in _by_effect(trials):
+        rules = dict.fromkeys(t.proposal.rope.scaling for t in equivalents)
+        names = [written(rule) for rule in rules if rule and rule != first.proposal.rope.scaling]
+        note = (f"other rules give the same frequencies: {', '.join(names)}",) if names else ()
+        explanations.append(replace(first.explanation, notes=first.explanation.notes + note))
+    return explanations
 
 
-def _first_of_each(trials: list[Trial]) -> list[Trial]:
-    found: dict[Any, Trial] = {}
-    for t in trials:
-        found.setdefault(_identity(t.explanation), t)
-    return list(found.values())
-
-
-def _identity(e: Explanation) -> Any:
-    return _effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else ""
-
-
-def _with_names(found: Explanation, others: list[Explanation]) -> Explanation:
-    rules = dict.fromkeys(e.rope.scaling for e in others if e.rope and found.rope)
-    names = [rule_name(rule) for rule in rules if rule and found.rope and rule != found.rope.scaling]
-    note = (f"other rules give the same frequencies: {', '.join(names)}",) if names else ()
-    return replace(found, notes=found.notes + note)
-
-
-def _narrowest(found: list[Trial]) -> list[Trial]:
-    """Keep estimates of the narrowest slice: a wider slice only adds pairs of frequency 0."""
-    widths = [t.explanation.rope.rotary_dim if t.explanation.rope else 0 for t in found]
-    return [t for t, width in zip(found, widths, strict=True) if width == min(widths)]
-
-
-def _effect(rope: RoPE | None) -> Any:
-    """Return a key of the rope's rotation, whatever fields describe its frequencies."""
-    if rope is None:
-        return None
-    layout = rope.head_dim, rope.rotary_dim, rope.rotary_start, rope.pairing, rope.out_pairing
-    drivers = rope.axes and (rope.axes.coordinates, rope.axes.blocks)
-    return (*layout, drivers, float(f"{rope.amplitude:.6g}"), tuple(f"{w:.8g}" for w in rope.frequencies))
-
-
-def _other_names(rope: RoPE) -> tuple[str, ...]:
-    """Return notes with other names of a base: exponents over the head's width, or NTK scaling."""
+def _other_names(rope: RoPE) -> Iterator[str]:
+    """Yield notes with other names of a base: exponents over the head's width, or NTK scaling."""
     if rope.inv_freq or rope.scaling or rope.base in BASES or rope.axes:
-        return ()
-    d, found = rope.rotary_dim, []
+        return
+    d = rope.rotary_dim
     for base in BASES[:4]:
         over = base ** (d / rope.head_dim)
         if d < rope.head_dim and math.isclose(over, rope.base, rel_tol=2e-3):
-            found.append(f"base {rope.base:g} over {d} is base {base:g} with exponents over head_dim")
+            yield f"base {rope.base:g} over {d} is base {base:g} with exponents over head_dim"
         for factor in (2.0, 4.0, 8.0, 16.0):
             if d > 2 and math.isclose(base * factor ** (d / (d - 2)), rope.base, rel_tol=2e-3):
-                found.append(f"base {rope.base:g} is base {base:g} with NTKAware(factor={factor:g})")
-    return tuple(found)
+                yield f"base {rope.base:g} is base {base:g} with NTKAware(factor={factor:g})"
 
 
 def _with_amplitude(rope: RoPE, size: Amplitude) -> RoPE:

@@ -4,75 +4,64 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rope_array._diagnose._case import COORDINATES, Case, Floats
+from ._observation import Observation
 
 
-class Positions(NamedTuple):
-    """Positions to try: the value for each row, and the code that writes them."""
+class TriedPositions(NamedTuple):
+    """Positions as arguments of `apply`, and the code that writes them."""
 
-    rows: Floats  # (N,) or (N, coordinates), of the rows of the search
-    pos: Any  # the argument of apply
+    pos: NDArray[Any]
     code: str
     seq_axis: int
+    coordinates: int = 0  # of each position; 0 for positions that are numbers
     mistake: str = ""
     free: bool = False  # whether the search may add a constant
 
-    @property
-    def coordinates(self) -> int:
-        return self.rows.shape[1] if self.rows.ndim == 2 else 0
+    def rows(self, observation: Observation) -> NDArray[Any]:
+        """Return the position of each row, (N,) or (N, coordinates)."""
+        rows = observation.spread(self.pos, self.seq_axis, self.coordinates > 0)
+        assert rows is not None
+        return rows
+
+    def moved(self, offset: int, on_host: bool) -> "TriedPositions":
+        """Add a constant to the positions."""
+        if self.code == "0":
+            code, mistake = f"{offset}", f"{self.mistake}, the angles of position {offset}"
+        else:
+            code = (f"[p + {offset} for p in pos]" if on_host else f"pos + {offset}").replace("+ -", "- ")
+            mistake = f"the positions are off by {offset}"
+        return self._replace(pos=self.pos + offset, code=code, mistake=mistake)
 
 
-def intended_positions(case: Case) -> Iterator[Positions]:
+def intended_positions(observation: Observation) -> Iterator[TriedPositions]:
     """Yield the intended positions: as numbers, as coordinates, or both if both line up."""
-    plain = case.spread(case.pos, case.seq_axis)
-    if plain is not None:
-        yield Positions(plain.astype(float), case.pos, "pos", case.seq_axis)
-    if case.pos.ndim > 1:
-        several = case.spread(case.pos, case.seq_axis, True)
-        if several is not None and 0 < several.shape[1] <= COORDINATES:
-            yield Positions(several.astype(float), case.pos, "pos", case.seq_axis)
+    pos, seq_axis = observation.pos, observation.seq_axis
+    if observation.spread(pos, seq_axis) is not None:
+        yield TriedPositions(pos, "pos", seq_axis)
+    if observation.coordinates:
+        yield TriedPositions(pos, "pos", seq_axis, observation.coordinates)
 
 
-def mistaken_positions(case: Case) -> Iterator[Positions]:
+def mistaken_positions(observation: Observation) -> Iterator[TriedPositions]:
     """Yield positions that an implementation may use by mistake."""
-    intended = [p for p in intended_positions(case) if not p.coordinates]
-    if not intended and not [*intended_positions(case)]:
-        return
-    lead = case.before.ndim - 1
-    usual = case.seq_axis if case.seq_axis < 0 else case.seq_axis - case.before.ndim
+    shape, ndim = observation.before.shape, observation.before.ndim
+    intended_axis = observation.seq_axis % ndim - ndim
+    intended = [p for p in intended_positions(observation) if not p.coordinates]
     for positions in intended:
         yield positions._replace(free=True, mistake="the positions are off by a constant")
-    for axis in range(lead):
-        size, name = case.before.shape[axis], axis - lead - 1
-        own = axis == case.seq_axis % case.before.ndim
-        where = "" if own else f"positions run along axis {name} of x, not along axis {usual}"
-        counted = np.arange(size)
-        rows = case.spread(case.pos, name) if case.pos.ndim and not own else None
-        if rows is not None and not any(np.array_equal(rows, p.rows) for p in intended):
-            yield Positions(rows.astype(float), case.pos, "pos", name, where)
-        rows = case.spread(counted, name)
-        assert rows is not None
-        text = where or "the intended positions are not used: tokens are counted from 0"
-        if not any(np.array_equal(rows, p.rows) for p in intended):
-            yield Positions(rows.astype(float), counted, f"range({size})", name, text)
-    constant = np.zeros(len(case.x))
+    for axis in range(-ndim, -1):
+        counted = TriedPositions(np.arange(shape[axis]), f"range({shape[axis]})", axis)
+        if axis == intended_axis:
+            text = "the intended positions are not used: tokens are counted from 0"
+            tried = [counted]
+        else:
+            text = f"positions run along axis {axis} of x, not along axis {intended_axis}"
+            tried = [TriedPositions(observation.pos, "pos", axis), counted]
+        for positions in tried if observation.pos.ndim else [counted]:
+            rows = observation.spread(positions.pos, axis)
+            if rows is not None and not any(np.array_equal(rows, p.rows(observation)) for p in intended):
+                yield positions._replace(mistake=text)
     text = "the intended positions are not used: all tokens rotate by the same angles"
-    yield Positions(constant, np.array(0), "0", case.seq_axis, text, free=True)
-
-
-def moved_positions(positions: Positions, offset: float, on_host: bool) -> Positions:
-    """Add a constant to positions."""
-    whole = int(offset)
-    if positions.code == "0":
-        text = f"{positions.mistake}, the angles of position {whole}"
-        return positions._replace(
-            rows=positions.rows + offset, pos=np.array(whole), code=f"{whole}", mistake=text
-        )
-    code = f"[p + {whole} for p in pos]" if on_host else f"pos + {whole}"
-    return positions._replace(
-        rows=positions.rows + offset,
-        pos=positions.pos + whole,
-        code=code.replace("+ -", "- "),
-        mistake=f"the positions are off by {whole}",
-    )
+    yield TriedPositions(np.array(0), "0", observation.seq_axis, mistake=text, free=True)

@@ -14,7 +14,7 @@ from rope_array._array_api.library import POSITION_DTYPES, X_DTYPES, dtype_name,
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.shape_rule import check_line_up
+from rope_array._spec.shape_rule import check_line_up, placement
 from rope_array._spec.validation import positive
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -24,14 +24,14 @@ Indices: TypeAlias = NDArray[np.intp]
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 EPS32 = _EPS["float32"]
 LOOSEST = 2.0**-7  # the largest error of rounded angles; a larger error is another rotation
-COORDINATES = 8  # more than any model has
+_MOST_COORDINATES = 8  # more than any model has
 _ROWS, _ROWS_OF_AXIS = 2048, 256  # of the search, which is slower than the final check
 _ROUNDINGS = 4  # of a model in the narrower dtype: cos, two products, their sum
 
 
 @dataclass(frozen=True)
-class Case:
-    """The arrays on the host, and their rows."""
+class Observation:
+    """The arrays on the host, and the rows of them to look at."""
 
     before: Floats
     after: Floats
@@ -41,7 +41,7 @@ class Case:
     eps: float  # of the narrower dtype
     after_eps: float
     tolerance: float | None  # limits the report; the search does not depend on it
-    chosen: Indices | None = None  # flat indices of the rows of a sample; None for all rows
+    rows: Indices  # flat indices, ascending: all finite rows, or a sample
 
     @property
     def tol(self) -> float:
@@ -57,12 +57,23 @@ class Case:
         return np.minimum(self.angle_tol(noise) * abs(angles), LOOSEST)
 
     @cached_property
+    def coordinates(self) -> int:
+        """The number of coordinates of a position, if pos may hold coordinates; else 0."""
+        count = self.pos.shape[-1] if self.pos.ndim > 1 else 0
+        in_range = 0 < count <= _MOST_COORDINATES
+        return count if in_range and self.spread(self.pos, self.seq_axis, True) is not None else 0
+
+    @cached_property
     def num_positions(self) -> int:
         """The number of different positions."""
         plain = self.spread(self.pos, self.seq_axis)
         rows = self.spread(self.pos, self.seq_axis, True) if plain is None else plain
         assert rows is not None
         return len(np.unique(rows, axis=0))
+
+    @cached_property
+    def reach(self) -> float:
+        return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
     @property
     def decidable_reach(self) -> float:
@@ -80,31 +91,24 @@ class Case:
         return self.eps >= EPS32 and self.reach > self.decidable_reach
 
     @cached_property
-    def reach(self) -> float:
-        return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
-
-    @cached_property
-    def rows(self) -> Any:
-        """The index of the rows: the rows of a sample, or all finite rows."""
-        if self.chosen is not None:
-            return self.chosen
-        finite = np.isfinite(self.before).all(-1) & np.isfinite(self.after).all(-1)
-        return slice(None) if finite.all() else np.flatnonzero(finite)
-
-    def rows_of(self, array: Any) -> Any:
-        """Return the rows of an array of features."""
-        return array.reshape(-1, array.shape[-1])[self.rows]
-
-    @cached_property
     def x(self) -> Floats:
-        return np.asarray(self.rows_of(self.before))
+        return self.rows_of(self.before)
 
     @cached_property
     def y(self) -> Floats:
-        return np.asarray(self.rows_of(self.after))
+        return self.rows_of(self.after)
 
-    def sample(self) -> "Case":
-        """Return the case with at most some thousand rows: successive rows of every axis, and far rows."""
+    def rows_of(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of an array of features; not a copy if they are all."""
+        flat = array.reshape(-1, array.shape[-1])
+        return flat if len(self.rows) == len(flat) else flat[self.rows]
+
+    def part(self, selected: Any) -> "Observation":
+        """Return the observation with a selection of its rows."""
+        return replace(self, rows=self.rows[selected])
+
+    def sample(self) -> "Observation":
+        """Return at most some thousand rows: successive rows of every axis, and far rows."""
         sizes, axis = np.array(self.before.shape[:-1]), self.seq_axis % self.before.ndim
         counts, weight = np.minimum(sizes, _ROWS_OF_AXIS), np.ones(len(sizes))
         weight[axis] = 1 / 8  # more positions than heads
@@ -112,52 +116,39 @@ class Case:
             counts[(counts * weight).argmax()] //= 2
         if (counts == sizes).all():
             return self
-        kept = [_spread_indices(*both) for both in zip(sizes, counts, strict=True)]
+        kept = [_spread_indices(*pair) for pair in zip(sizes, counts, strict=True)]
         if self.pos.shape == (sizes[axis],):  # successive positions, in any order of the rows
             kept[axis] = np.argsort(self.pos, kind="stable")[kept[axis]]
-        rows = np.ravel_multi_index(np.ix_(*kept), sizes).ravel()
-        every = np.arange(sizes.prod())[self.rows]
-        finite = np.intersect1d(rows, every)
-        return self.part(finite if len(finite) else every[:: -(-len(every) // _ROWS)])
+        sampled = np.isin(self.rows, np.ravel_multi_index(np.ix_(*kept), sizes))
+        return self.part(sampled if sampled.any() else slice(None, None, -(-len(self.rows) // _ROWS)))
 
-    def part(self, rows: Indices) -> "Case":
-        """Return the case with some of the rows."""
-        return replace(self, chosen=rows)
-
-    def rotated(self, rope: RoPE, pos: NDArray[Any], seq_axis: int, coordinates: bool) -> Floats:
-        """Return the rows of `rope.apply`."""
-        if self.chosen is None:
-            return np.asarray(self.rows_of(rope.apply(self.before, pos, seq_axis=seq_axis)))
-        at = self.spread(pos, seq_axis, coordinates)
-        assert at is not None
-        return np.asarray(rope.apply(self.x[:, None], at[:, None])[:, 0])
+    def changed(self, limit: float) -> NDArray[np.bool_]:
+        """Return the mask of features that changed by more than a limit, relative."""
+        return np.asarray(abs(self.y - self.x) > limit * abs(self.x) + 1e-300)
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
-        """The mask of features that changed in any row."""
+        """The mask of features that changed by more than the rounding."""
         return self.changed(self.tol / 4)
-
-    def changed(self, limit: float) -> NDArray[np.bool_]:
-        """Return the mask of features that changed by more than a limit, relative, in any row."""
-        return np.asarray((abs(self.y - self.x) > limit * abs(self.x) + 1e-300).any(0))
 
     def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> NDArray[Any] | None:
         """Return the position of each row, or None if positions do not line up."""
-        shape = pos.shape[:-1] if coordinates else pos.shape
+        table = pos if coordinates else pos[..., None]
+        shape, ndim = table.shape[:-1], self.before.ndim
         try:
             check_line_up(self.before.shape, shape, seq_axis)
         except ShapeError:
             return None
-        axis = seq_axis % self.before.ndim
-        sizes = (*np.delete(self.before.shape[:-1], axis), self.before.shape[axis])
-        rest = pos.shape[len(shape) :]
-        if shape:
-            pos = pos.reshape(*shape[:-1], *(1,) * (len(sizes) - len(shape)), shape[-1], *rest)
-        full = np.moveaxis(np.broadcast_to(pos, (*sizes, *rest)), len(sizes) - 1, axis)
-        return np.asarray(full.reshape(-1, *rest)[self.rows])
+        order, index = placement(ndim, len(shape), seq_axis)
+        table = table if order is None else table.transpose(order)
+        rows = self.rows_of(np.broadcast_to(table[index], (*self.before.shape[:-1], table.shape[-1])))
+        return rows if coordinates else rows[:, 0]
 
 
-def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None) -> Case:
+def read_observation(
+    before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None
+) -> Observation:
+    """Check the arguments of `diagnose`, and convert them."""
     x, y = _numpy(before, "before"), _numpy(after, "after")
     if x.shape != y.shape:
         raise ShapeError(
@@ -173,16 +164,18 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     host_pos, on_host = _positions(pos)
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
-    eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
-    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance)
-    if not case.x.size:
+    rows = np.flatnonzero((np.isfinite(x) & np.isfinite(y)).all(-1))
+    if not len(rows):
         raise ShapeError(
             f"before is {describe(before)}, and no row is finite before and after; give finite rows."
         )
-    coordinates = host_pos.ndim > 1 and case.spread(host_pos, seq_axis, True) is not None
-    if not coordinates or host_pos.shape[-1] > COORDINATES:
+    eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
+    observation = Observation(
+        *_scaled(x, y), host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance, rows
+    )
+    if not observation.coordinates:
         check_line_up(x.shape, host_pos.shape, seq_axis)
-    return case
+    return observation
 
 
 def _spread_indices(size: int, count: int) -> Indices:
@@ -228,46 +221,45 @@ def _on_host(array: Any, name: str) -> Any:
 
 def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     """Return positions as a NumPy array, and whether they are Python values."""
-    if position_input.is_host(pos):
+    on_host = position_input.is_host(pos)
+    if on_host:
         position_input.python_shape(pos)  # refuses ragged sequences and other types
         array = np.asarray([*pos] if isinstance(pos, range) else pos)
         if array.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")
-        return _in_range(array), True
-    if not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
+    elif not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
         raise ArrayTypeError(f"pos is {describe(pos)}; give a number, a range, a sequence, or an array.")
-    if dtype_name(pos) not in POSITION_DTYPES:
+    elif dtype_name(pos) not in POSITION_DTYPES:
         raise ArrayTypeError(f"pos is {describe(pos)}; give integers, or float32 or float64.")
-    return _in_range(np.asarray(_on_host(pos, "pos"))), False
-
-
-def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
-    """Refuse NaN, infinities, and float positions that `apply` refuses."""
-    if pos.dtype.kind == "f" and not (abs(pos) < 2.0**31).all():
+    else:
+        array = np.asarray(_on_host(pos, "pos"))
+    if array.dtype.kind == "f" and not (abs(array) < 2.0**31).all():  # `apply` refuses them too
         raise PositionError(
             "pos holds a float that is not finite, or not below 2**31 in size; give smaller ones."
         )
-    return pos
+    return array, on_host
 
 
-def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
+def read_candidates(candidates: Any, head_dim: int) -> list[RoPE | Scaling]:
+    """Check the candidates, and read configs."""
     if candidates is None:
-        return ()
-    given = candidates if isinstance(candidates, (list, tuple)) else (candidates,)
-    found = tuple(_read_candidate(value) for value in given)
-    for value in found:
-        if isinstance(value, RoPE) and value.head_dim != head_dim:
+        return []
+    if not isinstance(candidates, (list, tuple)):
+        candidates = [candidates]
+    read = [_read_candidate(value) for value in candidates]
+    for candidate in read:
+        rule = candidate.scaling if isinstance(candidate, RoPE) else candidate
+        if isinstance(candidate, RoPE) and candidate.head_dim != head_dim:
             raise ShapeError(
-                f"a candidate has head_dim={value.head_dim} and the last axis of before holds {head_dim} "
+                f"a candidate has head_dim={candidate.head_dim} and the last axis of before holds {head_dim} "
                 "features; give it that head_dim, with rotary_dim and rotary_start for a slice of the head."
             )
-        rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
             raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
-    return found
+    return read
 
 
-def _read_candidate(value: Any) -> Any:
+def _read_candidate(value: Any) -> RoPE | Scaling:
     if isinstance(value, RoPE):  # the data may be beyond its limit of positions
         return replace(value, max_position=None)
     if isinstance(value, Scaling):
