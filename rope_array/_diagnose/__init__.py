@@ -85,4 +85,4 @@ def diagnose(
     (500000.0, 'half', 16)
     """
     observation = read_observation(before, after, pos, seq_axis, tolerance)
-    return Search(observation, read_candidates(candidates, observation.before.shape[-1])).run()
+    return Search(observation, read_candidates(candidates, observation.shape[-1])).run()

@@ -8,9 +8,9 @@ import numpy as np
 
 from rope_array._errors import SpecError
 from rope_array._spec.axes import Axes
-from rope_array._spec.scaling import Periods, Reversed
+from rope_array._spec.scaling import Periods
 
-from ._frequency_fit import NO_RULE, FrequencyFit, estimate_frequencies, fit_line
+from ._frequency_fit import NO_RULE, FrequencyFit, estimate_frequencies, fit_line, signed
 from ._observation import Floats, Indices, Observation
 from ._pair_hypotheses import PhaseEstimates
 from ._verdict import Rank
@@ -34,7 +34,7 @@ def estimate_axes(
     omegas, coherence = [], []
     for column in rows.T:
         series = phases.series(column)
-        series = series._replace(phasors=series.phasors / amplitude)
+        series = series._replace(phasors=series.phasors * (series.amplitude.value / amplitude))
         unknown = np.full(series.phasors.shape[1], np.nan)
         omegas.append(estimate_frequencies(series).omegas if len(series.at) > 1 else unknown)
         total = np.maximum(series.weight.sum(0), 1e-300)
@@ -69,7 +69,7 @@ def maps_of_models(coordinates: Indices, count: int, blocks: int) -> Iterator[Ax
 
 
 def _constructors(coordinates: Indices, count: int, blocks: int) -> Iterator[Callable[[], Axes]]:
-    """Yield calls that make maps of `count` coordinates, with the estimated sections or with usual sections."""
+    """Yield calls that make maps of models, with the estimated sections or with usual sections."""
     n, filled = len(coordinates), filled_map(coordinates)
     if blocks > 1:
         yield partial(Axes.axial, *[2 * n // count] * count, blocks=True)
@@ -105,7 +105,7 @@ def axis_fits(
         for base, rank in _bases_near(sign * omegas / unit, exponents, bases).items():
             series = sign * unit * base**-exponents
             if np.allclose(omegas[finite], series[finite], rtol=0.02, atol=estimate.slack):
-                fields = {"axes": axes, "base": base, "scaling": rule if sign > 0 else Reversed(rule)}
+                fields = {"axes": axes, "base": base, "scaling": signed(rule, sign)}
                 yield FrequencyFit(fields, series, rank)
     if with_estimate and (estimate.coordinates >= 0).any():
         fields = {"axes": axes, "inv_freq": tuple(map(float, omegas))}

@@ -13,8 +13,8 @@ from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Llama3, Proportional, Reversed, YaRN
 
 from ._narrow_dtypes import ROUNDERS
-from ._observation import Complex, Floats, Observation
-from ._pair_hypotheses import PairHypothesis, Series
+from ._observation import EPS32, Complex, Floats, Observation
+from ._pair_hypotheses import PairHypothesis, Series, shortest
 from ._verdict import Rank
 
 # Bases of published models, the commonest first.
@@ -39,13 +39,6 @@ class FrequencyFit(NamedTuple):
     misfit: float = math.inf
 
 
-class Amplitude(NamedTuple):
-    """The factor on cos and sin, and its relative error."""
-
-    value: float
-    error: float = 0.0
-
-
 class Estimate(NamedTuple):
     """The frequency of each pair, modulo 2π over the step of the positions."""
 
@@ -54,30 +47,12 @@ class Estimate(NamedTuple):
     jump: float = 1.0  # the largest ratio of successive differences of positions
 
 
-def amplitude_of(series: Series) -> Amplitude:
-    """Return the factor with the fewest digits within the noise."""
-    sizes = abs(series.phasors[series.weight > 0])
-    middle = float(np.median(sizes)) if len(sizes) else 0.0
-    if not middle:
-        return Amplitude(1.0)
-    near = sizes[abs(sizes - middle) <= 0.2 * middle]  # not empty, or the median is between two groups
-    size = float(near.mean()) if len(near) else middle
-    error = float(4 * near.std() / size / math.sqrt(len(near))) if len(near) else 0.1
-    return Amplitude(shortest(size, error), error)
-
-
-def shortest(size: float, close: float) -> float:
-    """Return the number with the fewest digits that is close to `size`."""
-    tried = (float(f"{size:.{n}g}") for n in range(1, 17))
-    return next((v for v in tried if abs(v - size) <= (close + 2**-52) * size), size)
-
-
 def estimate_frequencies(series: Series, has_origin: bool = True) -> Estimate:
     """Estimate the frequencies; if `has_origin`, nothing rotates at the position 0.
 
     Short differences of positions give a rough, unambiguous estimate; long differences refine it.
     """
-    at, phasors, weight = _with_origin(series) if has_origin else series
+    at, phasors, weight, _ = _with_origin(series) if has_origin else series
     count = len(at)
     lags = [2**n for n in range(count.bit_length()) if 2**n < count]
     ends = np.array([(j, j + lag) for lag in lags for j in range(count - lag)]).reshape(-1, 2)
@@ -107,8 +82,11 @@ def _with_origin(series: Series) -> Series:
     if (series.at == 0).any():
         return series
     place = int(np.searchsorted(series.at, 0.0))
-    rows = 0.0, 1.0, series.weight.max(initial=1.0)
-    return Series(*(np.insert(a, place, row, axis=0) for a, row in zip(series, rows, strict=True)))
+    return series._replace(
+        at=np.insert(series.at, place, 0.0),
+        phasors=np.insert(series.phasors, place, 1.0, axis=0),
+        weight=np.insert(series.weight, place, series.weight.max(initial=1.0), axis=0),
+    )
 
 
 def _refined(omegas: Floats, gaps: Floats, between: Complex, weights: Floats) -> Floats:
@@ -242,15 +220,12 @@ class FrequencyFitter:
         chosen = [fits[i] for i in order[:_LOOKED_AT]]
         ranked = [f._replace(misfit=float(m)) for f, m in zip(chosen, self._misfits(chosen, 96), strict=True)]
         ranked.sort(key=lambda f: f.misfit)
-        return [f for f in ranked if f.misfit <= 3 * ranked[0].misfit + self._slack(f.omegas)]
-
-    def _slack(self, omegas: Floats) -> float:
-        """Return a misfit that rounding may cause."""
-        angles = abs(self.series.at).max() * abs(omegas).max()
-        return float(self.observation.tol + self.observation.angle_errors(angles, 1.0))
+        limit, reach = 3 * ranked[0].misfit + self.observation.tol, abs(self.series.at).max()
+        slack = self.observation.angle_errors(np.array([reach * abs(f.omegas).max() for f in ranked]), 1.0)
+        return [f for f, error in zip(ranked, slack, strict=True) if f.misfit <= limit + error]
 
     def _misfits(self, fits: list[FrequencyFit], count: int) -> Floats:
-        """Return the distance between the measured phases and the phases of each fit, at `count` positions."""
+        """Return the distance of each fit's phases from the measured phases, at `count` positions."""
         chosen = np.unique(np.linspace(0, len(self.series.at) - 1, count).round().astype(int))
         at, phasors, weight = self.series.at[chosen], self.series.phasors[chosen], self.weight[chosen]
         total = max(float(weight.sum()), 1e-300)
@@ -259,13 +234,16 @@ class FrequencyFitter:
             off = abs(phasors - np.exp(1j * angles)) ** 2
             return np.asarray(np.sqrt((weight * off).sum((1, 2)) / total))
 
+        # Float32 angles may differ from exact angles: then try both.
+        observation = self.observation
+        by_float32 = observation.eps >= EPS32 and observation.reach > observation.decidable_reach
         misfits = []
         for n in range(0, len(fits), 64):
             block = fits[n : n + 64]
             omegas = np.array([f.omegas for f in block])[:, None]
             moved = at[:, None] + np.array([f.offset for f in block])[:, None, None]
             misfit = distance(moved * omegas)
-            if self.observation.float32_differs:
+            if by_float32:
                 for tried in (omegas, self._float32_frequencies(block, omegas, len(fits))):
                     misfit = np.minimum(misfit, distance(_float32(_float32(moved) * _float32(tried))))
             misfits.append(misfit)
@@ -275,9 +253,9 @@ class FrequencyFitter:
         """Return frequencies as Hugging Face's code rounds them; of a rule only if it is among few."""
         rounded = omegas.copy()
         for n, fit in enumerate(fits):
-            looked_at = among <= _LOOKED_AT or "scaling" not in fit.fields
-            if fit.rank == Rank.KNOWN and "base" in fit.fields and looked_at:
-                rounded[n] = _float32_omegas(self.width, fit.fields["base"], fit.fields.get("scaling"))
+            rule = fit.fields.get("scaling")
+            if fit.rank == Rank.KNOWN and "base" in fit.fields and (rule is None or among <= _LOOKED_AT):
+                rounded[n] = _float32_omegas(self.width, fit.fields["base"], rule)
         return rounded
 
     def _published(self) -> Iterator[FrequencyFit]:
@@ -285,13 +263,13 @@ class FrequencyFitter:
         # The frequency of one pair is 1 in any base.
         for base in self.bases if self.width > 2 else self.bases[:1]:
             omegas = base**-self.exponents
-            yield from _both_signs({"base": base}, omegas)
+            yield from _both_signs(base, None, omegas)
             for rule in self.rules:
                 try:
                     stretched = np.array(RoPE(self.width, base=base, scaling=rule).frequencies)
                 except SpecError:
                     continue
-                yield from _both_signs({"base": base, "scaling": rule}, stretched)
+                yield from _both_signs(base, rule, stretched)
             for dtype_name, rounded in ROUNDERS.items():
                 text = f"frequencies are {dtype_name}: base {base:g}, rounded"
                 for narrow in (rounded(omegas), -rounded(omegas)):
@@ -301,7 +279,7 @@ class FrequencyFitter:
     def _by_shifted_positions(self) -> Iterator[FrequencyFit]:
         """Yield fits with a constant added to positions: the phase at 0 is the constant times ω."""
         for base in self._plausible_bases():
-            for fit in _both_signs({"base": base}, base**-self.exponents):
+            for fit in _both_signs(base, None, base**-self.exponents):
                 offset = self._offset(fit.omegas)
                 if offset and (fit.omegas[0] > 0 or len(self.series.at) > 1):
                     yield fit._replace(offset=offset, rank=Rank.ONE_NUMBER)
@@ -314,7 +292,7 @@ class FrequencyFitter:
             yield float(f"{fit_line(omegas[moving], self.exponents[moving])[0]:.5g}")
 
     def _offset(self, omegas: Floats) -> int:
-        at, phasors, weight = self.series
+        at, phasors, weight, _ = self.series
         phases = (weight * phasors * np.exp(-1j * np.multiply.outer(at, omegas))).sum(0)
         if abs(phases).sum() < 0.9 * weight.sum():
             return 0  # no constant makes these frequencies fit
@@ -377,22 +355,21 @@ class FrequencyFitter:
     ) -> FrequencyFit:
         """Write a base and a factor as the fields of a rope; pairs from `last` on do not rotate."""
         omegas = base**-self.exponents / factor
-        fields: dict[str, Any] = {"base": base}
-        notes: tuple[str, ...] = ()
-        mistake = ""
         rank = Rank.TWO_NUMBERS if free or last is not None or factor == 0.5 else Rank.ONE_NUMBER
+        rule: Scaling | None = None
+        notes: tuple[str, ...] = ()
         if last is not None:
             if omegas[last] * abs(self.series.at).max() < self.observation.tol:
                 error = 1.0  # rounding hides whether the tail is zero
             omegas[last:] = 0.0
-            fields["scaling"] = Proportional(2 * last / self.width, factor=factor)
+            rule = Proportional(2 * last / self.width, factor=factor)
         elif factor != 1.0:
-            fields["scaling"] = Linear(factor)
-            if factor == 0.5:
-                mistake = "rotated twice: every angle is doubled"
-            else:
-                notes = (f"every frequency, or every position, is divided by {factor:g}",)
-        return FrequencyFit(signed(fields, sign), sign * omegas, rank, error, 0, mistake, notes)
+            rule = Linear(factor)
+            notes = (f"every frequency, or every position, is divided by {factor:g}",)
+        fit = FrequencyFit({"base": base, "scaling": signed(rule, sign)}, sign * omegas, rank, error)
+        if factor == 0.5 and last is None:
+            return fit._replace(mistake="rotated twice: every angle is doubled")
+        return fit._replace(notes=notes)
 
     def _stretched(self) -> Iterator[FrequencyFit]:
         """Yield Llama 3's rule and YaRN with usual contexts; factors are usual, or read off slow pairs."""
@@ -406,13 +383,14 @@ class FrequencyFitter:
                     yield from _usual_rules(base, self.width, factor, sign)
 
 
-def _both_signs(fields: dict[str, Any], omegas: Floats) -> Iterator[FrequencyFit]:
+def signed(rule: Scaling | None, sign: int) -> Scaling | None:
+    """Return the rule for frequencies of a sign."""
+    return rule if sign > 0 else Reversed(rule)
+
+
+def _both_signs(base: float, rule: Scaling | None, omegas: Floats) -> Iterator[FrequencyFit]:
     for sign in (1, -1):
-        yield FrequencyFit(signed(fields, sign), sign * omegas)
-
-
-def signed(fields: dict[str, Any], sign: int) -> dict[str, Any]:
-    return fields if sign > 0 else {**fields, "scaling": Reversed(fields.get("scaling"))}
+        yield FrequencyFit({"base": base, "scaling": signed(rule, sign)}, sign * omegas)
 
 
 def _float32(x: Floats) -> Floats:
@@ -435,5 +413,5 @@ def _usual_rules(base: float, width: int, factor: float, sign: int) -> tuple[Fre
         for rule in (llama3, YaRN(factor, context), YaRN(factor, context, truncate=False)):
             omegas = sign * np.array(rule._stretched(series, base, width))
             if abs(omegas[-1]) < 0.999 * series[-1]:  # else it is no other rope
-                fits.append(FrequencyFit(signed({"base": base, "scaling": rule}, sign), omegas))
+                fits.append(FrequencyFit({"base": base, "scaling": signed(rule, sign)}, omegas))
     return tuple(fits)

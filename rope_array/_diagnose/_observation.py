@@ -31,17 +31,18 @@ _ROUNDINGS = 4  # of a model in the narrower dtype: cos, two products, their sum
 
 @dataclass(frozen=True)
 class Observation:
-    """The arrays on the host, and the rows of them to look at."""
+    """Rows of the arrays on the host, and their positions."""
 
-    before: Floats
-    after: Floats
+    shape: tuple[int, ...]  # of the arrays, before rows were left out
+    x: Floats  # (N, head_dim)
+    y: Floats
+    rows: Indices  # (N,): flat indices, ascending
     pos: NDArray[Any]
     on_host: bool  # whether pos is a Python value, without array arithmetic
     seq_axis: int
     eps: float  # of the narrower dtype
     after_eps: float
     tolerance: float | None  # limits the report; the search does not depend on it
-    rows: Indices  # flat indices, ascending: all finite rows, or a sample
 
     @property
     def tol(self) -> float:
@@ -73,6 +74,7 @@ class Observation:
 
     @cached_property
     def reach(self) -> float:
+        """The largest position, of any sign."""
         return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
     @property
@@ -80,36 +82,13 @@ class Observation:
         """The position up to which rounded angles distinguish ropes."""
         return LOOSEST / self.angle_tol()
 
-    @property
-    def beyond_float64(self) -> bool:
-        """Whether positions exceed the integers of float64, the dtype of the search."""
-        return self.reach >= 2.0**53
-
-    @property
-    def float32_differs(self) -> bool:
-        """Whether float32 angles may differ from exact angles, so that the search tries both."""
-        return self.eps >= EPS32 and self.reach > self.decidable_reach
-
-    @cached_property
-    def x(self) -> Floats:
-        return self.rows_of(self.before)
-
-    @cached_property
-    def y(self) -> Floats:
-        return self.rows_of(self.after)
-
-    def rows_of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows of an array of features; not a copy if they are all."""
-        flat = array.reshape(-1, array.shape[-1])
-        return flat if len(self.rows) == len(flat) else flat[self.rows]
-
     def part(self, selected: Any) -> "Observation":
         """Return the observation with a selection of its rows."""
-        return replace(self, rows=self.rows[selected])
+        return replace(self, x=self.x[selected], y=self.y[selected], rows=self.rows[selected])
 
     def sample(self) -> "Observation":
         """Return at most some thousand rows: successive rows of every axis, and far rows."""
-        sizes, axis = np.array(self.before.shape[:-1]), self.seq_axis % self.before.ndim
+        sizes, axis = np.array(self.shape[:-1]), self.seq_axis % len(self.shape)
         counts, weight = np.minimum(sizes, _ROWS_OF_AXIS), np.ones(len(sizes))
         weight[axis] = 1 / 8  # more positions than heads
         while counts.prod() > _ROWS:
@@ -122,26 +101,22 @@ class Observation:
         sampled = np.isin(self.rows, np.ravel_multi_index(np.ix_(*kept), sizes))
         return self.part(sampled if sampled.any() else slice(None, None, -(-len(self.rows) // _ROWS)))
 
-    def changed(self, limit: float) -> NDArray[np.bool_]:
-        """Return the mask of features that changed by more than a limit, relative."""
+    def changed(self, limit: float | None = None) -> NDArray[np.bool_]:
+        """Return the mask of features that changed by more than a relative limit, by default the rounding."""
+        limit = self.tol / 4 if limit is None else limit
         return np.asarray(abs(self.y - self.x) > limit * abs(self.x) + 1e-300)
-
-    @cached_property
-    def touched(self) -> NDArray[np.bool_]:
-        """The mask of features that changed by more than the rounding."""
-        return self.changed(self.tol / 4)
 
     def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> NDArray[Any] | None:
         """Return the position of each row, or None if positions do not line up."""
         table = pos if coordinates else pos[..., None]
-        shape, ndim = table.shape[:-1], self.before.ndim
         try:
-            check_line_up(self.before.shape, shape, seq_axis)
+            check_line_up(self.shape, table.shape[:-1], seq_axis)
         except ShapeError:
             return None
-        order, index = placement(ndim, len(shape), seq_axis)
+        order, index = placement(len(self.shape), table.ndim - 1, seq_axis)
         table = table if order is None else table.transpose(order)
-        rows = self.rows_of(np.broadcast_to(table[index], (*self.before.shape[:-1], table.shape[-1])))
+        full = np.broadcast_to(table[index], (*self.shape[:-1], table.shape[-1]))
+        rows = full.reshape(-1, table.shape[-1])[self.rows]
         return rows if coordinates else rows[:, 0]
 
 
@@ -159,20 +134,19 @@ def read_observation(
         raise ShapeError(f"before is {describe(before)}, which holds no features; give an array that does.")
     if x.ndim < 2:
         raise ShapeError(f"before is {describe(before)}; give (..., S, head_dim), of two axes at least.")
-    if isinstance(seq_axis, bool) or not isinstance(seq_axis, int):
-        raise ShapeError(f"seq_axis is {describe(seq_axis)}; give the number of an axis of before.")
     host_pos, on_host = _positions(pos)
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
-    rows = np.flatnonzero((np.isfinite(x) & np.isfinite(y)).all(-1))
-    if not len(rows):
+    finite = np.isfinite(x).all(-1) & np.isfinite(y).all(-1)
+    if not finite.any():
         raise ShapeError(
             f"before is {describe(before)}, and no row is finite before and after; give finite rows."
         )
     eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
     observation = Observation(
-        *_scaled(x, y), host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance, rows
-    )
+        x.shape, *_scaled(x[finite], y[finite]), np.flatnonzero(finite), host_pos, on_host, seq_axis,
+        max(eps, after_eps), after_eps, tolerance,
+    )  # fmt: skip
     if not observation.coordinates:
         check_line_up(x.shape, host_pos.shape, seq_axis)
     return observation
@@ -197,8 +171,7 @@ def _numpy(array: Any, name: str) -> Floats:
 
 def _scaled(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Scale features to about 1 by a power of two, exactly, so that their products stay in range."""
-    first, second = (int(np.frexp(abs(v[np.isfinite(v)]).max(initial=0.0))[1]) for v in (x, y))
-    power = (first + second) // 2
+    power = sum(int(np.frexp(abs(v).max())[1]) for v in (x, y)) // 2
     return np.ldexp(x, -power), np.ldexp(y, -power)
 
 

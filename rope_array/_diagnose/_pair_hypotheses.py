@@ -1,5 +1,6 @@
 """Hypotheses of the pairs that rotate: pairings, slices and mistakes; and the phases of each pair."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -47,14 +48,6 @@ class PairHypothesis:
             y[:, out] = x[:, f] * cos + sign * x[:, s] * sin
         return y
 
-    def sizes(self, x: Floats) -> Floats:
-        """Return the size of each feature's pair in rows x."""
-        sizes = abs(x)
-        norm = np.hypot(*(x[:, f] for f in features_of_pairs(self.pairing, self.start, self.width)))
-        for feature in features_of_pairs(self.out_pairing, self.start, self.width):
-            sizes[:, feature] = norm
-        return sizes
-
 
 def features_of_pairs(pairing: str, start: int, width: int, blocks: int = 1) -> Indices:
     """Return the features (2, pairs) of each pair."""
@@ -100,7 +93,7 @@ def _slices(observation: Observation) -> list[tuple[int, int]]:
     head_dim = observation.x.shape[1]
     slices = [(0, head_dim - head_dim % 2)]
     # Rounding to a narrower dtype changes features that do not rotate: look past it too.
-    for mask in (observation.touched, observation.changed(2.0**-7)):
+    for mask in (observation.changed(), observation.changed(2.0**-7)):
         changed = np.flatnonzero(mask.any(0))
         if not len(changed):
             continue
@@ -139,12 +132,20 @@ def mistaken_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
                 yield _crossed(rotation)
 
 
+class Amplitude(NamedTuple):
+    """The factor on cos and sin, and its relative error."""
+
+    value: float
+    error: float = 0.0
+
+
 class Series(NamedTuple):
-    """The phases of all pairs: cos + i sin for each position and pair."""
+    """The phases of all pairs, and their amplitude."""
 
     at: Floats  # (K,), ascending; or (K, coordinates)
-    phasors: Complex  # (K, pairs)
+    phasors: Complex  # (K, pairs): cos + i sin, without the amplitude
     weight: Floats
+    amplitude: Amplitude
 
 
 class PhaseEstimates:
@@ -172,4 +173,23 @@ class PhaseEstimates:
         good = det > 1e-9 * xx * rr
         phasors = ((rr * xy - xr * ry) + 1j * (xx * ry - xr * xy)) / np.where(good, det, 1.0)
         weight = (xx + rr) / 2 * det / np.where(xx * rr > 0, xx * rr, 1.0)
-        return Series(at, np.where(good, phasors, 0.0), np.where(good, weight, 0.0))
+        phasors, weight = phasors * good, weight * good
+        amplitude = _amplitude_of(abs(phasors[weight > 0]))
+        return Series(at, phasors / amplitude.value, weight, amplitude)
+
+
+def _amplitude_of(sizes: Floats) -> Amplitude:
+    """Return the factor with the fewest digits within the noise of the phasors' sizes."""
+    middle = float(np.median(sizes)) if len(sizes) else 0.0
+    if not middle:
+        return Amplitude(1.0)
+    near = sizes[abs(sizes - middle) <= 0.2 * middle]  # not empty, or the median is between two groups
+    size = float(near.mean()) if len(near) else middle
+    error = float(4 * near.std() / size / math.sqrt(len(near))) if len(near) else 0.1
+    return Amplitude(shortest(size, error), error)
+
+
+def shortest(size: float, close: float) -> float:
+    """Return the number with the fewest digits that is close to `size`."""
+    tried = (float(f"{size:.{n}g}") for n in range(1, 17))
+    return next((v for v in tried if abs(v - size) <= (close + 2**-52) * size), size)

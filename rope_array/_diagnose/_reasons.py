@@ -45,8 +45,8 @@ def _no_fit(nearest: list[RotationExplanation], observation: Observation) -> str
     tolerance = observation.tolerance
     limit = f"the tolerance {tolerance:g}" if tolerance else "the rounding of the dtypes"
     return (
-        f"the nearest explanation has an error of {residual:.1e}, above {limit}: if `after` was computed in a "
-        f"narrower precision than its dtype, give tolerance={float(f'{1.5 * residual:.1g}'):g}; else {text}"
+        f"the nearest explanation has an error of {residual:.1e}, above {limit}: if `after` was computed in "
+        f"a narrower precision than its dtype, give tolerance={float(f'{1.5 * residual:.1g}'):g}; else {text}"
     )
 
 
@@ -95,7 +95,7 @@ def _causes(kept: list[RotationExplanation]) -> Iterator[str]:
 
 def notes_of(chosen: list[Trial], kept: list[RotationExplanation], observation: Observation) -> Iterator[str]:
     """Yield remarks on the data."""
-    dropped = math.prod(observation.before.shape[:-1]) - len(observation.x)
+    dropped = math.prod(observation.shape[:-1]) - len(observation.x)
     if dropped:
         yield f"{dropped} rows hold NaN or infinities and were left out"
     if len(kept) == 1:

@@ -16,29 +16,23 @@ from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Reversed, YaRN
 
 from ._axis_maps import axis_fits, estimate_axes, filled_map, maps_of_models
-from ._frequency_fit import (
-    BASES,
-    Amplitude,
-    FrequencyFit,
-    FrequencyFitter,
-    amplitude_of,
-    shortest,
-    signed,
-)  # fmt: skip
+from ._frequency_fit import BASES, FrequencyFit, FrequencyFitter, signed
 from ._narrow_dtypes import QUANTITIES, ROUNDERS, tables
 from ._observation import Floats, Observation
 from ._pair_hypotheses import (
     PAIRINGS,
+    Amplitude,
     PairHypothesis,
     PhaseEstimates,
     Series,
     mistaken_hypotheses,
     pair_hypotheses,
-)  # fmt: skip
+    shortest,
+)
 from ._reasons import notes_of, reason_of
 from ._report import Diagnosis, RotationExplanation, written
 from ._tried_positions import TriedPositions, intended_positions, mistaken_positions
-from ._verdict import Formula, Proposal, Rank, Trial, equally_good, judge, measure
+from ._verdict import Proposal, Rank, Trial, equally_good, judge, measure
 
 _SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
 _VERIFIED = 16  # explanations of a sample, by all rows
@@ -54,34 +48,35 @@ class Search:
         self.ropes = [c for c in candidates if isinstance(c, RoPE)]
         self.rules = [c for c in candidates if isinstance(c, Scaling)]
         self.bases = tuple(dict.fromkeys([*BASES, *(rope.base for rope in self.ropes)]))
+        self.beyond_float64 = observation.reach >= 2.0**53  # the search's dtype merges positions
         self.trials: list[Trial] = []
 
     def run(self) -> Diagnosis:
         """Run the search and return the report."""
-        if not self.observation.touched.any():
+        if not self.observation.changed().any():
             return self._unrotated(1.0)
         intended = [*intended_positions(self.sample)]
+        plain = next((positions for positions in intended if not positions.coordinates), None)
         for positions, rope in product(intended, self.ropes):
-            for tried in (rope, reversed_rope(rope)):
-                self._try(Proposal(tried, positions, Rank.CANDIDATE))
+            self._try_both_directions(rope, positions, Rank.CANDIDATE)
         factor = self._factor()
         if factor > 0 and not self._fitting():
             return self._unrotated(factor)
         for positions in intended:
             self._rotations(positions)
-            if self.sample.beyond_float64 and not positions.coordinates:
-                self._ropes_of_models(positions)
+        if plain and self.beyond_float64:
+            self._ropes_of_models(plain)
         for positions in mistaken_positions(self.sample):
             if any(self._is_plain(t) for t in self._explained()):
                 self._retry(positions)
             else:
                 self._rotations(positions)
-        if not self._explained():
-            self._mistakes(intended)
+        if plain and not self._explained():
+            self._mistakes(plain)
         if not self._fitting() and not math.isnan(factor):
             return self._unrotated(factor)
-        if not self._fitting() and not self._chosen():
-            self._narrow_dtypes(intended)
+        if plain and not self._fitting() and not self._chosen():
+            self._narrow_dtypes(plain)
         return self._report()
 
     def _fitting(self) -> list[Trial]:
@@ -119,45 +114,31 @@ class Search:
 
     def _rotations(self, positions: TriedPositions) -> None:
         """Rank the fits of all pairings and slices, and try the best."""
-        ranked, rows = [], positions.rows(self.sample)
+        ranked = []
         for phases in self._phases:
             if positions.coordinates:
                 self._by_coordinates(phases, positions)
             elif phases.pairs.blocks == 1:
-                series, size = _divided(phases.series(rows))
-                fits = self._fitter(phases.pairs, series).find(positions.free)
-                ranked += [(f.misfit, n, f, phases.pairs, size) for n, f in enumerate(fits)]
+                series = phases.series(positions.rows(self.sample))
+                fits = self._fitter(series, phases.pairs).find(positions.free)
+                ranked += [(fit.misfit, n, fit, phases.pairs, series) for n, fit in enumerate(fits)]
         ranked.sort(key=lambda r: r[:2])
         limit = 3 * ranked[0][0] + self.sample.tol if ranked else 0.0
-        for misfit, _, fit, pairs, size in ranked[:_JUDGED]:
+        for misfit, _, fit, pairs, series in ranked[:_JUDGED]:
             if misfit <= limit + self.sample.angle_errors(self.sample.reach, 1.0):
-                self._try_fit(fit, pairs, size, positions)
+                self._try_fit(fit, pairs, series.amplitude, positions)
 
-    def _ropes_of_models(self, positions: TriedPositions) -> None:
-        """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
-        for default, base, rule in product(self._default_ropes(), self.bases, (None, *self.rules)):
-            try:
-                rope = replace(default, base=base, scaling=rule)
-            except SpecError:  # the rule has a table of another length
-                continue
-            for tried in (rope, reversed_rope(rope)):
-                self._try(Proposal(tried, positions))
-
-    def _default_ropes(self) -> list[RoPE]:
-        """Return the rope of each pairing; none if the head has an odd width."""
-        return [RoPE(self.head_dim, pairing=pairing) for pairing in PAIRINGS if self.head_dim % 2 == 0]
-
-    def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
+    def _fitter(self, series: Series, pairs: PairHypothesis) -> FrequencyFitter:
         return FrequencyFitter(series, pairs, self.sample, self.bases, self.rules)
 
     def _try_fit(
-        self, fit: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: TriedPositions
+        self, fit: FrequencyFit, pairs: PairHypothesis, amplitude: Amplitude, positions: TriedPositions
     ) -> bool:
         """Try the rope of a fit; return whether it fits."""
-        if fit.rank == Rank.ESTIMATE and self.sample.beyond_float64:
-            return False  # float64 merges several positions
+        if fit.rank == Rank.ESTIMATE and self.beyond_float64:
+            return False
         try:
-            rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), size)
+            rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), amplitude)
         except SpecError:  # a base beyond the range of floats
             return False
         rule, uncertainty, rank = rope.scaling, fit.uncertainty, fit.rank
@@ -175,18 +156,34 @@ class Search:
     def _by_coordinates(self, phases: PhaseEstimates, positions: TriedPositions) -> None:
         """Try the maps of models that agree with the estimated map; if none fits, the estimated map."""
         rows, pairs = positions.rows(self.sample).astype(float), phases.pairs
-        size = amplitude_of(phases.series(rows))
-        estimate = estimate_axes(phases, rows, size.value, self.sample)
+        amplitude = phases.series(rows).amplitude
+        estimate = estimate_axes(phases, rows, amplitude.value, self.sample)
 
-        def try_until_one_fits(fits: Iterator[FrequencyFit]) -> bool:
-            return any(self._try_fit(fit, pairs, size, positions) for fit in fits)
+        def try_until_one_fits(axes: Axes, with_estimate: bool = False) -> bool:
+            fits = axis_fits(axes, estimate, self.bases, with_estimate)
+            return any(self._try_fit(fit, pairs, amplitude, positions) for fit in fits)
 
-        fitting = False
-        for axes in maps_of_models(estimate.coordinates, positions.coordinates, pairs.blocks):
-            fitting |= try_until_one_fits(axis_fits(axes, estimate, self.bases))
-        if not fitting and pairs.blocks == 1:
+        maps = maps_of_models(estimate.coordinates, positions.coordinates, pairs.blocks)
+        if not any([try_until_one_fits(axes) for axes in maps]) and pairs.blocks == 1:
             axes = Axes(tuple(filled_map(estimate.coordinates)), count=positions.coordinates)
-            try_until_one_fits(axis_fits(axes, estimate, self.bases, with_estimate=True))
+            try_until_one_fits(axes, with_estimate=True)
+
+    def _default_ropes(self) -> list[RoPE]:
+        """Return the rope of each pairing; none if the head has an odd width."""
+        return [RoPE(self.head_dim, pairing=pairing) for pairing in PAIRINGS if self.head_dim % 2 == 0]
+
+    def _ropes_of_models(self, positions: TriedPositions) -> None:
+        """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
+        for default, base, rule in product(self._default_ropes(), self.bases, (None, *self.rules)):
+            try:
+                rope = replace(default, base=base, scaling=rule)
+            except SpecError:  # the rule has a table of another length
+                continue
+            self._try_both_directions(rope, positions, Rank.KNOWN)
+
+    def _try_both_directions(self, rope: RoPE, positions: TriedPositions, rank: Rank) -> None:
+        for tried in (rope, reversed_rope(rope)):
+            self._try(Proposal(tried, positions, rank))
 
     def _retry(self, positions: TriedPositions) -> None:
         """Try the fitting explanations at other positions, which the data may not distinguish."""
@@ -198,90 +195,71 @@ class Search:
 
     # Mistakes
 
-    def _mistakes(self, intended: list[TriedPositions]) -> None:
-        plain = [positions for positions in intended if not positions.coordinates]
-        for positions in plain:
-            for tried in self._by_short_table(positions):
-                self._rotations(tried)
-        if not self._fitting():
-            for positions in plain:
-                self._no_rotation(positions)
+    def _mistakes(self, positions: TriedPositions) -> None:
+        """Try tables that are too short; then the formulas that are no rotation."""
+        for tried in self._by_short_table(positions):
+            self._rotations(tried)
+        if self._fitting():
+            return
+        for pairs in mistaken_hypotheses(self.sample):
+            series = PhaseEstimates(self.sample, pairs).series(positions.rows(self.sample))
+            for fit in self._fitter(series, pairs).find(False)[:8]:
+                rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), series.amplitude)
+                wrong = positions._replace(mistake=pairs.mistake)
+                self._try(Proposal(rope, wrong, fit.rank, mistaken=pairs))
 
     def _by_short_table(self, positions: TriedPositions) -> Iterator[TriedPositions]:
         """Yield positions of a table that is too short: past it no rotation, or its last row."""
-        pos, code = positions.pos, "np.asarray(pos)" if self.sample.on_host else "pos"
-        end = self._first_unrotated(positions)
+        ends = (self._tail(phases, positions) for phases in self._phases if phases.pairs.blocks == 1)
+        end = next((end for end in ends if end is not None), None)
         if end is not None:
+            pos, code = positions.pos, "np.asarray(pos)" if self.sample.on_host else "pos"
             text = f"positions from {end:g} on are not rotated, as after the end of a table"
-            code_by_end = f"np.where({code} < {end:g}, {code}, 0)"
-            yield positions._replace(pos=np.where(pos < end, pos, 0), code=code_by_end, mistake=text)
-        ends = (self._last_row(phases, positions) for phases in self._phases if phases.pairs.blocks == 1)
-        last = next((end for end in ends if end is not None), None)
-        if last is not None:
-            text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
-            pos, code = np.minimum(pos, pos.dtype.type(last)), f"np.minimum({code}, {last:g})"
+            start_code = f"np.where({code} < {end:g}, {code}, 0)"
+            yield positions._replace(pos=np.where(pos < end, pos, 0), code=start_code, mistake=text)
+            text = f"positions past {end:g} are rotated as {end:g}, as by the last row of a table"
+            pos, code = np.minimum(pos, pos.dtype.type(end)), f"np.minimum({code}, {end:g})"
             yield positions._replace(pos=pos, code=code, mistake=text)
 
-    def _first_unrotated(self, positions: TriedPositions) -> float | None:
-        """Return the position from which on no row has changed."""
-        at = positions.rows(self.observation).astype(float)
-        unchanged = ~self.observation.touched.any(1) & (at != 0)
-        if not unchanged.any():
-            return None
-        end = float(at[unchanged].min())
-        return end if (unchanged == (at >= end)).all() else None
-
-    def _last_row(self, phases: PhaseEstimates, positions: TriedPositions) -> float | None:
-        """Return the first position of the tail whose rows all have the same angles."""
-        ends = self._change(phases, positions.rows(self.sample))
-        if ends is not None and self.sample is not self.observation:  # look between the sampled positions
+    def _tail(self, phases: PhaseEstimates, positions: TriedPositions) -> float | None:
+        """Return the first position of the tail whose rows all have the same phases."""
+        bounds = self._tail_bounds(phases, positions.rows(self.sample))
+        if bounds is not None and self.sample is not self.observation:  # look between the sampled positions
             at = positions.rows(self.observation).astype(float)
-            near = ((at >= ends[0]) & (at <= ends[1])) | (at == at.max())
-            ends = self._change(PhaseEstimates(self.observation.part(near), phases.pairs), at[near])
-        return ends and ends[1]
+            near = ((at >= bounds[0]) & (at <= bounds[1])) | (at == at.max())
+            bounds = self._tail_bounds(PhaseEstimates(self.observation.part(near), phases.pairs), at[near])
+        return bounds and bounds[1]
 
-    def _change(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
-        """Return the last position whose phases differ from the final phases, and the position after it."""
-        (at, phasors, weight), _ = _divided(phases.series(rows))
-        off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
+    def _tail_bounds(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
+        """Return the last position whose phases differ from the final phases, and the position after it.
+
+        A tail of one position counts if it is not rotated.
+        """
+        at, phasors, weight, _ = phases.series(rows)
+        off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1)
         differ = np.flatnonzero(off > 4 * self.sample.tol)
+        unrotated = (abs(phasors[-1] - 1) <= 4 * self.sample.tol)[weight[-1] > 0].all()
         first = int(differ[-1]) + 1 if len(differ) else len(at)
-        return (float(at[first - 1]), float(at[first])) if first < len(at) - 1 else None
+        return (float(at[first - 1]), float(at[first])) if first < len(at) - (not unrotated) else None
 
-    def _no_rotation(self, positions: TriedPositions) -> None:
-        """Try the formulas that are no rotation."""
-        for pairs in mistaken_hypotheses(self.sample):
-            series, size = _divided(PhaseEstimates(self.sample, pairs).series(positions.rows(self.sample)))
-            for fit in self._fitter(pairs, series).find(False)[:8]:
-                self._try_formula(pairs, fit.fields, size, positions, fit.rank)
-
-    def _try_formula(
-        self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: TriedPositions,
-        rank: Rank = Rank.KNOWN, rounding: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
-        rope = _with_amplitude(RoPE(self.head_dim, **fields, **pairs.fields), size)
-        positions = positions._replace(mistake=pairs.mistake)
-        self._try(Formula(rope, positions, rank, pairs=pairs, rounding=rounding))
-
-    def _narrow_dtypes(self, intended: list[TriedPositions]) -> None:
+    def _narrow_dtypes(self, positions: TriedPositions) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
         rows = np.unique(np.linspace(0, len(self.sample.x) - 1, 64).round().astype(int))
         x, y = self.sample.x[rows], self.sample.y[rows]
+        at = positions.rows(self.sample)[rows, None].astype(float)
         ranked: list[Any] = []
-        for positions, phases in product(intended, self._phases):
-            pairs = phases.pairs
-            if positions.coordinates or pairs.pairing != pairs.out_pairing or pairs.blocks > 1:
+        for pairs in (phases.pairs for phases in self._phases):
+            if pairs.pairing != pairs.out_pairing or pairs.blocks > 1:
                 continue
-            at = positions.rows(self.sample)[rows, None].astype(float)
             for base, sign, rounding in product(self.bases, (1, -1), product(ROUNDERS, QUANTITIES)):
                 cos, sin = tables(at, sign * base**-pairs.exponents, *rounding)
                 off = abs(pairs.forward(x, cos, sin) - y).mean()
-                fields = signed({"base": base}, sign)
-                ranked.append((off, len(ranked), pairs, fields, positions, rounding))
-        for *_, pairs, fields, positions, rounding in sorted(ranked)[:8]:
+                ranked.append((off, len(ranked), pairs, base, sign, rounding))
+        for _, _, pairs, base, sign, rounding in sorted(ranked)[:8]:
+            rope = RoPE(self.head_dim, base=base, scaling=signed(None, sign), **pairs.fields)
             text = f"{rounding[1]} are {rounding[0]}"
-            wrong = replace(pairs, mistake=text, formula=text)
-            self._try_formula(wrong, fields, Amplitude(1.0), positions, rounding=rounding)
+            mistaken, wrong = replace(pairs, formula=text), positions._replace(mistake=text)
+            self._try(Proposal(rope, wrong, mistaken=mistaken, rounding=rounding))
 
     # The result
 
@@ -349,12 +327,6 @@ class Search:
         self._try(Proposal(reversed_rope(rope), positions))
         if rope.inv_freq is None and rope.base != 10000.0:
             self._try(Proposal(replace(rope, base=10000.0), positions))
-
-
-def _divided(series: Series) -> tuple[Series, Amplitude]:
-    """Divide the phasors of a series by their amplitude."""
-    size = amplitude_of(series)
-    return series._replace(phasors=series.phasors / size.value), size
 
 
 def reversed_rope(rope: RoPE) -> RoPE:

@@ -46,7 +46,7 @@ def intended_positions(observation: Observation) -> Iterator[TriedPositions]:
 
 def mistaken_positions(observation: Observation) -> Iterator[TriedPositions]:
     """Yield positions that an implementation may use by mistake."""
-    shape, ndim = observation.before.shape, observation.before.ndim
+    shape, ndim = observation.shape, len(observation.shape)
     intended_axis = observation.seq_axis % ndim - ndim
     intended = [p for p in intended_positions(observation) if not p.coordinates]
     for positions in intended:

@@ -1,5 +1,6 @@
 """Judge a proposal: compare its output, by `RoPE.apply` in float64, with `after`; and choose the best."""
 
+import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -29,62 +30,40 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A rope and positions that may explain the output."""
+    """A rope and positions that may explain the output; or a mistake, whose formula no rope computes."""
 
     rope: RoPE
     positions: TriedPositions
     rank: Rank = Rank.KNOWN
     uncertainty: float = 0.0  # relative, of the numbers that were read off the data
     notes: tuple[str, ...] = ()
+    mistaken: PairHypothesis | None = None
+    rounding: tuple[str, ...] = ()  # a dtype, and the quantity of the formula that is rounded to it
 
     @property
     def code(self) -> str:
-        """The call that reproduces the output."""
-        seq_axis = self.positions.seq_axis
-        last = [f"seq_axis={seq_axis}"] if seq_axis != -2 else []
-        return f"ra.apply({', '.join(['x', self.positions.code, *arguments_of(self.rope), *last])})"
-
-    def variants(self) -> list["Proposal"]:
-        """Return the proposal with the angles of its rope, with exact, and with float32 angles."""
-        choices = dict.fromkeys((self.rope.angles, "exact", "float32"))
-        return [replace(self, rope=replace(self.rope, angles=angles)) for angles in choices]
+        """The call that reproduces the output, or the formula."""
+        arguments, seq_axis = arguments_of(self.rope), self.positions.seq_axis
+        if self.mistaken:
+            rope = f"ra.RoPE({', '.join([str(self.rope.head_dim), *arguments])})"
+            return f"{self.mistaken.formula}; φ of {rope}"
+        arguments += [f"seq_axis={seq_axis}"] if seq_axis != -2 else []
+        return f"ra.apply({', '.join(['x', self.positions.code, *arguments])})"
 
     def output(self, observation: Observation) -> Floats:
         """Return the output for the rows."""
-        pos, seq_axis = self.positions.pos, self.positions.seq_axis
-        if 2 * observation.x.size > observation.before.size:
-            return observation.rows_of(self.rope.apply(observation.before, pos, seq_axis=seq_axis))
+        pos, seq_axis, rope = self.positions.pos, self.positions.seq_axis, self.rope
         at = self.positions.rows(observation)
-        return np.asarray(self.rope.apply(observation.x[:, None], at[:, None])[:, 0])
-
-    def smallest_sizes(self, observation: Observation) -> Floats:
-        """Return the smallest sizes of pairs that errors are relative to."""
-        return np.zeros(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Formula(Proposal):
-    """The formula of a mistake, which no rope computes."""
-
-    pairs: PairHypothesis
-    rounding: tuple[str, ...] = ()  # a dtype, and the quantity that is rounded to it
-
-    @property
-    def code(self) -> str:
-        arguments = [str(self.rope.head_dim), *arguments_of(self.rope)]
-        return f"{self.pairs.formula}; φ of ra.RoPE({', '.join(arguments)})"
-
-    def variants(self) -> list[Proposal]:
-        return [self]
-
-    def output(self, observation: Observation) -> Floats:
-        at = self.positions.rows(observation)[:, None].astype(float)
-        cos, sin = tables(at, np.array(self.rope.frequencies), *self.rounding)
-        return self.pairs.forward(observation.x, self.rope.amplitude * cos, self.rope.amplitude * sin)
-
-    def smallest_sizes(self, observation: Observation) -> Floats:
-        # Without a rotation the pair after may be small: errors are relative to the pair before.
-        return self.rope.amplitude * self.pairs.sizes(observation.x)
+        if self.mistaken:
+            cos, sin = tables(at[:, None].astype(float), np.array(rope.frequencies), *self.rounding)
+            return self.mistaken.forward(observation.x, rope.amplitude * cos, rope.amplitude * sin)
+        if 2 * observation.x.size < math.prod(observation.shape):
+            return np.asarray(rope.apply(observation.x[:, None], at[:, None])[:, 0])
+        # With most rows: angles once for each position.
+        full = np.zeros(observation.shape)
+        full.reshape(-1, rope.head_dim)[observation.rows] = observation.x
+        y = np.asarray(rope.apply(full, pos, seq_axis=seq_axis))
+        return y.reshape(-1, rope.head_dim)[observation.rows]
 
 
 class Trial(NamedTuple):
@@ -110,15 +89,13 @@ def judge(proposal: Proposal, observation: Observation) -> Trial | None:
     """Measure a proposal, by exact and by float32 angles; None if its positions lack the coordinates."""
     if proposal.positions.coordinates != (proposal.rope.axes.count if proposal.rope.axes else 0):
         return None
+    choices = dict.fromkeys((proposal.rope.angles, "exact", "float32"))
     best: Trial | None = None
-    for variant in proposal.variants():
-        trial = measure(variant, observation)
+    for angles in (proposal.rope.angles,) if proposal.mistaken else choices:
+        trial = measure(replace(proposal, rope=replace(proposal.rope, angles=angles)), observation)
         if best is None or trial.mean < best.mean / 2:
             best = trial
-        if (
-            variant.rope.angles == "exact"
-            and min(trial.mean, trial.angles.max()) < (observation.tol / 16) ** 2
-        ):
+        if angles == "exact" and min(trial.mean, trial.angles.max()) < (observation.tol / 16) ** 2:
             break  # float32 angles would not fit better
     return best
 
@@ -126,35 +103,39 @@ def judge(proposal: Proposal, observation: Observation) -> Trial | None:
 def measure(proposal: Proposal, observation: Observation) -> Trial:
     """Compare an output with `after`: `residual` is unrounded, the mean errors are of rounded rows."""
     rope, positions = proposal.rope, proposal.positions
-    rows, y, at = proposal.output(observation), observation.y, positions.rows(observation)
-    floor = np.maximum(1e-150 + 1e-7 * abs(y).max(), proposal.smallest_sizes(observation))
-    floor = np.broadcast_to(floor, rows.shape)
-    sums, largest = np.zeros((2, rows.shape[1])), np.zeros(2)
-    for n in range(0, len(rows), _BLOCK):
+    at = positions.rows(observation)
+    features = [proposal.output(observation), observation.y]
+    if proposal.mistaken:  # without a rotation the pair after may be small: look at the pair before too
+        features.append(rope.amplitude * observation.x)
+    floor = 1e-150 + 1e-7 * abs(observation.y).max()
+    sums, largest = np.zeros((2, rope.head_dim)), np.zeros(2)
+    for n in range(0, len(at), _BLOCK):
         block = slice(n, n + _BLOCK)
-        squares, errors = _errors(observation, rope, rows[block], y[block], at[block], floor[block])
+        squares, errors = _errors(observation, rope, [rows[block] for rows in features], at[block], floor)
         sums, largest = sums + squares, np.maximum(largest, errors)
     residual, worst = map(float, largest)
     explanation = RotationExplanation(
         rope, proposal.code, residual, positions.mistake, positions.seq_axis, proposal.notes
     )
-    return Trial(proposal, explanation, sums[0] / len(rows), 4 * sums[1] / len(rows), worst)
+    return Trial(proposal, explanation, sums[0] / len(at), 4 * sums[1] / len(at), worst)
 
 
 def _errors(
-    observation: Observation, rope: RoPE, rows: Floats, y: Floats, at: Floats, floor: Floats
+    observation: Observation, rope: RoPE, features: list[Floats], at: Floats, floor: float
 ) -> tuple[Floats, Floats]:
-    """Return the sums of squares of the errors and of errors of angles, and the two largest errors."""
+    """Return the sums of squares of the errors and of errors of angles, and the two largest errors.
+
+    Errors are relative to the largest pair in `features`: rows, the rows after, and others.
+    """
+    rows, y, *_ = features
     layout, blocks = rope.out_pairing or rope.pairing, rope.axes.blocks if rope.axes else 1
-    out = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
-    size = np.maximum(abs(rows), abs(y))
-    norm = np.sqrt(np.maximum(*((z[:, out[0]] ** 2 + z[:, out[1]] ** 2) for z in (rows, y))))
-    at = at[:, [a or 0 for a in rope.axes.coordinates]] if rope.axes else at[:, None]
-    slack = observation.angle_errors(at * np.array(rope.frequencies))
-    allowed = np.zeros(rows.shape)
-    for feature in out:
-        size[:, feature], allowed[:, feature] = norm, slack
+    a, b = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
+    at = at[:, [axis or 0 for axis in rope.axes.coordinates]] if rope.axes else at[:, None]
+    size = np.max([abs(z) for z in features], axis=0)
+    size[:, a] = size[:, b] = np.sqrt(np.max([z[:, a] ** 2 + z[:, b] ** 2 for z in features], axis=0))
     size = np.maximum(size, floor)
+    allowed = np.zeros(rows.shape)
+    allowed[:, a] = allowed[:, b] = observation.angle_errors(at * np.array(rope.frequencies))
     off = abs(rows - y) / size
     rounded = (_rounded(rows, observation.after_eps) - y) / size
     squares = np.array([(rounded**2).sum(0), (allowed**2).sum(0)])
