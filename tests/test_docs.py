@@ -47,7 +47,7 @@ def test_a_sharded_rotation_needs_no_communication_on_eight_devices():
         import jax
 
         assert jax.device_count() == 8
-        (program,) = (p for p in docs_blocks.programs() if p.id == "in-my-model/jax.md: Sharding")
+        (program,) = (p for p in docs_blocks.programs() if p.id == "distributed.md: JAX")
         program.run()
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
