@@ -297,7 +297,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(_diffusers._ROWS))
+@pytest.mark.parametrize("name", sorted(_diffusers.table()["classes"]))
 def test_no_class_of_diffusers_leaves_a_doubt(name, tmp_path):
     text = explained(diffusers(name, **SIZES_OF_DIFFUSERS, **NEEDED.get(name, {})), tmp_path, "config.json")
     assert re.search(" Notes .* Doubtful: nothing$", text)
@@ -367,13 +367,15 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *_diffusers._ROWS])
+@pytest.mark.parametrize("name", [*WHOLE, *_diffusers.table()["classes"]])
 def test_any_value_is_read_or_refused(name):
     if name in WHOLE:
         config = WHOLE[name]
         assert rope(config, layer_type=0).rotary_dim
     else:
-        config = diffusers(name, **{**SIZES_OF_DIFFUSERS, **_diffusers.read(diffusers(name))["defaults"]})
+        config = diffusers(
+            name, **{**SIZES_OF_DIFFUSERS, **_diffusers.read_diffusers(diffusers(name))["defaults"]}
+        )
     for key in config:
         for value in HOSTILE:
             with contextlib.suppress(ConfigError):

@@ -18,6 +18,8 @@ _MODULES = {
     **dict.fromkeys(("overrides", "parameters"), _parameters),
     "variant": _variants,
 }
+# Fields of a row that are not of its convention.
+_OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "parts")
 
 
 def read_table(name: str) -> dict[str, dict[str, Any]]:
@@ -27,16 +29,17 @@ def read_table(name: str) -> dict[str, dict[str, Any]]:
 
 def convention_from(row: Row, rows: Mapping[str, Row]) -> Convention:
     """Return the convention of a row; `rows` has the rows that it may be like."""
-    return Convention(**{name: _field(name, value, rows) for name, value in _all_of(row, rows).items()})
+    fields = {name: value for name, value in all_of(row, rows).items() if name not in _OF_THE_MODEL}
+    return Convention(**{name: _field(name, value, rows) for name, value in fields.items()})
 
 
-def _all_of(row: Row, rows: Mapping[str, Row]) -> dict[str, Any]:
+def all_of(row: Row, rows: Mapping[str, Row]) -> dict[str, Any]:
     """Return the fields of a row and of the rows that it is like."""
     likes = row.get("like", ())
     fields: dict[str, Any] = {}
     for name in (likes,) if isinstance(likes, str) else likes:
-        fields |= _all_of(rows[name], rows)
-    return fields | {name: value for name, value in row.items() if name not in ("like", "models", "defaults")}
+        fields |= all_of(rows[name], rows)
+    return {**fields, **row}
 
 
 def _field(name: str, value: Any, rows: Mapping[str, Row]) -> Any:

@@ -81,7 +81,7 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
     if any(key in content for key in _HUGGING_FACE):
         return None
     if isinstance(content.get("_class_name"), str):
-        return _made(_diffusers.read(content))
+        return _made(_diffusers.read_diffusers(content))
     return _by_keys(content)
 
 
@@ -142,8 +142,7 @@ def _made(fields: dict[str, Any]) -> Format:
     parts = {
         name: (Format(name=fields["name"], **part), None) for name, part in fields.get("parts", {}).items()
     }
-    main = () if fields["name"] == "diffusers" else ("text",)
-    return Format(**{**fields, "parts": parts, "main": main})
+    return Format(**{**fields, "parts": parts})
 
 
 # Files

@@ -41,6 +41,7 @@ def model_classes():
 
 
 CLASSES = model_classes()
+TABLE = _diffusers.table()
 
 
 def config_of(name, **changes):
@@ -415,27 +416,26 @@ def test_a_rope_rotates_as_the_library_does(case):
 
 def test_every_class_is_known():
     cases = {case.split(",")[0] for case in CASES}
-    assert cases == set(_diffusers._ROWS)
-    assert {*_diffusers._ROWS, *_diffusers._NO_ROTATION, *_diffusers._NOT_STATED} == set(CLASSES)
+    assert cases == set(TABLE["classes"])
+    assert {*TABLE["classes"], *TABLE["unrotated"], *TABLE["refused"]} == set(CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(_diffusers._ROWS))
+@pytest.mark.parametrize("name", sorted(TABLE["classes"]))
 def test_defaults_are_those_of_the_class(name):
     """A config of an older version may lack a key: the class's own default has its place."""
     own = config_of(name)
-    defaults = json.loads(json.dumps(_diffusers.read({"_class_name": name})["defaults"]))
+    defaults = json.loads(json.dumps(_diffusers.read_diffusers({"_class_name": name})["defaults"]))
     compared = {k: v for k, v in defaults.items() if v is not None and own.get(k) is not None}
     assert compared == {key: own[key] for key in compared}
 
 
 def test_the_docs_count_the_classes():
     page = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
-    kinds = (_diffusers._ROWS, _diffusers._NO_ROTATION, _diffusers._NOT_STATED)
-    read_, none, refused = map(len, kinds)
+    read_, none, refused = (len(TABLE[section]) for section in ("classes", "unrotated", "refused"))
     assert f"{read_} classes that rotate, {none} that do not, and {refused} that are refused" in page
 
 
-@pytest.mark.parametrize("name", sorted(_diffusers._NO_ROTATION))
+@pytest.mark.parametrize("name", sorted(TABLE["unrotated"]))
 def test_a_model_without_rotation_has_an_identity(name):
     reading = read(config_of(name))
     assert reading.rope.rotary_dim == 0
@@ -444,7 +444,7 @@ def test_a_model_without_rotation_has_an_identity(name):
     assert not re.search(r"rotary|\brope|rope_|rope\b", source)
 
 
-@pytest.mark.parametrize("name", sorted(_diffusers._NOT_STATED))
+@pytest.mark.parametrize("name", sorted(TABLE["refused"]))
 def test_a_model_that_no_rope_states_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name}: .* RoPE cannot state it"):
         read(config_of(name))
