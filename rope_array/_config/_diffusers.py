@@ -56,7 +56,7 @@ def read_diffusers(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row_of(content: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """Return a class's row with the fields of the rows that it is like; LTX-2 has a row for each rope_type."""
+    """Return a row with the fields of the rows that it is like; LTX-2 has a row for each rope_type."""
     if (rows := row.get("by_rope_type")) is not None:
         rope_type = content.get("rope_type", "interleaved")
         if rope_type not in ("interleaved", "split"):
