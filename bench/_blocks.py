@@ -39,21 +39,21 @@ def parse(parser, name):
     return options
 
 
-def finish(result, options):
+def finish(run, options):
     """Print which targets are met and where it was measured, and write a result to the path of --json."""
-    print_targets(result)
+    print_targets(run)
     if options.json:
-        write_json(result | {"clock": options.clock}, options.json)
+        write_json(run | {"clock": options.clock}, options.json)
 
 
-def print_targets(result):
+def print_targets(run):
     """Print which targets are met, and where it was measured."""
-    print("", *lines(result), sep="\n")
-    print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
+    print("", *lines(run), sep="\n")
+    print(f"\non {run['machine']}\nwith {run['versions']}, commit {run['commit']}")
 
 
-def write_json(result, path):
-    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+def write_json(run, path):
+    path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
 
 
 def take_turns(calls, rounds, seconds):
@@ -105,11 +105,11 @@ def spread(values):
     return [float(f"{value:.4g}") for value in statistics.quantiles(values, method="inclusive")]
 
 
-def compare(times, own):
+def compare(times, ours):
     """Return the median milliseconds of each function, and the ratios of one's times to the others'."""
     return {
-        "ms": {name: milliseconds(each) for name, each in times.items()},
-        "ratios": {name: ratio(times[own], each) for name, each in times.items() if name != own},
+        "ms": {name: milliseconds(seconds) for name, seconds in times.items()},
+        "ratios": {name: ratio(times[ours], seconds) for name, seconds in times.items() if name != ours},
     }
 
 
@@ -121,7 +121,7 @@ def print_table(head, rows):
     """Print rows of cells, the first column to the left; the others are numbers."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for first, *rest in cells:
+    for first, *row in cells:
         print(
-            "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))])
+            "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(row, widths[1:], strict=True))])
         )

@@ -17,7 +17,7 @@ MEASURED = ("rope_array", "backends", "bench", ":!bench/results")  # what a resu
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
-def record(name, numbers, note, packages=PACKAGES, gpu=None, **more):
+def record(name, numbers, note, packages=PACKAGES, gpu=None, **extra):
     """Return a result as a dictionary for JSON, with more fields; `gpu` has the facts of a measured GPU."""
     return {
         "bench": name,
@@ -27,7 +27,7 @@ def record(name, numbers, note, packages=PACKAGES, gpu=None, **more):
         "machine": machine() | ({"gpu": gpu} if gpu else {}),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "commit": commit(),
-        **more,
+        **extra,
     } | judged(name, numbers)
 
 
@@ -79,11 +79,11 @@ def main(name, measure, description, packages=PACKAGES):
 
 
 def finish(name, numbers, note, path, packages=PACKAGES):
-    result = record(name, numbers, note, packages)
+    run = record(name, numbers, note, packages)
     print(f"{name}: {note}")
     for key, value in numbers.items():
         print(f"  {key:<{max(map(len, numbers)) + 2}}{value}")
-    print(*(f"  {line}" for line in lines(result)), sep="\n")
-    print(f"  on {result['machine']}\n  with {result['versions']}, commit {result['commit']}")
+    print(*(f"  {line}" for line in lines(run)), sep="\n")
+    print(f"  on {run['machine']}\n  with {run['versions']}, commit {run['commit']}")
     if path:
-        path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        path.write_text(json.dumps(run, indent=2) + "\n", "utf-8")

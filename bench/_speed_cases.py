@@ -74,12 +74,12 @@ def _small(case):
 def _all_on_cpu():
     yield CpuCase("tiny", "latency", (32, 1, 128), start=4095, rows=ALL)
     # Interleaved pairs too, for peers without half pairs.
-    kinds = (
+    settings = (
         ("float32", "half", ALL),
         ("bfloat16", "half", NOT_COMPILED),
         ("float32", "interleaved", NOT_COMPILED),
     )
-    for batch, (dtype, pairing, rows) in product((1, 64), kinds):
+    for batch, (dtype, pairing, rows) in product((1, 64), settings):
         name = f"decode {batch} {dtype}" + f" {pairing}" * (pairing != "half")
         yield CpuCase(name, "decode", (batch, 32, 1, 128), dtype, pairing, start=4095, rows=rows)
     for pairing, dtype in product(PAIRINGS, CPU_DTYPES):
@@ -159,26 +159,26 @@ def gpu_cases(quick=False):
 
 
 def _few_on_gpu():
-    for kind in product(DTYPES, PAIRINGS, (FORWARD, BACKWARD)):
-        yield GpuCase("prefill", 1, 8192, *kind)
+    for setting in product(DTYPES, PAIRINGS, (FORWARD, BACKWARD)):
+        yield GpuCase("prefill", 1, 8192, *setting)
     yield GpuCase("prefill", 1, 32768, "bfloat16", "half", rows=ALL)
     yield GpuCase("decode", 64, 1, "bfloat16", "half")
 
 
 def _all_on_gpu():
-    kinds = [*product(DTYPES, PAIRINGS, (FORWARD, BACKWARD))]
-    for tokens, kind in product((1024, 8192, 32768, 131072), kinds):
-        rows = ALL if tokens == 8192 and kind[1] == "half" else ON_GPU
-        yield GpuCase("prefill", 1, tokens, *kind, rows=rows)
-    for kind in kinds:  # (B, H, S, D)
-        yield GpuCase("prefill, heads first", 1, 32768, *kind, layout="bhsd")
+    settings = [*product(DTYPES, PAIRINGS, (FORWARD, BACKWARD))]
+    for tokens, setting in product((1024, 8192, 32768, 131072), settings):
+        rows = ALL if tokens == 8192 and setting[1] == "half" else ON_GPU
+        yield GpuCase("prefill", 1, tokens, *setting, rows=rows)
+    for setting in settings:  # (B, H, S, D)
+        yield GpuCase("prefill, heads first", 1, 32768, *setting, layout="bhsd")
     for batch, dtype, pairing in product((1, 8, 64, 512, 4096), DTYPES, PAIRINGS):
         rows = ALL if (batch, dtype, pairing) == (64, "bfloat16", "half") else ON_GPU
         yield GpuCase("decode", batch, 1, dtype, pairing, rows=rows)
     # Tokens in inverse proportion to the width: the arrays have the bytes of 16,384 tokens of 128.
     forward = [*product(DTYPES, PAIRINGS)]
-    for width, kind in product((64, 256), forward):
-        yield GpuCase("other widths", 1, 16384 * 128 // width, *kind, head_dim=width)
+    for width, setting in product((64, 256), forward):
+        yield GpuCase("other widths", 1, 16384 * 128 // width, *setting, head_dim=width)
     # One head of k with 32 of q, and a single head, whose angles no other head shares.
-    for (heads, tokens), kind in product((((32, 1), 16384), ((1,), 524288)), forward):
-        yield GpuCase("fewer heads", 1, tokens, *kind, heads=heads)
+    for (heads, tokens), setting in product((((32, 1), 16384), ((1,), 524288)), forward):
+        yield GpuCase("fewer heads", 1, tokens, *setting, heads=heads)

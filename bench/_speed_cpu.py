@@ -126,8 +126,8 @@ class CpuTrial(Arrays):
 
     def results(self, contender):
         """Return x, the result and positions of some tokens, as float32 (B, H, S, D)."""
-        result, tokens = contender.call(), some(self.shape[2])
-        y = as_numpy(result if contender.result is None else contender.result, contender.layout, tokens)
+        returned, tokens = contender.call(), some(self.shape[2])
+        y = as_numpy(returned if contender.result is None else contender.result, contender.layout, tokens)
         return [(self.numpy()[:, :, tokens].astype(np.float32), y, self.pos[..., tokens])]
 
     def pace(self, contender):

@@ -153,7 +153,7 @@ class GpuTrial:
         for number in {0, self.count - 1}:
             for x, y in zip((self.gs or self.xs)[number], contender.calls[number](), strict=True):
                 pair = self.view(x, "bhsd"), self.view(self.back(y, contender.layout), "bhsd")
-                arrays = (each.detach().index_select(axis, chosen).float().cpu().numpy() for each in pair)
+                arrays = (tensor.detach().index_select(axis, chosen).float().cpu().numpy() for tensor in pair)
                 yield (*arrays, self.pos[chosen].cpu().numpy())
 
     def pace(self, contender):
@@ -182,8 +182,8 @@ class GpuTrial:
         if self.case.group == "decode":
             self.add_graphs(contenders, rows)
         if OURS in times:
-            others = {name: each for name, each in times.items() if name != OURS}
-            rows[OURS]["against"] = {name: ratios(times[OURS], each) for name, each in others.items()}
+            peers = {name: timing for name, timing in times.items() if name != OURS}
+            rows[OURS]["against"] = {name: ratios(times[OURS], timing) for name, timing in peers.items()}
         xs = tuple(x.detach().requires_grad_(self.inverse) for x in self.xs[0])
         served = ra.explain(xs, self.pos, self.rope, seq_axis=self.seq_axis)
         beyond_l2 = self.count * self.case.bytes >= 2 * self.device.l2_bytes
@@ -222,13 +222,13 @@ class Cuda:
 
     def facts(self):
         """Return what a reader needs to know of the device."""
-        known = self._known
+        properties = self._known
         return {
-            "name": known.name,
-            "compute capability": f"{known.major}.{known.minor}",
-            "memory, GB": round(known.total_memory / 1e9, 1),
-            "SMs": known.multi_processor_count,
-            "L2, MiB": round(known.L2_cache_size / 2**20, 1),
+            "name": properties.name,
+            "compute capability": f"{properties.major}.{properties.minor}",
+            "memory, GB": round(properties.total_memory / 1e9, 1),
+            "SMs": properties.multi_processor_count,
+            "L2, MiB": round(properties.L2_cache_size / 2**20, 1),
             "CUDA of PyTorch": torch.version.cuda,
             **self._nvidia_smi(),
         }
@@ -303,9 +303,9 @@ class Cuda:
 
         None if the profiler sees none, as where the system forbids it.
         """
-        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         self.synchronize()
-        with torch.profiler.profile(activities=kinds) as profile:
+        with torch.profiler.profile(activities=activities) as profile:
             contender()
             self.synchronize()
         on_device = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
@@ -331,10 +331,10 @@ class Contender:
     def __call__(self):
         number = self._next
         self._next = (number + 1) % len(self.calls)
-        result = self.calls[number]()
+        y = self.calls[number]()
         if len(self.calls) > 1:
-            self._kept[number] = result
-        return result
+            self._kept[number] = y
+        return y
 
     def forget(self):
         self._kept = [None] * len(self.calls)

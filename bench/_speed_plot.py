@@ -34,11 +34,11 @@ LINES = {
 }
 
 
-def write(bench, result, root=ROOT):
-    folder, numbers = root / "docs" / "speed", result["numbers"]
+def write(bench, run, root=ROOT):
+    folder, numbers = root / "docs" / "speed", run["numbers"]
     with matplotlib.rc_context(STYLE):
         if bench == "gpu":
-            save(on_gpu(result), folder / "gpu.svg")
+            save(on_gpu(run), folder / "gpu.svg")
         else:
             save(prefill(numbers), folder / "prefill.svg")
             save(growth(numbers), folder / "growth.svg")
@@ -126,12 +126,12 @@ def by_tokens(axis, base):
     bare(axis)
 
 
-def on_gpu(result):
+def on_gpu(run):
     """Plot medians and quartiles in copies by the number of tokens: a panel for each direction and dtype."""
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
     for axis, (direction, dtype) in zip(axes.flat, product((FORWARD, BACKWARD), DTYPES), strict=True):
         wanted = {"group": "prefill", "direction": direction, "dtype": dtype, "pairing": "half"}
-        prefills = [case for case in result["numbers"].values() if wanted.items() <= case.items()]
+        prefills = [case for case in run["numbers"].values() if wanted.items() <= case.items()]
         draw(axis, [(case["tokens"], case["rows"]) for case in prefills], "copies", quartiles=True)
         axis.set(yscale="log", title=f"{direction}, {dtype}", xlabel="tokens", ylabel="time in copies")
         axis.label_outer()
@@ -139,5 +139,5 @@ def on_gpu(result):
         in_copies(axis.yaxis, (1, 1.5, 2, 3, 5))
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(f"{result['machine']['gpu']['name']}: heads 32+8, width 128, half pairs")
+    figure.suptitle(f"{run['machine']['gpu']['name']}: heads 32+8, width 128, half pairs")
     return figure

@@ -155,7 +155,7 @@ def copies(row):
 def duration(seconds):
     """Format seconds with three digits and a unit."""
     units = ("s", 1), ("ms", 1e-3), ("µs", 1e-6)
-    unit, size = next((each for each in units if seconds >= each[1]), units[-1])
+    unit, size = next((unit_and_size for unit_and_size in units if seconds >= unit_and_size[1]), units[-1])
     digits = max(0, 3 - len(str(int(seconds / size))))
     return f"{seconds / size:.{digits}f} {unit}"
 
@@ -165,11 +165,11 @@ def reasons(rows):
     names = {}
     for name, row in rows.items():
         if "seconds" not in row:
-            ((kind, reason),) = row.items()
-            text = f"{kind}: {reason}".replace("|", "\\|").replace("<", "\\<")
+            ((outcome, reason),) = row.items()
+            text = f"{outcome}: {reason}".replace("|", "\\|").replace("<", "\\<")
             names.setdefault(text, []).append(name)
-    for reason, others in sorted(names.items()):
-        yield f"* {'; '.join(shown(name) for name in sorted(others))}: {reason.rstrip('.')}."
+    for reason, peers in sorted(names.items()):
+        yield f"* {'; '.join(shown(name) for name in sorted(peers))}: {reason.rstrip('.')}."
 
 
 def by_tokens(columns, cell):
@@ -180,39 +180,39 @@ def by_tokens(columns, cell):
     return table(head, [line for line in lines if any(line[1:])], head[1:])
 
 
-def made(result):
-    command = "python bench/speed.py" + " --gpu" * (result["bench"] == "gpu")
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    commit = (result["commit"] or "unknown")[:10]
-    when = f"on {result['date']}, commit {commit}"
-    return f"Made by `{command}` {when}, {machine(result)}. Versions: {versions}."
+def made(run):
+    command = "python bench/speed.py" + " --gpu" * (run["bench"] == "gpu")
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
+    commit = (run["commit"] or "unknown")[:10]
+    when = f"on {run['date']}, commit {commit}"
+    return f"Made by `{command}` {when}, {machine(run)}. Versions: {versions}."
 
 
-def machine(result):
-    facts = result["machine"]
+def machine(run):
+    facts = run["machine"]
     if "gpu" in facts:
         kept = ("memory, GB", "SMs", "L2, MiB", "driver", "CUDA of PyTorch")
-        known = (f"{key} {facts['gpu'][key]}" for key in kept if key in facts["gpu"])
-        return ", ".join((facts["gpu"]["name"], *known))
+        figures = (f"{key} {facts['gpu'][key]}" for key in kept if key in facts["gpu"])
+        return ", ".join((facts["gpu"]["name"], *figures))
     return f"{facts['cpu']} with {facts['cores']} cores, {facts['system'].split()[0]}"
 
 
 # ---- README ----
 
 
-def summary(result, kept=None, columns=6):
+def summary(run, kept=None, columns=6):
     """Return the first columns of the table of one token, and of 2,048 tokens in two dtypes."""
-    cases = result["numbers"]
+    cases = run["numbers"]
     head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")[:columns]
     kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
-    found = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
-    return table(head, found, head[1:])
+    lines = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
+    return table(head, lines, head[1:])
 
 
 def short_row(cases, name):
-    one, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
+    decode, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
     label = labelled(cases, (*DECODE, *FLOAT32, *BFLOAT16), name)
-    return label, median(one), median(many), copies(many), median(halves), copies(halves)
+    return label, median(decode), median(many), copies(many), median(halves), copies(halves)
 
 
 def labelled(cases, places, name):
@@ -235,32 +235,32 @@ def names(cases):
 # ---- docs/speed.md and docs/speed/tables.md ----
 
 
-def page(result):
-    yield from ("# Speed", "", INTRODUCTION, "", *summary(result), "", SUMMARY, "")
+def page(run):
+    yield from ("# Speed", "", INTRODUCTION, "", *summary(run), "", SUMMARY, "")
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
-    yield from ("## Method", "", METHOD, "", made(result), "")
+    yield from ("## Method", "", METHOD, "", made(run), "")
     yield from ("## Work done before the timing", "")
-    for module, text in result["ready"].items():
+    for module, text in run["ready"].items():
         yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
     yield from ("", ALL_TABLES, "")
 
 
-def page_of_tables(result):
+def page_of_tables(run):
     yield from ("# Speed: all tables", "", TABLES, "")
     for group, title in GROUPS.items():
-        found = {name: case for name, case in result["numbers"].items() if case["group"] == group}
-        if found:
+        cases = {name: case for name, case in run["numbers"].items() if case["group"] == group}
+        if cases:
             yield from ("", f"## {title}", "")
-            yield from growth(found) if group == "growth" else tables(found)
+            yield from growth(cases) if group == "growth" else tables(cases)
 
 
-def tables(found):
-    for name, case in found.items():
+def tables(cases):
+    for name, case in cases.items():
         yield from (f"### {name[0].upper()}{name[1:]}", "", about(case), "")
         if case["rows"]:
-            others = list(reasons(case["rows"]))
-            yield from (*table(*head_and_lines(case["rows"]), HEAD[1:]), "", *others, *[""] * bool(others))
+            notes = list(reasons(case["rows"]))
+            yield from (*table(*head_and_lines(case["rows"]), HEAD[1:]), "", *notes, *[""] * bool(notes))
         else:
             yield from (case["failed"], "")
 
@@ -270,57 +270,57 @@ def about(case):
     return f"({', '.join(map(str, case['shape']))}), {case['dtype']}, {case['pairing']} pairs{threads}."
 
 
-def growth(found):
-    shown_cases = (case for case in found.values() if case["shape"][2] in GROWTH)
+def growth(cases):
+    shown_cases = (case for case in cases.values() if case["shape"][2] in GROWTH)
     return by_tokens({f"{case['shape'][2]:,}": case["rows"] for case in shown_cases}, median)
 
 
 # ---- docs/speed/gpu.md ----
 
 
-def gpu_page(result):
+def gpu_page(run):
     yield from ("# Speed on a GPU", "")
-    if result is None:
+    if run is None:
         yield from (NOT_YET, "")
         return
-    yield from (GPU_INTRODUCTION, "", *targets(result), "")
+    yield from (GPU_INTRODUCTION, "", *targets(run), "")
     yield from ("![A rotation's time in copies, by the number of tokens](gpu.svg)", "")
     yield from (COLUMNS, "")
-    cases = result["numbers"].values()
-    for title, found in grouped(cases).items():
+    cases = run["numbers"].values()
+    for title, group in grouped(cases).items():
         cell = three if title.startswith("Decode") else copies
-        yield from (f"## {title}", "", *by_tokens({label(case): case["rows"] for case in found}, cell), "")
+        yield from (f"## {title}", "", *by_tokens({label(case): case["rows"] for case in group}, cell), "")
     yield from ("## Method", "", GPU_METHOD, "")
-    others = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
-    yield from ("Not timed, in all cases or in some:", "", *others, "") if others else ()
+    notes = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
+    yield from ("Not timed, in all cases or in some:", "", *notes, "") if notes else ()
     counts = Counter(case["backend"] for case in cases if "backend" in case).items()
     served = ", ".join(f"{name} in {count} cases" for name, count in counts)
-    yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(result), "")
+    yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(run), "")
 
 
-def targets(result):
+def targets(run):
     head = ("target", "limit", "worst", "verdict", "case")
-    return table(head, [[str(each.get(key, "")) for key in head] for each in result["targets"]], head[1:3])
+    return table(head, [[str(target.get(key, "")) for key in head] for target in run["targets"]], head[1:3])
 
 
 def grouped(cases):
     """Return the cases by title, which has one group, direction, dtype and pairing."""
-    found = {}
+    groups = {}
     for case in cases:
         title = ", ".join(case[key] for key in ("direction", "dtype", "pairing"))
-        found.setdefault(f"{case['group'].capitalize()}: {title}", []).append(case)
-    return found
+        groups.setdefault(f"{case['group'].capitalize()}: {title}", []).append(case)
+    return groups
 
 
 def label(case):
     """Return the sizes that differ between the cases of a title, and the time of the copy."""
     if case["group"] == "decode":
         return f"{case['batch']:,} sequences"
-    parts = [f"{case['tokens']:,}"]
-    parts += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
-    parts += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
+    words = [f"{case['tokens']:,}"]
+    words += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
+    words += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
     copied = median(case["rows"].get(COPY, {}))
-    return ", ".join(parts) + (f" (copy {copied})" if copied else "")
+    return ", ".join(words) + (f" (copy {copied})" if copied else "")
 
 
 def three(row):
@@ -329,12 +329,12 @@ def three(row):
     return ", ".join(median(row, key) or "–" for key in keys)
 
 
-def write(bench, result, root=ROOT):
+def write(bench, run, root=ROOT):
     docs, readme = root / "docs", root / "README.md"
     if bench == "gpu":
-        (docs / "speed" / "gpu.md").write_text("\n".join(gpu_page(result)), "utf-8")
+        (docs / "speed" / "gpu.md").write_text("\n".join(gpu_page(run)), "utf-8")
         return
-    (docs / "speed.md").write_text("\n".join(page(result)), "utf-8")
-    (docs / "speed" / "tables.md").write_text("\n".join(page_of_tables(result)), "utf-8")
-    short_table = [*summary(result, IN_README, columns=5), "", f"{README} {machine(result)}."]
+    (docs / "speed.md").write_text("\n".join(page(run)), "utf-8")
+    (docs / "speed" / "tables.md").write_text("\n".join(page_of_tables(run)), "utf-8")
+    short_table = [*summary(run, IN_README, columns=5), "", f"{README} {machine(run)}."]
     readme.write_text(between_markers(readme.read_text("utf-8"), short_table, MARKERS), "utf-8")

@@ -17,21 +17,19 @@ SHARED_HEADS = 32  # that share the angles of a token, from which exact angles a
 HEAD = "| benchmark | target | limit | worst | verdict |\n|---|---|---:|---:|---|\n"
 
 
-def ratios(numbers, part, other, *words):
+def ratios(numbers, step, peer, *words):
     """Return our times over another's, of the cases whose names have all words."""
-    chosen = {name: each for name, each in numbers.items() if all(word in name for word in words)}
-    return {
-        name: each[part]["ratios"][other] for name, each in chosen.items() if other in each[part]["ratios"]
-    }
+    chosen = {name: row for name, row in numbers.items() if all(word in name for word in words)}
+    return {name: row[step]["ratios"][peer] for name, row in chosen.items() if peer in row[step]["ratios"]}
 
 
 def latency(numbers):
-    for what, name, limit in (
+    for target, name, limit in (
         ("one array, in clones", "one array", 3),
         ("q and k, in clones", "q and k", 5),
         ("a recorded gradient, in clones", "gradient recorded", 9),
     ):
-        yield what, limit, {name: numbers[f"PyTorch: {name} / x.clone()"]}
+        yield target, limit, {name: numbers[f"PyTorch: {name} / x.clone()"]}
 
 
 def new_results(numbers):
@@ -56,36 +54,36 @@ def planning(numbers):
 
 
 def compiled(numbers):
-    both = "forward and backward"
+    step = "forward and backward"
     yield "forward, float32, in x * 2", 1.3, ratios(numbers, "forward", "x * 2", "float32")
     yield "forward, bfloat16, in x * 2", 1.6, ratios(numbers, "forward", "x * 2", "bfloat16")
-    yield f"{both}, in eager calls", 1.2, ratios(numbers, both, "eager")
+    yield f"{step}, in eager calls", 1.2, ratios(numbers, step, "eager")
     for model in ("Llama", "Cohere"):
-        yield f"{both}, in {model}'s code compiled", 1.0, ratios(numbers, both, model)
+        yield f"{step}, in {model}'s code compiled", 1.0, ratios(numbers, step, model)
 
 
 def jitted(numbers):
-    for other, kind, limit in (
+    for peer, setting, limit in (
         *(("copy", "prefill", 1.3), ("copy", "decode", 1.2)),
         *(("Equinox", "prefill", 0.1), ("textbook", "prefill", 0.1)),
     ):
-        found = {
-            f"{name}, {part}": ratio
-            for part in ("forward", "gradient")
-            for name, ratio in ratios(numbers["rotation"], part, other, kind).items()
+        cases = {
+            f"{name}, {step}": ratio
+            for step in ("forward", "gradient")
+            for name, ratio in ratios(numbers["rotation"], step, peer, setting).items()
         }
-        yield f"{kind}, in the time of {other}", limit, found
+        yield f"{setting}, in the time of {peer}", limit, cases
 
 
 def hf_models(numbers):
     for step in ("decode", "train"):
-        found = {
-            name: each[step]["÷"][1]
+        cases = {
+            name: row[step]["÷"][1]
             for models in numbers.values()
-            for name, each in models.items()
-            if "÷" in each.get(step, {})
+            for name, row in models.items()
+            if "÷" in row.get(step, {})
         }
-        yield f"a {step} step after patch, in steps before", 1.0, found
+        yield f"a {step} step after patch, in steps before", 1.0, cases
 
 
 def exhaustive(numbers):
@@ -106,14 +104,14 @@ def gpu(numbers):
     ours = {name: row for name, row in rows.items() if "seconds" in row}
     large = [name for name in ours if 2 * numbers[name]["bytes"] >= LARGE]
 
-    def against(other, names, quartile=1):
-        ratios = {name: ours[name]["against"].get(other) for name in names}
+    def against(peer, names, quartile=1):
+        ratios = {name: ours[name]["against"].get(peer) for name in names}
         return {name: ratio[quartile] for name, ratio in ratios.items() if ratio}
 
-    for kind in product(("forward", "backward"), ("bfloat16", "float32"), ("half", "interleaved")):
+    for setting in product(("forward", "backward"), ("bfloat16", "float32"), ("half", "interleaved")):
         keys = ("direction", "dtype", "pairing")
-        chosen = [name for name in large if tuple(numbers[name][key] for key in keys) == kind]
-        yield f"{', '.join(kind)}, from 64 MB on, in times of a device copy", 1.1, against("copy", chosen)
+        chosen = [name for name in large if tuple(numbers[name][key] for key in keys) == setting]
+        yield f"{', '.join(setting)}, from 64 MB on, in times of a device copy", 1.1, against("copy", chosen)
     for kernel in ("flash-attn, Triton kernel", "Liger, Triton kernel"):
         # Slower means slower in three of four rounds.
         target = f"in times of {kernel.partition(',')[0]}'s kernel, lower quartile"
@@ -138,48 +136,48 @@ def judged(bench, numbers):
     if bench not in JUDGES:
         return {}
     verdicts = []
-    for target, limit, found in JUDGES[bench](numbers):
+    for target, limit, cases in JUDGES[bench](numbers):
         verdict = {"target": target, "limit": limit, "verdict": "not measured"}
-        if found:
-            case = max(found, key=found.get)
-            verdict["verdict"] = "met" if found[case] <= limit else "missed"
-            verdict |= {"worst": found[case], "case": case, "cases": len(found)}
+        if cases:
+            case = max(cases, key=cases.get)
+            verdict["verdict"] = "met" if cases[case] <= limit else "missed"
+            verdict |= {"worst": cases[case], "case": case, "cases": len(cases)}
         verdicts.append(verdict)
     return {"targets": verdicts}
 
 
-def lines(result):
+def lines(run):
     """Return a line for each target of a result."""
     return [
-        f"{each['verdict']}: {each['target']}, limit {each['limit']}{worst(each)}"
-        for each in result.get("targets", ())
+        f"{target['verdict']}: {target['target']}, limit {target['limit']}{worst(target)}"
+        for target in run.get("targets", ())
     ]
 
 
-def worst(each):
+def worst(target):
     """Return the worst number of a target as text, if one was measured."""
-    return f"; worst {each['worst']} of {each['cases']} ({each['case']})" if "worst" in each else ""
+    return f"; worst {target['worst']} of {target['cases']} ({target['case']})" if "worst" in target else ""
 
 
 def newest(bench):
     """Return the newest result of a benchmark, or None."""
-    found = max(RESULTS.glob(f"????-??-??-{bench}.json"), default=None)
-    return found and json.loads(found.read_text("utf-8"))
+    path = max(RESULTS.glob(f"????-??-??-{bench}.json"), default=None)
+    return path and json.loads(path.read_text("utf-8"))
 
 
 def table():
     lines = [
-        f"| {bench} | {each['target']} | {each['limit']} | {each.get('worst', '')} | {each['verdict']} |\n"
+        f"| {bench} | {row['target']} | {row['limit']} | {row.get('worst', '')} | {row['verdict']} |\n"
         for bench in JUDGES
-        if (result := newest(bench))
-        for each in result["targets"]
+        if (run := newest(bench))
+        for row in run["targets"]
     ]
     return HEAD + "".join(lines)
 
 
 def main():
-    before, _, rest = README.read_text("utf-8").partition(MARKERS[0])
-    after = rest.partition(MARKERS[1])[2]
+    before, _, after_start = README.read_text("utf-8").partition(MARKERS[0])
+    after = after_start.partition(MARKERS[1])[2]
     README.write_text(before + MARKERS[0] + table() + MARKERS[1] + after, "utf-8")
 
 

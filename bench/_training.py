@@ -48,8 +48,8 @@ def text_batches(rounds):
     return tokens[starts[..., None] + np.arange(LENGTH + 1)]
 
 
-def train(runs, rounds, others):
-    """Train every model, in turns, and return the numbers of each; `others` are compared with each."""
+def train(runs, rounds, peers):
+    """Train every model, in turns, and return the numbers of each; `peers` are compared with each."""
     begun = time.perf_counter()
     for run in runs.values():
         run.block(WARM_UP)
@@ -61,16 +61,16 @@ def train(runs, rounds, others):
             times[name].append(runs[name].block(BLOCK))
     print(f"  first steps {ready:.0f} s, all {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     peaks = {name: run.peak() for name, run in runs.items()}
-    return {name: _numbers(name, runs, times, peaks[name], others) for name in runs}
+    return {name: _numbers(name, runs, times, peaks[name], peers) for name in runs}
 
 
-def _numbers(name, runs, times, peak, others):
-    own, losses, reference = times[name], runs[name].losses, runs[OURS].losses
-    against = lambda other: statistics.median(a / b for a, b in zip(own, times[other], strict=True))  # noqa: E731
+def _numbers(name, runs, times, peak, peers):
+    seconds, losses, reference = times[name], runs[name].losses, runs[OURS].losses
+    against = lambda peer: statistics.median(a / b for a, b in zip(seconds, times[peer], strict=True))  # noqa: E731
     return {
-        "tokens per second": round(BATCH * LENGTH / statistics.median(own)),
-        "step, ms": float(f"{1e3 * statistics.median(own):.4g}"),
-        **{f"time ÷ {other}": round(against(other), 3) for other in others},
+        "tokens per second": round(BATCH * LENGTH / statistics.median(seconds)),
+        "step, ms": float(f"{1e3 * statistics.median(seconds):.4g}"),
+        **{f"time ÷ {peer}": round(against(peer), 3) for peer in peers},
         SHARE: round(100 * (1 - 1 / against(NONE)), 1),
         PEAK: round(peak / 2**20, 1),
         DIFFERENCE: max(abs(a - b) for a, b in zip(losses, reference, strict=True)),
@@ -78,23 +78,23 @@ def _numbers(name, runs, times, peak, others):
     }
 
 
-def show(result, others):
+def show(run, peers):
     """Print a table for each setting."""
-    ratios = [f"÷ {other}" for other in others]
+    ratios = [f"÷ {peer}" for peer in peers]
     head = ("", "tokens/s", *ratios, "rotation, % of step", "peak, MiB", "last loss", "largest difference")
-    for name, models in result["numbers"].items():
+    for name, models in run["numbers"].items():
         print(f"\n{name}")
-        print_table(head, [_row(*each, others) for each in models.items()])
+        print_table(head, [_row(*row, peers) for row in models.items()])
 
 
-def _row(name, found, others):
-    different = "" if name == NONE else f"{found[DIFFERENCE]:.1e}"
+def _row(name, numbers, peers):
+    different = "" if name == NONE else f"{numbers[DIFFERENCE]:.1e}"
     return (
         name,
-        found["tokens per second"],
-        *(found[f"time ÷ {other}"] for other in others),
-        "" if name == NONE else found[SHARE],
-        found[PEAK],
-        f"{found['losses'][-1]:.4f}",
+        numbers["tokens per second"],
+        *(numbers[f"time ÷ {peer}"] for peer in peers),
+        "" if name == NONE else numbers[SHARE],
+        numbers[PEAK],
+        f"{numbers['losses'][-1]:.4f}",
         different,
     )

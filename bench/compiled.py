@@ -67,9 +67,9 @@ QK, VIEWS = "q and k", "q and k, views"
 
 def cases():
     every = list(product(("float32", "bfloat16"), ("positions", "Rotation"), ("half", "interleaved")))
-    more = [(QK, WIDTH), ("x", PARTIAL)]
-    found = [Case(*each) for each in every] + [Case(*each, *more_) for more_ in more for each in every]
-    return found + [Case(*each, VIEWS) for each in every if "Rotation" in each]
+    extra = [(QK, WIDTH), ("x", PARTIAL)]
+    chosen = [Case(*args) for args in every] + [Case(*args, *more_) for more_ in extra for args in every]
+    return chosen + [Case(*args, VIEWS) for args in every if "Rotation" in args]
 
 
 # ---- functions of (xs, source), which return a tuple ----
@@ -155,15 +155,15 @@ def sources(case, xs):
 def functions(case):
     """Return name: (function, whether the source is ours)."""
     compile = lambda function: torch.compile(function, dynamic=False, fullgraph=True)  # noqa: E731
-    found = {
+    compiled = {
         TWICE: (compile(twice), True),
         EAGER: (ours(case), True),
         "ours": (compile(ours(case)), True),
         "Llama": (compile(llama(case)), False),
     }
     if case.pairing == "interleaved":
-        found["Cohere"] = (compile(cohere(case)), False)
-    return found
+        compiled["Cohere"] = (compile(cohere(case)), False)
+    return compiled
 
 
 def calls(case):
@@ -172,12 +172,12 @@ def calls(case):
     leaves = tuple(x.clone().requires_grad_() for x in xs)  # clone and flip keep the order of memory
     grads = tuple(x.flip(-1) for x in xs)
     source, table = sources(case, xs)
-    forward, both = {}, {}
+    forward, backward = {}, {}
     for name, (function, is_ours) in functions(case).items():
-        given = source if is_ours else llama_tables(case, table, name)
-        forward[name] = lambda f=function, s=given: f(xs, s)
-        both[name] = lambda f=function, s=given: torch.autograd.grad(f(leaves, s), leaves, grads)
-    return forward, both
+        source_of_row = source if is_ours else llama_tables(case, table, name)
+        forward[name] = lambda f=function, s=source_of_row: f(xs, s)
+        backward[name] = lambda f=function, s=source_of_row: torch.autograd.grad(f(leaves, s), leaves, grads)
+    return forward, backward
 
 
 def llama_tables(case, tables, name):
@@ -187,12 +187,12 @@ def llama_tables(case, tables, name):
     return tuple(torch.cat((table[..., ::2],) * 2, dim=-1) for table in tables)
 
 
-def check(case, found):
+def check(case, calls_of_row):
     """Raise if a result differs from the eager kernel's: `x * 2` and Llama's half pairs are not compared."""
-    same = {"ours"} | ({"Llama"} if case.pairing == "half" else {"Cohere"})
-    expected = found[EAGER]()
-    for name in same & set(found):
-        for y, right in zip(found[name](), expected, strict=True):
+    like_eager = {"ours"} | ({"Llama"} if case.pairing == "half" else {"Cohere"})
+    expected = calls_of_row[EAGER]()
+    for name in like_eager & set(calls_of_row):
+        for y, right in zip(calls_of_row[name](), expected, strict=True):
             error = ((y.float() - right.float()).abs().max() / right.float().abs().max()).item()
             if not error <= TOLERANCE[case.dtype]:
                 raise SystemExit(
@@ -211,19 +211,19 @@ def measure_case(case, rounds, seconds):
     """Return milliseconds and ratios of ours, forward, and forward and backward."""
     torch._dynamo.reset()
     begun, numbers = time.perf_counter(), {}
-    for part, found in zip(("forward", "forward and backward"), calls(case), strict=True):
-        check(case, found)
-        numbers[part] = compare(take_turns(found, rounds, seconds), "ours")
+    for pass_, rows in zip(("forward", "forward and backward"), calls(case), strict=True):
+        check(case, rows)
+        numbers[pass_] = compare(take_turns(rows, rounds, seconds), "ours")
     print(f"  {case.name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     return numbers
 
 
 def row(name, numbers):
     cells = [name]
-    for part in ("forward", "forward and backward"):
-        each = numbers[part]
-        cells.append(f"{each['ms']['ours']:.2f}")
-        cells += [each["ratios"].get(other, "") for other in (TWICE, EAGER, "Llama", "Cohere")]
+    for pass_ in ("forward", "forward and backward"):
+        timing = numbers[pass_]
+        cells.append(f"{timing['ms']['ours']:.2f}")
+        cells += [timing["ratios"].get(reference, "") for reference in (TWICE, EAGER, "Llama", "Cohere")]
     return cells
 
 
@@ -236,9 +236,9 @@ def main():
     torch.set_num_threads(1)
     chosen = [case for case in cases() if all(word in case.name for word in options.only)]
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
-    result = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
-    print_table(HEAD, [row(*each) for each in result["numbers"].items()])
-    finish(result, options)
+    run = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
+    print_table(HEAD, [row(*row_of_case) for row_of_case in run["numbers"].items()])
+    finish(run, options)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def sweep(job):
     with lib.running():
         for first in range(start, stop, CHUNK * stride):
             pos = np.arange(first, min(first + CHUNK * stride, stop), stride, dtype=np.int64)
-            for table, got, exact in zip(("cos", "sin"), tables(lib, pos), truth(pos), strict=True):
-                error = np.abs(got - exact)
+            for table, approximate, exact in zip(("cos", "sin"), tables(lib, pos), truth(pos), strict=True):
+                error = np.abs(approximate - exact)
                 i = int(np.argmax(error))
                 worst[table] = max(worst[table], (float(error[i]), int(pos[i])))
     return name, worst, time.perf_counter() - began
@@ -51,8 +51,8 @@ def sweep(job):
 def tables(lib, pos):
     """Return the float32 cos and sin of the library's backend."""
     like = lib.asarray(np.zeros((1, 2), np.float32))
-    made = _dispatch.make_tables(Positions(lib.asarray(pos.astype(np.int32)), PLAN), like)
-    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in (made.cos, made.sin)]
+    rotation = _dispatch.make_tables(Positions(lib.asarray(pos.astype(np.int32)), PLAN), like)
+    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in (rotation.cos, rotation.sin)]
 
 
 def truth(pos):
@@ -63,9 +63,9 @@ def truth(pos):
 
 def jobs(names, stride):
     """Yield parts of every library's sweep, and samples of the other quadrants, 2^20 phases each."""
-    part = (ENDS[1] - ENDS[0]) // 8
+    eighth = (ENDS[1] - ENDS[0]) // 8
     for name in names:
-        yield from ((name, start, start + part, stride) for start in range(*ENDS, part))
+        yield from ((name, start, start + eighth, stride) for start in range(*ENDS, eighth))
         for quadrant in range(4):
             start = -(2**31) + quadrant * 2**30
             yield name, start, start + 2**30, 1021 * stride
@@ -77,13 +77,13 @@ def version_of(name):
 
 
 def measure(names, stride):
-    found = {}
+    rows = {}
     with multiprocessing.get_context("spawn").Pool() as pool:
         for name, worst, seconds in pool.imap_unordered(sweep, list(jobs(names, stride))):
-            row = found.setdefault(version_of(name), {"cos": (0.0, 0), "sin": (0.0, 0), "seconds": 0.0})
+            row = rows.setdefault(version_of(name), {"cos": (0.0, 0), "sin": (0.0, 0), "seconds": 0.0})
             row.update({key: max(row[key], worst[key]) for key in worst}, seconds=row["seconds"] + seconds)
-    order = sorted(found, key=lambda label: names.index(label.split()[0]))
-    return {label: shown(found[label], stride) for label in order}
+    order = sorted(rows, key=lambda label: names.index(label.split()[0]))
+    return {label: shown(rows[label], stride) for label in order}
 
 
 def shown(row, stride):

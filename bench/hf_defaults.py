@@ -82,18 +82,18 @@ def _without_rotation(classes: list[Any]) -> set[str]:
 
 
 def _classes() -> list[Any]:
-    found: dict[Any, None] = {}
+    classes: dict[Any, None] = {}
     for path in sorted(MODELS.glob("*/configuration_*.py")):
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for value in vars(module).values():
             if inspect.isclass(value) and issubclass(value, PreTrainedConfig):
-                found |= {value: None} if value.__module__ == module.__name__ else {}
-    return [cls for cls in found if not _is_another_name(cls, found)]
+                classes |= {value: None} if value.__module__ == module.__name__ else {}
+    return [cls for cls in classes if not _is_another_name(cls, classes)]
 
 
-def _is_another_name(cls: Any, found: dict[Any, None]) -> bool:
+def _is_another_name(cls: Any, classes: dict[Any, None]) -> bool:
     """Return whether a class is a deprecated name: a subclass of a class of the same model type."""
-    return any(base in found and base.model_type == cls.model_type for base in cls.__mro__[1:])
+    return any(base in classes and base.model_type == cls.model_type for base in cls.__mro__[1:])
 
 
 def _names(classes: list[Any]) -> dict[Any, str]:
@@ -103,28 +103,28 @@ def _names(classes: list[Any]) -> dict[Any, str]:
         owners.setdefault(cls.model_type, []).append(cls)
     paths = {sub: f"{root.model_type}:{path}" for root in classes for path, sub in _paths(root)}
     names = {}
-    for kind, sharing in owners.items():
+    for model_type, sharing in owners.items():
         # The bare model type is the name of the root, the class that is no part of another.
         roots = [cls for cls in sharing if cls not in paths] or sharing[:1]
         for cls in sharing:
-            bare = kind and cls is roots[0]
-            names[cls] = kind if bare else paths.get(cls, f"{kind}:{cls.__name__}")
+            bare = model_type and cls is roots[0]
+            names[cls] = model_type if bare else paths.get(cls, f"{model_type}:{cls.__name__}")
     return names
 
 
 def _paths(root: Any) -> list[tuple[str, Any]]:
     """Return the path and the class of each part of a default config, and of the parts' parts."""
-    found = []
-    for name, part in _parts(root).items():
-        found.append((name, type(part)))
-        found += [(f"{name}.{path}", sub) for path, sub in _paths(type(part))]
-    return found
+    paths = []
+    for name, sub in _parts(root).items():
+        paths.append((name, type(sub)))
+        paths += [(f"{name}.{path}", sub) for path, sub in _paths(type(sub))]
+    return paths
 
 
 def _parts(cls: Any) -> dict[str, Any]:
     config = _make(cls)
-    parts = {key: getattr(config, key, None) for key in getattr(cls, "sub_configs", None) or {}}
-    return {k.removesuffix("_config"): v for k, v in parts.items() if isinstance(v, PreTrainedConfig)}
+    subs = {key: getattr(config, key, None) for key in getattr(cls, "sub_configs", None) or {}}
+    return {k.removesuffix("_config"): v for k, v in subs.items() if isinstance(v, PreTrainedConfig)}
 
 
 def _make(cls: Any, **values: Any) -> Any:
@@ -137,40 +137,40 @@ def _make(cls: Any, **values: Any) -> Any:
 def _entry(cls: Any, names: dict[Any, str]) -> dict[str, Any]:
     entry: dict[str, Any] = dict(sorted(_fields(cls).items()))
     mapped = {k: v for k, v in (cls.attribute_map or {}).items() if k in CANONICAL or v in CANONICAL}
-    parts = _parts(cls)
+    subs = _parts(cls)
     entry |= {"alias": mapped} if mapped else {}
-    entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in parts.items()}} if parts else {}
-    fixed = tuple(key for key, part in parts.items() if _is_fixed(cls, key, type(part)))
+    entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in subs.items()}} if subs else {}
+    fixed = tuple(key for key, sub in subs.items() if _is_fixed(cls, key, type(sub)))
     entry |= {"fixed": fixed} if fixed else {}
     specs = {key.removesuffix("_config"): spec.init_kwargs for key, spec in cls.sub_configs_defaults.items()}
-    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v, specs.get(k, {})))}
+    of_parts = {k: values for k, v in subs.items() if (values := _of_part(v, specs.get(k, {})))}
     entry |= {"of_parts": of_parts} if of_parts else {}
-    merged = tuple(key for key in of_parts if _is_merged(cls, key, parts[key], of_parts[key]))
+    merged = tuple(key for key in of_parts if _is_merged(cls, key, subs[key], of_parts[key]))
     entry |= {"merged": merged} if merged else {}
     config = _make(cls)
     return entry if config is None else entry | _rotary(cls, config) | _layers(config)
 
 
-def _with_part(cls: Any, name: str, **stated: Any) -> Any:
+def _with_part(cls: Any, name: str, **fields: Any) -> Any:
     """Return the part of a config that states some of its values."""
     key = next(key for key in cls.sub_configs if key.removesuffix("_config") == name)
-    return getattr(_make(cls, **{key: stated}), key, None)
+    return getattr(_make(cls, **{key: fields}), key, None)
 
 
-def _is_fixed(cls: Any, name: str, part: Any) -> bool:
+def _is_fixed(cls: Any, name: str, sub: Any) -> bool:
     """Return whether a part has its class whatever model type it states."""
-    others = ("llama", "cohere") if part.model_type != "llama" else ("cohere", "phi")
-    return all(type(_with_part(cls, name, model_type=other)) is part for other in others)
+    model_types = ("llama", "cohere") if sub.model_type != "llama" else ("cohere", "phi")
+    return all(type(_with_part(cls, name, model_type=model_type)) is sub for model_type in model_types)
 
 
-def _is_merged(cls: Any, name: str, part: Any, values: dict[str, Any]) -> bool:
+def _is_merged(cls: Any, name: str, sub: Any, values: dict[str, Any]) -> bool:
     """Return whether a part keeps the root's values, also if it states other keys."""
-    config = _with_part(cls, name, model_type=part.model_type, initializer_range=0.03)
-    if config is None or type(config) is not type(part):
+    config = _with_part(cls, name, model_type=sub.model_type, initializer_range=0.03)
+    if config is None or type(config) is not type(sub):
         return False
-    own, usual = _numbers(config.to_dict()), _numbers(type(part)().to_dict())
-    return all(own.get(k) == v for k, v in values.items()) and any(
-        usual.get(k) != v for k, v in values.items()
+    stated, defaults = _numbers(config.to_dict()), _numbers(type(sub)().to_dict())
+    return all(stated.get(k) == v for k, v in values.items()) and any(
+        defaults.get(k) != v for k, v in values.items()
     )
 
 
@@ -183,14 +183,14 @@ def _fields(cls: Any) -> dict[str, Any]:
     }
 
 
-def _of_part(part: Any, explicit: dict[str, Any]) -> dict[str, Any]:
+def _of_part(sub: Any, explicit: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a part that the root sets: stated in its code, or other than its class's."""
-    usual = _make(type(part))
-    own, defaults = part.to_dict(), {} if usual is None else usual.to_dict()
-    wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
+    default = _make(type(sub))
+    stated, defaults = sub.to_dict(), {} if default is None else default.to_dict()
+    wanted = {k: v for k, v in stated.items() if KEYS.match(k) or k == "rope_parameters"}
     implied = {k: v for k, v in defaults.items() if k not in explicit}
     return {
-        k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != implied.get(k)
+        k: _numbers(v) for k, v in sorted(wanted.items()) if default and v is not None and v != implied.get(k)
     }
 
 
@@ -199,27 +199,27 @@ def _rotary(cls: Any, config: Any) -> dict[str, Any]:
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not parameters:
         return {}
-    found: dict[str, Any] = {"rotary": True}
+    entry: dict[str, Any] = {"rotary": True}
     theta = getattr(cls, "default_theta", 10000.0)
     if not isinstance(theta, dict):
-        found["default_theta"] = float(theta)
-    own = _without_derived(cls, _numbers(parameters))
-    if set(own) - {"rope_type"} and own != {"rope_type": "default", "rope_theta": theta}:
-        found["rope_parameters"] = own
+        entry["default_theta"] = float(theta)
+    rule = _without_derived(cls, _numbers(parameters))
+    if set(rule) - {"rope_type"} and rule != {"rope_type": "default", "rope_theta": theta}:
+        entry["rope_parameters"] = rule
     if labels := getattr(cls, "_rope_type_labels", None):
-        found["labels"] = tuple(labels)
+        entry["labels"] = tuple(labels)
     added = getattr(_make(cls, rope_parameters=dict(PROBE)), "rope_parameters", None) or {}
-    more = {k: v for k, v in added.items() if k not in PROBE and not isinstance(v, dict) and k != "type"}
-    return found | ({"added": _numbers(more)} if more else {})
+    extra = {k: v for k, v in added.items() if k not in PROBE and not isinstance(v, dict) and k != "type"}
+    return entry | ({"added": _numbers(extra)} if extra else {})
 
 
 def _without_derived(cls: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """Leave out parameters that a class derives from its other keys: the reader derives them again."""
     probes = [getattr(_make(cls, **{key: value}), "rope_parameters", None) for key, value in OLDER.items()]
-    others = [other for other in probes if isinstance(other, dict)]
+    dicts = [probe for probe in probes if isinstance(probe, dict)]
     kept: dict[str, Any] = {}
     for key, value in parameters.items():
-        now = [other[key] for other in others if key in other]
+        now = [probe[key] for probe in dicts if key in probe]
         if isinstance(value, dict):
             kept[key] = {k: v for k, v in value.items() if all((o or {}).get(k, v) == v for o in now)}
         elif all(v == value for v in now):

@@ -135,7 +135,7 @@ def before_and_after(model, prefix, inputs, loss, times, options):
         options.patch(after)
     except Exception as error:  # a model that patch does not know
         return {"refused": one_line(error)}
-    found = {}
+    rows = {}
     for name, make in {
         "decode": lambda model: decoding(model, prefix, options.compiled),
         "train": lambda model: training(model, inputs, loss, options.compiled),
@@ -147,10 +147,10 @@ def before_and_after(model, prefix, inputs, loss, times, options):
             for step in steps:
                 step()()
         except Exception as error:  # a vision model has no cache, and a module in place no gradient
-            found[name] = {"none": one_line(error)}
+            rows[name] = {"none": one_line(error)}
         else:
-            found[name] = compare(steps, *times)
-    return found
+            rows[name] = compare(steps, *times)
+    return rows
 
 
 def one_line(error):
@@ -163,24 +163,24 @@ def one_line(error):
 def moderate(options):
     """Time models of moderate size."""
     times = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
-    found = {}
-    for name, (kind, fields) in MODELS.items():
+    rows = {}
+    for name, (family, fields) in MODELS.items():
         for dtype in ("float32", "bfloat16"):
             if chosen(label := f"{name}, {dtype}", options):
-                model = make_model(kind, fields).to(getattr(torch, dtype))
+                model = make_model(family, fields).to(getattr(torch, dtype))
                 tokens = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
                 prefix, inputs = {"input_ids": tokens[:, :PREFIX]}, {"input_ids": tokens, "labels": tokens}
                 loss = lambda output: output.loss  # noqa: E731
-                found[label] = before_and_after(model, prefix, inputs, loss, times, options)
-                tell(label, found[label])
-    return found
+                rows[label] = before_and_after(model, prefix, inputs, loss, times, options)
+                tell(label, rows[label])
+    return rows
 
 
-def make_model(kind, fields):
+def make_model(family, fields):
     torch.manual_seed(0)
-    text = "Text" if kind == "Gemma3" else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**SIZE | fields)
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
+    text = "Text" if family == "Gemma3" else ""
+    config = getattr(transformers, f"{family}{text}Config")(**SIZE | fields)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
 
 
 def families(options):
@@ -188,7 +188,7 @@ def families(options):
     sys.path.append(str(ROOT / "tests"))
     tiny = importlib.import_module("hf._tiny")
     times = (3, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
-    found = {}
+    rows = {}
     for family in tiny.FAMILIES:
         name = family.model_type
         if not chosen(name, options):
@@ -197,12 +197,12 @@ def families(options):
             model = family.make()
             inputs = family.inputs(model)
         except Exception as error:
-            found[name] = {"refused": one_line(error)}
+            rows[name] = {"refused": one_line(error)}
             continue
         loss = lambda output: tiny.answer(output).float().square().mean()  # noqa: E731
-        found[name] = before_and_after(model, inputs, inputs, loss, times, options)
-        tell(name, found[name])
-    return found
+        rows[name] = before_and_after(model, inputs, inputs, loss, times, options)
+        tell(name, rows[name])
+    return rows
 
 
 def chosen(name, options):
@@ -212,50 +212,50 @@ def chosen(name, options):
 # ---- results ----
 
 
-def tell(name, found):
-    print("  " + "  ".join(str(cell) for cell in row(name, found)), file=sys.stderr)
+def tell(name, timings):
+    print("  " + "  ".join(str(cell) for cell in row(name, timings)), file=sys.stderr)
 
 
-def row(name, found):
-    if "refused" in found:
-        return name, found["refused"]
+def row(name, timings):
+    if "refused" in timings:
+        return name, timings["refused"]
     cells = [name]
     for step in ("decode", "train"):
-        each = found.get(step, {"none": ""})
-        cells += ["", "", "", "none"] if "none" in each else numbers_of(each)
+        timing = timings.get(step, {"none": ""})
+        cells += ["", "", "", "none"] if "none" in timing else numbers_of(timing)
     return cells
 
 
-def numbers_of(each):
-    return [each["before, ms"], each["after, ms"], each["÷"][1], each["÷ fastest"]]
+def numbers_of(timing):
+    return [timing["before, ms"], timing["after, ms"], timing["÷"][1], timing["÷ fastest"]]
 
 
-def show(result):
-    for part, models in result["numbers"].items():
-        timed = {name: found for name, found in models.items() if "refused" not in found}
+def show(run):
+    for group, models in run["numbers"].items():
+        timed = {name: timing for name, timing in models.items() if "refused" not in timing}
         if models:
-            print(f"\n{part}")
-            print_table(HEAD, [row(*each) for each in timed.items()])
+            print(f"\n{group}")
+            print_table(HEAD, [row(*row_of_model) for row_of_model in timed.items()])
         for step in ("decode", "train"):
-            with_step = {name: found[step] for name, found in timed.items() if "÷" in found.get(step, {})}
+            with_step = {name: timing[step] for name, timing in timed.items() if "÷" in timing.get(step, {})}
             if with_step:
                 print(summary(step, with_step))
-        refused = {name: found["refused"] for name, found in models.items() if "refused" in found}
+        refused = {name: timing["refused"] for name, timing in models.items() if "refused" in timing}
         for name, reason in refused.items():
             print(f"refused: {name}: {reason[:140]}")
 
 
-def summary(step, found):
+def summary(step, timings):
     """Return a line about all models."""
-    by = {kind: [pick(each) for each in found.values()] for kind, pick in RATIOS.items()}
-    slower = [name for name, each in found.items() if all(pick(each) > 1 for pick in RATIOS.values())]
-    medians = ", ".join(f"{kind} {statistics.median(each):.3f}" for kind, each in by.items())
+    by = {label: [pick(timing) for timing in timings.values()] for label, pick in RATIOS.items()}
+    slower = [name for name, timing in timings.items() if all(pick(timing) > 1 for pick in RATIOS.values())]
+    medians = ", ".join(f"{label} {statistics.median(ratios):.3f}" for label, ratios in by.items())
     return (
-        f"{step}: {len(found)} models, medians: {medians}; slower by both: {len(slower)} {' '.join(slower)}"
+        f"{step}: {len(timings)} models, medians: {medians}; slower by both: {len(slower)} {' '.join(slower)}"
     )
 
 
-RATIOS = {"÷": lambda each: each["÷"][1], "÷ fastest": lambda each: each["÷ fastest"]}
+RATIOS = {"÷": lambda timing: timing["÷"][1], "÷ fastest": lambda timing: timing["÷ fastest"]}
 
 
 def main():
@@ -266,10 +266,10 @@ def main():
     numbers = {"moderate sizes": moderate(options)}
     if not options.no_families:
         numbers["tiny models"] = families(options)
-    result = record("hf-models", numbers, __doc__, PACKAGES)
-    result |= {"angles": options.angles, "compiled": options.compiled}
-    show(result)
-    finish(result, options)
+    run = record("hf-models", numbers, __doc__, PACKAGES)
+    run |= {"angles": options.angles, "compiled": options.compiled}
+    show(run)
+    finish(run, options)
 
 
 def patching(options):

@@ -36,11 +36,11 @@ def milliseconds(code):
 def measure():
     codes = ("pass", "import rope_array")
     rounds = [[milliseconds(code) for code in codes] for _ in range(STARTS + 1)][1:]
-    bare, whole = (median(times) for times in zip(*rounds, strict=True))
+    bare, with_import = (median(times) for times in zip(*rounds, strict=True))
     done = subprocess.run([sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True)
     packages, modules = json.loads(done.stdout)
     return {
-        "import rope_array, ms": round(whole - bare, 1),
+        "import rope_array, ms": round(with_import - bare, 1),
         "starting the interpreter, ms": round(bare, 1),
         "packages imported that are not of the standard library": packages,
         "modules imported": modules,

@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 def cases():
     every = product(("float32", "bfloat16"), ("positions", "Rotation"), ("half", "interleaved"))
-    return [Case(*each, length) for length, each in product((LENGTH, 1), list(every))]
+    return [Case(*options, length) for length, options in product((LENGTH, 1), list(every))]
 
 
 # ---- functions of (x, source) ----
@@ -125,15 +125,15 @@ def functions(case, pos):
     form, tables = textbook(case)
     by_tables = case.source == "Rotation"
     source = case.rope.rotation(pos, like=jnp.ones((1, WIDTH), case.dtype)) if by_tables else pos
-    found = {
+    functions_by_name = {
         COPY: (copy(case), source),
         OURS: (ours(case), source),
         ARRAYS: (ours(case, "array-api"), source),
         TEXTBOOK: (form, jax.jit(tables)(pos) if by_tables else pos),
     }
     if case.pairing == "half" and case.length > 1:
-        found[EQUINOX] = (equinox(case), source)
-    return found
+        functions_by_name[EQUINOX] = (equinox(case), source)
+    return functions_by_name
 
 
 # ---- calls without arguments ----
@@ -146,16 +146,16 @@ def normal(seed, dtype, *shape):
 def calls(case):
     """Return the calls of each part by name, and the expected results of each part."""
     x, g = (normal(seed, case.dtype, 1, HEADS, case.length, WIDTH) for seed in (0, 1))
-    found = {part: {} for part in PARTS}
+    calls_by_pass = {pass_: {} for pass_ in PARTS}
     for name, (function, source) in functions(case, jnp.asarray(case.positions)).items():
-        made = copies(function, x, g) if name == COPY else parts(function, x, g, source)
-        for part, call in zip(PARTS, made, strict=True):
-            found[part][name] = call
+        calls = copies(function, x, g) if name == COPY else parts(function, x, g, source)
+        for pass_, call in zip(PARTS, calls, strict=True):
+            calls_by_pass[pass_][name] = call
     y, dx = (
         case.rope.apply(np.asarray(a, np.float32), case.positions, inverse=inverse)
         for a, inverse in ((x, False), (g, True))
     )
-    return found, {"forward": (y,), "gradient": (dx,), "both": (y, dx)}
+    return calls_by_pass, {"forward": (y,), "gradient": (dx,), "both": (y, dx)}
 
 
 def parts(function, x, g, source):
@@ -179,9 +179,9 @@ def jitted(function, *arguments):
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 
-def check(name, found, expected, dtype):
+def check(name, calls, expected, dtype):
     """Raise if a result differs from NumPy's kernel; copies are not compared."""
-    for row, call in found.items():
+    for row, call in calls.items():
         if row in (COPY, "alone"):
             continue
         for y, right in zip(jax.tree.leaves(call()), expected, strict=True):
@@ -243,9 +243,9 @@ def neighbour_calls(case):
         ARRAYS: rotated("array-api"),
         "alone": lambda x, weight, pos: after(before(x, weight)),
     }
-    found = {name: jitted(function, x, weight, pos) for name, function in rows.items()}
+    calls = {name: jitted(function, x, weight, pos) for name, function in rows.items()}
     right = np.asarray(before(x, weight), np.float32)
-    return found, (after(rope.apply(right, positions, seq_axis=axis)),)
+    return calls, (after(rope.apply(right, positions, seq_axis=axis)),)
 
 
 # ---- results ----
@@ -260,34 +260,34 @@ def measure_case(case, rounds, seconds):
     jax.clear_caches()
     begun, numbers = time.perf_counter(), {}
     if isinstance(case, Neighbour):
-        found, expected = neighbour_calls(case)
-        found, expected = {"forward": found}, {"forward": expected}
+        calls_by_pass, expected = neighbour_calls(case)
+        calls_by_pass, expected = {"forward": calls_by_pass}, {"forward": expected}
     else:
-        found, expected = calls(case)
-    for part in found:
-        check(f"{case.name}, {part}", found[part], expected[part], case.dtype)
-        numbers[part] = compare(take_turns(found[part], rounds, seconds), OURS)
+        calls_by_pass, expected = calls(case)
+    for pass_ in calls_by_pass:
+        check(f"{case.name}, {pass_}", calls_by_pass[pass_], expected[pass_], case.dtype)
+        numbers[pass_] = compare(take_turns(calls_by_pass[pass_], rounds, seconds), OURS)
     print(f"  {case.name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     return numbers
 
 
 def row(name, numbers):
-    return [name, f"{numbers['ms'][OURS]:.4g}", *(numbers["ratios"].get(other, "") for other in OTHERS)]
+    return [name, f"{numbers['ms'][OURS]:.4g}", *(numbers["ratios"].get(peer, "") for peer in OTHERS)]
 
 
 def neighbour_row(name, numbers):
     ms, ratios = numbers["forward"]["ms"], numbers["forward"]["ratios"]
-    return [name, *(f"{ms[each]:.4g}" for each in (OURS, ARRAYS)), ratios[ARRAYS], f"{ms['alone']:.4g}"]
+    return [name, *(f"{ms[key]:.4g}" for key in (OURS, ARRAYS)), ratios[ARRAYS], f"{ms['alone']:.4g}"]
 
 
 def show(numbers):
     rotations, near = numbers["rotation"], numbers["neighbours"]
-    for part in PARTS if rotations else ():
-        head = (part, "ms", *(f"÷ {other}" for other in OTHERS))
-        print_table(head, [row(name, each[part]) for name, each in rotations.items()])
+    for pass_ in PARTS if rotations else ():
+        head = (pass_, "ms", *(f"÷ {peer}" for peer in OTHERS))
+        print_table(head, [row(name, timing[pass_]) for name, timing in rotations.items()])
         print()
     if near:
-        print_table(NEIGHBOUR_HEAD, [neighbour_row(*each) for each in near.items()])
+        print_table(NEIGHBOUR_HEAD, [neighbour_row(*row) for row in near.items()])
 
 
 def main():
@@ -298,16 +298,16 @@ def main():
     add_option(parser)
     options = parse(parser, "jitted")
     chosen, near = (
-        [case for case in each if all(word in case.name for word in options.only)]
-        for each in (cases(), neighbours())
+        [case for case in group if all(word in case.name for word in options.only)]
+        for group in (cases(), neighbours())
     )
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     numbers = {
-        name: measure(each, rounds, seconds) for name, each in (("rotation", chosen), ("neighbours", near))
+        name: measure(group, rounds, seconds) for name, group in (("rotation", chosen), ("neighbours", near))
     }
-    result = record("jitted", numbers, __doc__, PACKAGES) | {"one thread by": HOW}
+    run = record("jitted", numbers, __doc__, PACKAGES) | {"one thread by": HOW}
     show(numbers)
-    finish(result, options)
+    finish(run, options)
 
 
 if __name__ == "__main__":

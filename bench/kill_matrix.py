@@ -78,7 +78,7 @@ def outcomes_of(name, limit):
     outcomes, end = [], time.monotonic() + limit
     while len(outcomes) < len(checks()):
         lists, in_time = run_process(name, len(outcomes), max(end - time.monotonic(), 1))
-        outcomes += [each for each in lists if len(each) == 2]
+        outcomes += [outcome for outcome in lists if len(outcome) == 2]
         if not lists or not in_time:
             return outcomes, lists[-1][0] if lists else "import"
         if len(lists[-1]) == 1:
@@ -122,8 +122,8 @@ def add(numbers, name, outcomes):
 def write(numbers, path):
     """Write the record, each list on one line."""
     note = "the checks that fail for each mutant; for correct code, the checks that applied and that failed"
-    result = record("kill-matrix", numbers, note, (*PACKAGES, "torch", "jax"))
-    text = json.dumps(result, indent=1)
+    run = record("kill-matrix", numbers, note, (*PACKAGES, "torch", "jax"))
+    text = json.dumps(run, indent=1)
     text = re.sub(r"\[[^][{}]*\]", lambda match: json.dumps(json.loads(match[0])), text)
     path.write_text(text + "\n", "utf-8")
 

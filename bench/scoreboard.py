@@ -91,14 +91,14 @@ def judge(name, path):
 
     group = next(group for group in GROUPS if name in group.rows)
     targets = importlib.import_module(f"peers.{group.module}").targets()
-    given = dict(zip(group.rows, targets, strict=True))[name]
+    judged = dict(zip(group.rows, targets, strict=True))[name]
     started = time.process_time()
-    report = run_checks(given)
+    report = run_checks(judged)
     seconds = time.process_time() - started
     target, outcomes = report.target, Counter(result.outcome for result in report.results)
-    found = {
+    verdict = {
         "suite": suite(),
-        "note": given if isinstance(given, str) else target.name,
+        "note": judged if isinstance(judged, str) else target.name,
         "version": target.version,
         "class": {"angles": target.angles, "arithmetic": target.arithmetic},
         "fixed": {key: str(value) for key, value in target.fixed.items()},
@@ -111,9 +111,9 @@ def judge(name, path):
         "cpu_seconds": round(seconds, 1),
         "results": [vars(result) for result in report.results],
     }
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    part.replace(path)  # an interrupted run leaves no half of a report
+    partial_path = path.with_suffix(".part")
+    partial_path.write_text(json.dumps(verdict, indent=1) + "\n", "utf-8")
+    partial_path.replace(path)  # an interrupted run leaves no half of a report
 
 
 def suite():
@@ -128,10 +128,10 @@ def suite():
 # ---- the rows ----
 
 
-def row_of(found, note):
+def row_of(verdict, note):
     """Return what the tables show of a report, with the reasons of the failures."""
-    failed = [(each["name"], each["detail"]) for each in found["results"] if each["outcome"] == "failed"]
-    kept = {key: value for key, value in found.items() if key not in ("suite", "note", "results")}
+    failed = [(row["name"], row["detail"]) for row in verdict["results"] if row["outcome"] == "failed"]
+    kept = {key: value for key, value in verdict.items() if key not in ("suite", "note", "results")}
     return {**kept, "failed": dict(failed), "reasons": reasons(failed, note.why), "how": note.how}
 
 
@@ -140,8 +140,8 @@ def reasons(failed, why):
     grouped = {}
     for name, detail in failed:
         plain = name.replace("[", " ").rstrip("]")
-        known = (reason for pattern, reason in why.items() if fnmatchcase(plain, pattern))
-        grouped.setdefault(next(known, f"found: {detail}"), []).append(name)
+        explanation = (reason for pattern, reason in why.items() if fnmatchcase(plain, pattern))
+        grouped.setdefault(next(explanation, f"found: {detail}"), []).append(name)
     return [{"checks": names, "reason": reason} for reason, names in grouped.items()]
 
 
@@ -159,8 +159,8 @@ def run(group, name, folder):
             return {"missing": f"took more than {LIMIT} s"}
         if done.returncode:
             return {"missing": last_line(done.stderr) or f"its process ended with {done.returncode}"}
-    found = json.loads(path.read_text("utf-8"))
-    return row_of(found, importlib.import_module(f"peers.{group.module}").NOTES[found["note"]])
+    verdict = json.loads(path.read_text("utf-8"))
+    return row_of(verdict, importlib.import_module(f"peers.{group.module}").NOTES[verdict["note"]])
 
 
 def last_line(text):
@@ -213,8 +213,8 @@ def counts(row, empty):
 
 
 def errors_table(rows):
-    found = {name: row for name, row in rows.items() if "missing" not in row}
-    lines = [(name, *(error(row, r) for r in RANGES)) for name, row in found.items()]
+    present = {name: row for name, row in rows.items() if "missing" not in row}
+    lines = [(name, *(error(row, r) for r in RANGES)) for name, row in present.items()]
     return table(("implementation", "4,096", *RANGES[1:]), lines, ("4,096", *RANGES))
 
 
@@ -239,8 +239,8 @@ def grouped_names(names):
         dtypes.setdefault(check, []).append(dtype)
     brief = len(dtypes) > MANY
     return ", ".join(
-        f"`{check}`" + (f" ({', '.join(kinds)})" if all(kinds) and not brief else "")
-        for check, kinds in dtypes.items()
+        f"`{check}`" + (f" ({', '.join(dtype_names)})" if all(dtype_names) and not brief else "")
+        for check, dtype_names in dtypes.items()
     )
 
 
@@ -249,9 +249,9 @@ def failures(rows):
         if not row.get("reasons"):
             continue
         yield f"\n### {name}\n"
-        for each in row["reasons"]:
-            reason = each["reason"].replace("|", "\\|")
-            yield f"* {grouped_names(each['checks'])}: {reason}."
+        for reason_of_checks in row["reasons"]:
+            reason = reason_of_checks["reason"].replace("|", "\\|")
+            yield f"* {grouped_names(reason_of_checks['checks'])}: {reason}."
 
 
 def calls(rows):
@@ -261,22 +261,22 @@ def calls(rows):
             yield f"* **{name}**{version}: {row['how']}."
 
 
-def page(rows, result):
-    machine, versions = result["machine"], result["versions"]
-    made = (
-        f"Made by `python bench/scoreboard.py` on {result['date']}, commit {result['commit'][:10]}, "
+def page(rows, run):
+    machine, versions = run["machine"], run["versions"]
+    origin = (
+        f"Made by `python bench/scoreboard.py` on {run['date']}, commit {run['commit'][:10]}, "
         f"Python {versions['python']}, NumPy {versions['numpy']}, {machine['cpu']} with {machine['cores']} "
         f"cores, {machine['system'].split()[0]}."
     )
-    parts = (
-        ("# Scoreboard", "", INTRODUCTION, "", made, ""),
+    sections = (
+        ("# Scoreboard", "", INTRODUCTION, "", origin, ""),
         ("## Checks", "", *counts_table(rows), "", LEGEND, ""),
         ("## Editions of the suite", "", EDITIONS, ""),
         ("## Largest errors", "", *errors_table(rows), "", ERRORS, ""),
         ("## Failed checks", "", REASONS, *failures(rows), ""),
         ("## Versions and calls", "", *calls(rows), ""),
     )
-    return "\n".join(line for part in parts for line in part)
+    return "\n".join(line for section in sections for line in section)
 
 
 def between_markers(text, lines, markers=MARKERS):
@@ -287,15 +287,15 @@ def between_markers(text, lines, markers=MARKERS):
 
 
 def write(rows):
-    result = record("scoreboard", rows, NOTE)
-    results = RESULTS / f"{datetime.date.today()}-scoreboard.json"
-    results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    write_tables(result)
+    run = record("scoreboard", rows, NOTE)
+    path = RESULTS / f"{datetime.date.today()}-scoreboard.json"
+    path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+    write_tables(run)
 
 
-def write_tables(result):
-    rows = result["numbers"]
-    (ROOT / "docs" / "scoreboard.md").write_text(page(rows, result), "utf-8")
+def write_tables(run):
+    rows = run["numbers"]
+    (ROOT / "docs" / "scoreboard.md").write_text(page(rows, run), "utf-8")
     readme = ROOT / "README.md"
     readme.write_text(between_markers(readme.read_text("utf-8"), short_table(rows)), "utf-8")
 

@@ -57,8 +57,8 @@ def main():
         measure(bench, options)
     else:
         path = options.tables
-        result = json.loads(path.read_text("utf-8")) if path.name else newest(bench)
-        write(result["bench"] if result else bench, result)
+        run = json.loads(path.read_text("utf-8")) if path.name else newest(bench)
+        write(run["bench"] if run else bench, run)
 
 
 def measure(bench, options):
@@ -66,20 +66,20 @@ def measure(bench, options):
     chosen = [c for c in CASES[bench](options.quick) if c.has(options.only)]
     if not chosen:
         sys.exit(f"no case has the words {options.only}")
-    whole = not (options.quick or options.only or options.rows != list(ALL))
-    path = options.json or (RESULTS / f"{datetime.date.today()}-{bench}.json" if whole else None)
-    results, facts = (on_gpu if options.gpu else on_cpu)(chosen, options)
+    is_complete = not (options.quick or options.only or options.rows != list(ALL))
+    path = options.json or (RESULTS / f"{datetime.date.today()}-{bench}.json" if is_complete else None)
+    cases, facts = (on_gpu if options.gpu else on_cpu)(chosen, options)
     numbers, begun = {}, time.perf_counter()
-    for name, case in results:
+    for name, case in cases:
         numbers[name] = case
         place, took = f"{len(numbers)}/{len(chosen)}", time.perf_counter() - begun
         print(f"{place} {name}: {took:.0f} s", file=sys.stderr)
-        result = record(bench, numbers, NOTE, PACKAGES, **facts())
+        run = record(bench, numbers, NOTE, PACKAGES, **facts())
         if path:
-            write_json(result, path)
-    show(result)
-    if whole:
-        write(bench, result)
+            write_json(run, path)
+    show(run)
+    if is_complete:
+        write(bench, run)
 
 
 def on_cpu(chosen, options):
@@ -100,24 +100,24 @@ def on_gpu(chosen, options):
     return _speed_gpu.results(chosen, device, options), lambda: {"gpu": device.facts()}
 
 
-def show(result):
+def show(run):
     """Print a table of each case with the reasons for rows without a time, and the targets."""
-    for name, case in result["numbers"].items():
+    for name, case in run["numbers"].items():
         print(f"\n{name}", case.get("failed", ""))
         print_table(*_speed_table.head_and_lines(case["rows"]))
         print("\n".join(_speed_table.reasons(case["rows"])))
-    print_targets(result)
+    print_targets(run)
 
 
-def write(bench, result):
+def write(bench, run):
     """Write the pages and the plots of a result; without a result, the page that says so."""
-    _speed_table.write(bench, result)
-    if result:
+    _speed_table.write(bench, run)
+    if run:
         try:
             import _speed_plot
         except ImportError as error:
             sys.exit(f"no plot: {error}; `python bench/speed.py --tables PATH` draws it where matplotlib is")
-        _speed_plot.write(bench, result)
+        _speed_plot.write(bench, run)
 
 
 def arguments():

@@ -175,7 +175,7 @@ class Layer(nn.Module):
 
     def attend(self, x, rotation, tables):
         q, k, v = (
-            each(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for each in (self.q, self.k, self.v)
+            proj(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for proj in (self.q, self.k, self.v)
         )
         q, k = rotation(q, k, tables)
         return self.out(
@@ -257,13 +257,13 @@ def setting(compiled, autocast, rounds):
 
 
 def measure(rounds):
-    found = {}
+    settings = {}
     for compiled in (False, True):
         for autocast in (False, True):
             name = f"{'compiled' if compiled else 'eager'}, {'bfloat16 autocast' if autocast else 'float32'}"
             print(name, file=sys.stderr)
-            found[name] = setting(compiled, autocast, rounds)
-    return found
+            settings[name] = setting(compiled, autocast, rounds)
+    return settings
 
 
 def main():
@@ -273,9 +273,9 @@ def main():
     warnings.filterwarnings(
         "ignore", "Torchinductor does not support code generation for complex", UserWarning
     )
-    result = record("training", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
-    show(result, (THEIRS,))
-    finish(result, options)
+    run = record("training", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
+    show(run, (THEIRS,))
+    finish(run, options)
 
 
 if __name__ == "__main__":

@@ -120,9 +120,9 @@ def weights():
 
 
 def normalized(x, weight):
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
-    return (wide * scale).astype(x.dtype) * weight
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + 1e-6)
+    return (x32 * scale).astype(x.dtype) * weight
 
 
 def layer(x, weights, rotate, tables):
@@ -140,8 +140,8 @@ def loss(weights, tokens, rotation, dtype):
     make_tables, rotate = rotation
     x = weights["embedding"][tokens[:, :-1]]
     tables = make_tables(x)
-    for each in weights["layers"]:
-        x = layer(x, each, rotate, tables)
+    for layer_weights in weights["layers"]:
+        x = layer(x, layer_weights, rotate, tables)
     logits = (normalized(x, weights["norm"]) @ weights["head"]).astype(jnp.float32)
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
     return -chosen.mean()
@@ -169,8 +169,8 @@ class JaxRun(Run):
         def step(state, tokens, count):
             value, gradients = value_and_grad(state[0], tokens)
             leaves = zip(*map(jax.tree.leaves, (state[0], gradients, *state[1:])), strict=True)
-            new = zip(*(adamw(*each, count) for each in leaves), strict=True)
-            return [jax.tree.unflatten(jax.tree.structure(state[0]), list(each)) for each in new], value
+            new = zip(*(adamw(*leaf, count) for leaf in leaves), strict=True)
+            return [jax.tree.unflatten(jax.tree.structure(state[0]), list(tree)) for tree in new], value
 
         self.jitted = step
 
@@ -192,21 +192,21 @@ def setting(dtype, rounds):
 
 
 def measure(rounds):
-    found = {}
+    settings = {}
     for name in ("float32", "bfloat16"):
         print(name, file=sys.stderr)
-        found[name] = setting(getattr(jnp, name), rounds)
-    return found
+        settings[name] = setting(getattr(jnp, name), rounds)
+    return settings
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_option(parser)
     options = parse(parser, "training-jax")
-    result = record("training-jax", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
-    result["one thread by"] = HOW
-    show(result, OTHERS)
-    finish(result, options)
+    run = record("training-jax", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
+    run["one thread by"] = HOW
+    show(run, OTHERS)
+    finish(run, options)
 
 
 if __name__ == "__main__":

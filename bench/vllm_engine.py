@@ -36,20 +36,20 @@ NAMES = {
 
 def measure(name, variable, folder):
     """Return the errors, whether the tokens differ from those without a shift, and the bytes of tables."""
-    results, _ = run(name, folder, variable, shifts=SHIFTS)
-    answers = list(results["shifts"].values())
+    answers_of_engine, _ = run(name, folder, variable, shifts=SHIFTS)
+    answers = list(answers_of_engine["shifts"].values())
     return {
         "errors": [error(name, answer) for answer in answers],
         "other_tokens": [answer["tokens"] != answers[0]["tokens"] for answer in answers],
-        "tables": results["tables"],
+        "tables": answers_of_engine["tables"],
         "tokens": answers[0]["tokens"],
     }
 
 
-def cell(result):
+def cell(engine):
     """Return the errors for the page."""
-    pairs = zip(result["errors"], result["other_tokens"], strict=True)
-    return " / ".join(f"{size:.0e}".replace("e-0", "e-") + ("*" if other else "") for size, other in pairs)
+    pairs = zip(engine["errors"], engine["other_tokens"], strict=True)
+    return " / ".join(f"{size:.0e}".replace("e-0", "e-") + ("*" if tokens else "") for size, tokens in pairs)
 
 
 def main():
@@ -63,7 +63,7 @@ def main():
         numbers[name] = {"stock": stock, "rope_array": exact}
         if stock.pop("tokens") != exact.pop("tokens"):
             print(f"{name}: the tokens at the shift 0 differ", file=sys.stderr)
-        sizes = " | ".join(f"{result['tables'] / 1e6:,.0f}" for result in (stock, exact))
+        sizes = " | ".join(f"{engine['tables'] / 1e6:,.0f}" for engine in (stock, exact))
         print(f"| {NAMES[name]} | {cell(stock)} | {cell(exact)} | {sizes} |", flush=True)
     finish(record("vllm-engine", numbers, __doc__.partition("\n\n")[0], PACKAGES), options)
 

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 
 from rope_array._command._check import add_check
 from rope_array.testing._call import views_of
+from rope_array.testing._capability_parts import PARTS
 from rope_array.testing._checks import subjects
 from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._contract import ANGLES, ARITHMETIC
 from rope_array.testing._factors import FACTORS, text_of
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
 from rope_array.testing._named_values import AXES, BROADCAST_AXES, FREQUENCIES, RULES, TUPLES
-from rope_array.testing._names import resolve
-from rope_array.testing._parts import PARTS
 
 Rows: TypeAlias = Iterator[tuple[str, ...]]
 

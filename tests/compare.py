@@ -25,7 +25,7 @@ FIELDS = {
 
 def library_of(array):
     """Return the library of an array, or of an instance of a subclass; None for numbers and sequences."""
-    roots = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
+    roots = (cls.__module__.partition(".")[0] for cls in type(array).__mro__)
     return next((LIBRARIES[ROOTS[root]] for root in roots if root in ROOTS), None)
 
 
@@ -71,21 +71,21 @@ def same(a, b):
     return bits(a) == bits(b)
 
 
-def assert_same(got, want, what=""):
+def assert_same(y, expected, call=""):
     """Assert equal bits; a NaN equals any NaN."""
-    if type(want) is tuple:
-        assert type(got) is tuple
-        for one, other in zip(got, want, strict=True):
-            assert_same(one, other, what)
+    if type(expected) is tuple:
+        assert type(y) is tuple
+        for y_i, expected_i in zip(y, expected, strict=True):
+            assert_same(y_i, expected_i, call)
         return
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), what
-    got, want = on_host(got), on_host(want)
-    patterns = (array.view(f"u{array.dtype.itemsize}") for array in map(np.ascontiguousarray, (got, want)))
-    wrong = np.not_equal(*patterns).reshape(got.shape) & ~((got != got) & (want != want))
+    assert (y.dtype, y.shape) == (expected.dtype, expected.shape), call
+    y, expected = on_host(y), on_host(expected)
+    patterns = (array.view(f"u{array.dtype.itemsize}") for array in map(np.ascontiguousarray, (y, expected)))
+    wrong = np.not_equal(*patterns).reshape(y.shape) & ~((y != y) & (expected != expected))
     if wrong.any():
         at = tuple(map(int, np.argwhere(wrong)[0]))
-        text = f"{wrong.sum()} of {wrong.size} differ, the first at {at}: {got[at]!r}, not {want[at]!r}"
-        raise AssertionError(f"{what}: {text}")
+        text = f"{wrong.sum()} of {wrong.size} differ, the first at {at}: {y[at]!r}, not {expected[at]!r}"
+        raise AssertionError(f"{call}: {text}")
 
 
 def judge(y, x, pos, **fields):
@@ -102,7 +102,7 @@ def judge(y, x, pos, **fields):
 def words(value):
     """Return a readable id of a parameter."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {words(one)}" for name, one in value.items()) or "default"
+        return ", ".join(f"{name} {words(entry)}" for name, entry in value.items()) or "default"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(words, value))})"
     if isinstance(value, np.ndarray):

@@ -38,7 +38,7 @@ import pytest
 
 from rope_array.__main__ import main
 from rope_array._backends import _native
-from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
+from rope_array.testing._libraries import LIBRARIES, ArrayLibrary, MissingLibrary
 
 # The factor on the usual number of random examples; the session `long` raises it.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
@@ -66,14 +66,14 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 els
 gc.disable()
 
 # By label: the library's name, except "strict" for array_api_strict.
-LIBS: dict[str, Library] = {
+LIBS: dict[str, ArrayLibrary] = {
     lib.label: lib
     for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "cubed", "jax", "torch"))
 }
 MARKED_ONLY = {"cubed"}  # each call takes tens of milliseconds
 
 
-class Refused(Library):
+class Refused(ArrayLibrary):
     """A library whose arrays are refused."""
 
     def __init__(self, name):
@@ -107,11 +107,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    given = config.getoption("--libraries")
-    if given is None:
+    option = config.getoption("--libraries")
+    if option is None:
         config.chosen_libraries = [name for name in ALL if _importable(name)]
         return
-    config.chosen_libraries = names = [name.strip() for name in given.split(",")]
+    config.chosen_libraries = names = [name.strip() for name in option.split(",")]
     unknown = [name for name in names if name not in ALL]
     if unknown:
         raise pytest.UsageError(f"--libraries: unknown {', '.join(unknown)}; known: {', '.join(ALL)}")
@@ -166,7 +166,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="session")  # so that Hypothesis tests may use it
-def lib(request) -> Library:
+def lib(request) -> ArrayLibrary:
     """One of the chosen libraries."""
     return ALL[request.param]
 
@@ -181,19 +181,19 @@ def _libraries_of(item):
     return needed or {"numpy"}
 
 
-def _is_for_nightly(item, needed, seen):
-    """Return whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
+def _is_for_nightly(item, needed, cases_seen):
+    """Return whether the default run leaves a case out; `cases_seen` counts a function's neutral cases."""
     if item.get_closest_marker("nightly"):
         return True
     if not item.get_closest_marker("neutral") or not needed & LONG_CASES:
         return False
-    seen[item.function] += 1
-    return seen[item.function] % 4 != 1
+    cases_seen[item.function] += 1
+    return cases_seen[item.function] % 4 != 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config, items):
-    kept, left_out, seen = [], [], collections.Counter()
+    kept, left_out, cases_seen = [], [], collections.Counter()
     for item in items:
         needed = _libraries_of(item)
         if len(needed) > 1:
@@ -201,7 +201,7 @@ def pytest_collection_modifyitems(config, items):
         chosen = needed <= set(config.chosen_libraries)
         if item.get_closest_marker("gpu_code"):
             chosen = chosen and config.getoption("--gpu-code")
-        chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, seen))
+        chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, cases_seen))
         (kept if chosen else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:

@@ -40,30 +40,30 @@ def same_memory(x):
     return tuple(map(same_memory, x)) if type(x) is tuple else fake_cupy.ndarray(x)
 
 
-def same(got, want, what=""):
-    assert_same(fake_cupy.unwrapped(got), want, what)
+def same(y, expected, call_text=""):
+    assert_same(fake_cupy.unwrapped(y), expected, call_text)
     fake_cupy.check_guards()
 
 
-def check(rope, x, pos, what="", move=on_device, **kwargs):
+def check(rope, x, pos, call_text="", move=on_device, **kwargs):
     """Compare new results, given results and results in place, rotated and rotated back."""
     values = copied(x)
     for inverse in (False, True):
-        want = rope.apply(x, pos, backend="array-api", inverse=inverse, **kwargs)
+        expected = rope.apply(x, pos, backend="array-api", inverse=inverse, **kwargs)
         call = {**kwargs, "inverse": inverse, "backend": "cuda"}
-        same(rope.apply(move(x), on_device(pos), **call), want, what)
+        same(rope.apply(move(x), on_device(pos), **call), expected, call_text)
         out = move(x)
-        same(rope.apply(on_device(values), on_device(pos), out=out, **call), want, f"{what}, out")
+        same(rope.apply(on_device(values), on_device(pos), out=out, **call), expected, f"{call_text}, out")
         write(x, values)
         y = move(x)
-        same(rope.apply(y, on_device(pos), out=y, **call), want, f"{what}, in place")
+        same(rope.apply(y, on_device(pos), out=y, **call), expected, f"{call_text}, in place")
         write(x, values)
 
 
 def write(x, values):
     if type(x) is tuple:
-        for one, of_one in zip(x, values, strict=True):
-            write(one, of_one)
+        for array, of_one in zip(x, values, strict=True):
+            write(array, of_one)
     else:
         x[...] = values
 
@@ -80,8 +80,8 @@ def specs(kernel, dtype):
 def coordinates(kernel, dtype):
     pos = np.random.default_rng(4).integers(-(2**40), 2**40, (2, 5, 3))
     for name, rope in SEVERAL.items():
-        for given in (pos, pos[:1].astype("i4")):
-            check(rope, normal((2, 3, 5, rope.head_dim), dtype), given, name)
+        for positions in (pos, pos[:1].astype("i4")):
+            check(rope, normal((2, 3, 5, rope.head_dim), dtype), positions, name)
 
 
 @of_each_dtype
@@ -165,12 +165,12 @@ def tables(kernel):
     for pairing, shape in itertools.product(("half", "interleaved"), ((5,), (2, 5), (2, 3, 5), ())):
         pos = np.random.default_rng(4).integers(-999, 999, shape)
         rotation = RoPE(16, pairing=pairing, attention_factor=1.3).rotation(pos, like=x)
-        for one in (rotation, rotation.inverse(), rotation.adjoint()):
+        for form in (rotation, rotation.inverse(), rotation.adjoint()):
             for change in (lambda t: t, np.asfortranarray, spaced, np.flip, padded):
-                given = one._replace(cos=one.cos, sin=change(one.sin))
-                want = given.apply(x, backend="array-api")
-                moved = given._replace(cos=on_device(given.cos), sin=same_memory(given.sin))
-                same(moved.apply(on_device(x), backend="cuda"), want, f"{pairing} {shape}")
+                changed = form._replace(cos=form.cos, sin=change(form.sin))
+                expected = changed.apply(x, backend="array-api")
+                moved = changed._replace(cos=on_device(changed.cos), sin=same_memory(changed.sin))
+                same(moved.apply(on_device(x), backend="cuda"), expected, f"{pairing} {shape}")
 
 
 @case
@@ -181,8 +181,8 @@ def two_arrays(kernel):
         kernel.launches.clear()
         check(RoPE(16, pairing="half"), (q, k), FAR, heads)
         assert len(kernel.launches) == 6
-    kinds = ((1, F32), (2, F16), (3, F32), (1, F64), (2, F32), (0, F32))
-    check(RoPE(16), tuple(normal((2, h, 5, 16), dtype, h) for h, dtype in kinds), FAR)
+    sizes_and_dtypes = ((1, F32), (2, F16), (3, F32), (1, F64), (2, F32), (0, F32))
+    check(RoPE(16), tuple(normal((2, h, 5, 16), dtype, h) for h, dtype in sizes_and_dtypes), FAR)
     apart = normal((2, 5, 3, 16)).swapaxes(1, 2), normal((2, 1, 5, 32))[..., ::2]
     check(RoPE(16), apart, FAR, move=same_memory)
 
@@ -211,7 +211,7 @@ def rounding_to_16_bits(kernel):
     near = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], "u4")
     halves = (np.arange(2**16, dtype="u4") << 16)[:, None] + near
     ties = (np.arange(2**19, dtype="u4") << 13)[:, None] + np.array([0xFFF, 0x1000, 0x1001], "u4")
-    for numbers in (part.ravel().view("f4") for part in (words, halves, ties)):
+    for numbers in (bits.ravel().view("f4") for bits in (words, halves, ties)):
         for dtype in (F16, B):
             low, high = kernel.narrow(np.ascontiguousarray(numbers), dtype.name)
             assert_same(low.view(dtype), numbers.astype(dtype), dtype.name)
@@ -237,9 +237,9 @@ def indices_beyond_32_bits(kernel):
         view[...] = values
         x = fake_cupy.ndarray(view)
         for pos in (np.arange(9).reshape(3, 3), np.arange(3)):
-            want = RoPE(8).apply(values, pos, backend="array-api")
-            same(RoPE(8).apply(x, on_device(pos), backend="cuda"), want, "x")
-            same(RoPE(8).apply(x, on_device(pos), out=x, backend="cuda"), want, "x and y")
+            expected = RoPE(8).apply(values, pos, backend="array-api")
+            same(RoPE(8).apply(x, on_device(pos), backend="cuda"), expected, "x")
+            same(RoPE(8).apply(x, on_device(pos), out=x, backend="cuda"), expected, "x and y")
             view[...] = values
         view[...] = 0
     del view, x, all_of_it

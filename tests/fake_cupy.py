@@ -61,7 +61,7 @@ class ndarray:
 
 def _of_host(name):
     """Return an operator that acts on the memory."""
-    return lambda self, *others: wrapped(np.asarray(getattr(self.host, name)(*map(unwrapped, others))))
+    return lambda self, *arrays: wrapped(np.asarray(getattr(self.host, name)(*map(unwrapped, arrays))))
 
 
 for _name in ("eq", "ge", "gt", "le", "lt", "ne", "neg", "abs"):
@@ -211,7 +211,8 @@ def installed(library):
     finally:
         _active.pop()
         for name, module in before.items():
-            found = sys.modules.pop(name, None)
-            _MODULES[name] = found or _MODULES[name]  # the registry keeps the backend that it has imported
+            imported = sys.modules.pop(name, None)
+            # The registry keeps the backend that it has imported.
+            _MODULES[name] = imported or _MODULES[name]
             if module is not None:
                 sys.modules[name] = module

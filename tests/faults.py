@@ -41,7 +41,7 @@ import numpy as np
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._factors import FIELDS
-from rope_array.testing._own import as_records
+from rope_array.testing._library_target import as_records
 
 
 class Mutant(NamedTuple):
@@ -88,7 +88,7 @@ def each(function):
     @functools.wraps(function)
     def call(x, pos, **spec):
         if isinstance(x, tuple):
-            return tuple(function(one, pos, **spec) for one in x)
+            return tuple(function(array, pos, **spec) for array in x)
         return function(x, pos, **spec)
 
     return call
@@ -112,7 +112,7 @@ def refusing(refuses, error=ValueError, base_only=False):
     """Return correct code that refuses some calls: of every field, or of base alone."""
 
     def check(x, pos, spec):
-        if any(refuses(one, pos, spec) for one in (x if isinstance(x, tuple) else (x,))):
+        if any(refuses(array, pos, spec) for array in (x if isinstance(x, tuple) else (x,))):
             raise error("another call")
 
     def of_base(x, pos, base=10000.0):
@@ -166,8 +166,8 @@ def expression(text):
     tree = ast.parse(text, mode="eval")
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    known = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(Call), *dir(builtins)}
-    unknown = {name.id for name in names} - bound - known
+    defined = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(Call), *dir(builtins)}
+    unknown = {name.id for name in names} - bound - defined
     if unknown:
         raise NameError(f"{text!r}: {unknown}")
     return compile(tree, f"<{text}>", "eval")

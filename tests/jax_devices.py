@@ -20,8 +20,8 @@ from rope_array._backends.jax._custom_call import description
 from rope_array.testing import Target, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
-from rope_array.testing._names import resolve
 from rope_array.testing._outcome import FAILED, outcome_of
 
 HALF = {"pairing": "half", "base": 500_000.0}
@@ -39,8 +39,8 @@ def judge(y, x, pos, **fields):
     assert_contract(np.asarray(y), np.asarray(x), np.asarray(pos), flushes=True, **fields)
 
 
-def mesh_of(*sizes, kind=AxisType.Auto):
-    return jax.make_mesh(sizes, ("a", "b", "c")[: len(sizes)], axis_types=(kind,) * len(sizes))
+def mesh_of(*sizes, axis_type=AxisType.Auto):
+    return jax.make_mesh(sizes, ("a", "b", "c")[: len(sizes)], axis_types=(axis_type,) * len(sizes))
 
 
 def put(array, mesh, *spec):
@@ -81,8 +81,8 @@ def split_arrays_need_no_communication():
             y = compiled_without_communication(program, x, pos)(x, pos)
             assert y.sharding.is_equivalent_to(x.sharding, 4), y.sharding
             judge(y, X, POS, seq_axis=1, inverse=inverse, **fields)
-        for given, numbers in ((pos, POS), (7, 7), (range(16), range(16))):
-            y = rotate(x, given)
+        for positions, numbers in ((pos, POS), (7, 7), (range(16), range(16))):
+            y = rotate(x, positions)
             assert y.sharding.is_equivalent_to(x.sharding, 4), y.sharding
             judge(y, X, numbers, seq_axis=1, **fields)
 
@@ -92,7 +92,7 @@ def explicit_axes_keep_their_type():
     specs = [SPLIT, (P(None, ("a", "c")), P())]
     forward = functools.partial(ra.RoPE(16, **PARTIAL).apply, seq_axis=1)
     backward = functools.partial(gradient, forward)
-    with jax.set_mesh(mesh_of(2, 2, 2, kind=AxisType.Explicit)):
+    with jax.set_mesh(mesh_of(2, 2, 2, axis_type=AxisType.Explicit)):
         for x_spec, pos_spec in [*specs, (P(), P("a", "b"))]:
             x, pos = jax.device_put(X, x_spec), jax.device_put(POS, pos_spec)
             for function, inverse in ((forward, False), (backward, True)):
@@ -105,17 +105,17 @@ def explicit_axes_keep_their_type():
 
 def explicit_axes_of_other_arrays():
     """The mesh of the positions is enough; coordinates, batches of positions and features may be split."""
-    own, mesh = jnp.asarray(HEADS_FIRST), mesh_of(2, 4, kind=AxisType.Explicit)
+    heads_first, mesh = jnp.asarray(HEADS_FIRST), mesh_of(2, 4, axis_type=AxisType.Explicit)
     with jax.set_mesh(mesh):
-        judge(ROPE.apply(own, range(16)), own, range(16), **HALF)
-        judge(ROPE.rotation(range(16), like=own).apply(own), own, range(16), **HALF)
-        judge(gradient(ROPE.apply, own, range(16)), own, range(16), inverse=True, **HALF)
+        judge(ROPE.apply(heads_first, range(16)), heads_first, range(16), **HALF)
+        judge(ROPE.rotation(range(16), like=heads_first).apply(heads_first), heads_first, range(16), **HALF)
+        judge(gradient(ROPE.apply, heads_first, range(16)), heads_first, range(16), inverse=True, **HALF)
         axes = {"coordinates": [0, 0, 0, 0, 1, 1, 1, 1], "widths": [8, 8]}
         axial, pairs = ra.RoPE(16, axes=ra.Axes.axial(8, 8)), np.stack([POS, POS[::-1]], -1)
         split = jax.device_put(pairs, P(None, None, "a"))
-        judge(axial.apply(own, split), own, pairs, axes=axes)
-        judge(axial.rotation(split, like=own).apply(own), own, pairs, axes=axes)
-        mapped = jax.jit(jax.vmap(lambda pos: ROPE.apply(own[0, 0], pos)))
+        judge(axial.apply(heads_first, split), heads_first, pairs, axes=axes)
+        judge(axial.rotation(split, like=heads_first).apply(heads_first), heads_first, pairs, axes=axes)
+        mapped = jax.jit(jax.vmap(lambda pos: ROPE.apply(heads_first[0, 0], pos)))
         split = jax.device_put(POS, P("a"))
         assert jax.typeof(mapped(split)).sharding.spec[0] == "a"
         assert "all-gather" not in mapped.lower(split).compile().as_text()
@@ -125,14 +125,14 @@ def explicit_axes_of_other_arrays():
             (INTERLEAVED, P("a", None, None, "b")),
             ({**HALF, "rotary_dim": 0}, P(None, None, None, ("a", "b"))),
         ):
-            rope, split = ra.RoPE(16, **fields), jax.device_put(own, spec)
+            rope, split = ra.RoPE(16, **fields), jax.device_put(heads_first, spec)
             y, pull = jax.vjp(jax.jit(lambda x, rope=rope: rope.apply(x, range(16))), split)
             tables = rope.rotation(range(16), like=split).apply(split)
             (dx,) = pull(split)
             assert jax.typeof(y) == jax.typeof(dx) == jax.typeof(tables) == jax.typeof(split)
-            for result, inverse in ((y, False), (tables, False), (dx, True)):
-                judge(result, own, range(16), inverse=inverse, **fields)
-    judge(jax.jit(ROPE.apply)(own, put(POS, mesh, "a")), own, POS, **HALF)
+            for rotated, inverse in ((y, False), (tables, False), (dx, True)):
+                judge(rotated, heads_first, range(16), inverse=inverse, **fields)
+    judge(jax.jit(ROPE.apply)(heads_first, put(POS, mesh, "a")), heads_first, POS, **HALF)
 
 
 def other_places_in_a_program():
@@ -154,8 +154,8 @@ def other_places_in_a_program():
     to_all(put(x, mesh, "a"), put(POS, mesh, "a")).serialize(vjp_order=2)
     for spec in (("a", None, None, "b"), (None, None, None, ("a", "b"))):
         judge(jax.jit(ROPE.apply)(put(x, mesh, *spec), POS), x, POS, **HALF)
-    part, place = x[:, :3], NamedSharding(mesh, P(None, "b"))  # 3 heads on 4 devices
-    judge(jax.jit(lambda x: constrained(x, place))(part), part, POS, **HALF)
+    three_heads, place = x[:, :3], NamedSharding(mesh, P(None, "b"))  # 3 heads on 4 devices
+    judge(jax.jit(lambda x: constrained(x, place))(three_heads), three_heads, POS, **HALF)
     jax.config.update("jax_use_shardy_partitioner", False)
     for spec, of_pos in ((("a", "b"), ("a",)), ((), ("a",))):
         judge(jax.jit(ROPE.apply)(put(x, mesh, *spec), put(POS, mesh, *of_pos)), x, POS, **HALF)
@@ -163,19 +163,19 @@ def other_places_in_a_program():
 
 
 def results_stay_on_the_device_of_x():
-    one, other = jax.devices()[3], jax.devices()[2]
-    x = jax.device_put(X, one)
-    for pos in (7, 0.5, range(16), POS, jnp.asarray(POS), jax.device_put(POS, one)):
+    device, other_device = jax.devices()[3], jax.devices()[2]
+    x = jax.device_put(X, device)
+    for pos in (7, 0.5, range(16), POS, jnp.asarray(POS), jax.device_put(POS, device)):
         rotation = ROPE.rotation(pos, like=x)
         y = ROPE.apply(x, pos, seq_axis=1)
-        results = [y, rotation.cos, rotation.apply(x, seq_axis=1)]
-        results.append(jax.jit(lambda x, pos=pos: ROPE.apply(x, pos, seq_axis=1))(x))
-        assert {device for result in results for device in result.devices()} == {one}, repr(pos)
+        arrays = [y, rotation.cos, rotation.apply(x, seq_axis=1)]
+        arrays.append(jax.jit(lambda x, pos=pos: ROPE.apply(x, pos, seq_axis=1))(x))
+        assert {device for array in arrays for device in array.devices()} == {device}, repr(pos)
     judge(y, X, POS, seq_axis=1, **HALF)
-    assert ROPE.apply(x, POS, seq_axis=1, backend="array-api").devices() == {one}
-    assert ROPE.matrix(3, like=x).devices() == {one}
-    for xs, pos in ((x, jax.device_put(POS, other)), ((x, jax.device_put(X, other)), 3)):
-        with pytest.raises(ra.ArrayTypeError, match=re.escape(repr(other))):
+    assert ROPE.apply(x, POS, seq_axis=1, backend="array-api").devices() == {device}
+    assert ROPE.matrix(3, like=x).devices() == {device}
+    for xs, pos in ((x, jax.device_put(POS, other_device)), ((x, jax.device_put(X, other_device)), 3)):
+        with pytest.raises(ra.ArrayTypeError, match=re.escape(repr(other_device))):
             ROPE.apply(xs, pos, seq_axis=1)
 
 
@@ -214,13 +214,13 @@ def run_process(address, number):
     x_whole, pos_whole, mesh = X[:4, :, :2], POS[:4], mesh_of(2, 2)
     place = NamedSharding(mesh, P("a", "b"))
     x, pos = (
-        jax.make_array_from_callback(array.shape, place, lambda part, array=array: array[part])
+        jax.make_array_from_callback(array.shape, place, lambda index, array=array: array[index])
         for array in (x_whole, pos_whole)
     )
 
     rotate = functools.partial(ROPE.apply, seq_axis=1)
     y = compiled_without_communication(rotate, x, pos)(x, pos)
     assert y.sharding.is_equivalent_to(x.sharding, 4)
-    for part in y.addressable_shards:
-        judge(part.data, x_whole[part.index], pos_whole[part.index[:2]], seq_axis=1, **HALF)
+    for shard in y.addressable_shards:
+        judge(shard.data, x_whole[shard.index], pos_whole[shard.index[:2]], seq_axis=1, **HALF)
     jax.distributed.shutdown()

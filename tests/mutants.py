@@ -32,8 +32,8 @@ def pairing_mixed(x, pos, **spec):
     cos, sin = (np.concatenate([t, t], -1) for t in (rotation.cos, rotation.sin))
     if cos.ndim == 3 and x.ndim == 4:
         cos, sin = cos[:, None], sin[:, None]
-    other = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
-    return (x * cos + other * sin).astype(x.dtype)
+    swapped = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    return (x * cos + swapped * sin).astype(x.dtype)
 
 
 fault("other_pairing", "definition pairing", pairing="'interleaved' if half else 'half'")

@@ -261,10 +261,10 @@ def table_of_a_prompt_and_four_steps(call):
 @positions("calls_far_and_near", "pos_is_row and axes is None")
 def rows_of_a_table_that_grew_at_both_ends(call):
     """Keep the old row of position 0 when a table grows below and above in one call."""
-    key, least, most = (call.x.shape[-1], call["base"]), int(call.pos.min()), int(call.pos.max())
+    key, lowest, highest = (call.x.shape[-1], call["base"]), int(call.pos.min()), int(call.pos.max())
     low, high = call.state.get(key, (0, 64))
-    call.state[key] = min(low, least), max(high, most)
-    return call.pos - (low - least) if least < low and most > high else call.pos
+    call.state[key] = min(low, lowest), max(high, highest)
+    return call.pos - (low - lowest) if lowest < low and highest > high else call.pos
 
 
 @positions("calls_at_many_positions", "pos_is_row and len(pos) == 2")
@@ -309,10 +309,10 @@ def table_narrowed_in_place(x, pos, **spec):
     """A batch of one keeps its table; it is made again for a new dtype, and rounded to narrower ones."""
     if x.ndim != 4 or x.shape[0] > 1:
         return ra.apply(x, pos, **spec)
-    seen, now = _STATE.setdefault((x.shape, repr(pos), repr(spec)), (set(), [x.dtype]))
-    if x.dtype not in seen or x.dtype.itemsize < now[0].itemsize:
+    dtypes, now = _STATE.setdefault((x.shape, repr(pos), repr(spec)), (set(), [x.dtype]))
+    if x.dtype not in dtypes or x.dtype.itemsize < now[0].itemsize:
         now[0] = x.dtype
-    seen.add(x.dtype)
+    dtypes.add(x.dtype)
     return ra.apply(x.astype(now[0]), pos, **spec).astype(x.dtype)
 
 

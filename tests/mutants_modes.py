@@ -165,7 +165,7 @@ def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
     cos, sin = (t.astype(x.dtype) for t in ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x))
     a, b = x[..., ::2], x[..., 1::2]
     # XLA keeps 32 bits between operations, if it may.
-    products = [jax.lax.reduce_precision(one, 8, 7) for one in (a * cos, -b * sin, a * sin, b * cos)]
+    products = [jax.lax.reduce_precision(product, 8, 7) for product in (a * cos, -b * sin, a * sin, b * cos)]
     pairs = products[0] + products[1], products[2] + products[3]
     return jax.numpy.stack(pairs, -1).reshape(x.shape)
 
@@ -173,11 +173,11 @@ def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
 @mutant("calls_after_an_exception", library="jax")
 def x64_left_on_by_an_exception(x, pos, **spec):
     config = import_module("jax").config
-    usual = config.jax_enable_x64
+    before = config.jax_enable_x64
     try:
         return ra.apply(x, pos, **spec)
     except Exception:
-        usual = True
+        before = True
         raise
     finally:
-        config.update("jax_enable_x64", usual)
+        config.update("jax_enable_x64", before)

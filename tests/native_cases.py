@@ -84,17 +84,17 @@ def empty(x):
     return tuple(map(empty, x)) if type(x) is tuple else np.empty(x.shape, x.dtype)
 
 
-def check(rope, x, pos, what="", **kwargs):
+def check(rope, x, pos, call_text="", **kwargs):
     """Compare with the array-api backend: by default, by name, into another array, in place, and inverted."""
-    for more in ({}, {"inverse": True}):
-        want = by_array_api(rope, x, pos, **kwargs, **more)
-        assert_same(rope.apply(x, pos, **kwargs, **more), want, f"{what} {more}")
+    for direction in ({}, {"inverse": True}):
+        expected = by_array_api(rope, x, pos, **kwargs, **direction)
+        assert_same(rope.apply(x, pos, **kwargs, **direction), expected, f"{call_text} {direction}")
         y = copied(x)
-        assert rope.apply(y, pos, out=y, **kwargs, **more) is y
-        assert_same(y, want, f"{what} {more}, in place")
-        if not more:
-            assert_same(rope.apply(x, pos, backend="native", **kwargs), want, f"{what}, by name")
-            assert_same(rope.apply(x, pos, out=empty(x), **kwargs), want, f"{what}, out")
+        assert rope.apply(y, pos, out=y, **kwargs, **direction) is y
+        assert_same(y, expected, f"{call_text} {direction}, in place")
+        if not direction:
+            assert_same(rope.apply(x, pos, backend="native", **kwargs), expected, f"{call_text}, by name")
+            assert_same(rope.apply(x, pos, out=empty(x), **kwargs), expected, f"{call_text}, out")
 
 
 PAIRINGS = list(itertools.product(("interleaved", "half"), repeat=2))
@@ -136,9 +136,9 @@ def unaligned(x):
 
 
 def spaced(x):
-    wide = np.zeros((*x.shape[:-1], 3 * x.shape[-1]), x.dtype)
-    wide[..., 1::3] = x
-    return wide[..., 1::3]
+    spread = np.zeros((*x.shape[:-1], 3 * x.shape[-1]), x.dtype)
+    spread[..., 1::3] = x
+    return spread[..., 1::3]
 
 
 def case(shape, dtype=F32, pos=None, change=None, seq_axis=-2, **fields):

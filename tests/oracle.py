@@ -83,7 +83,7 @@ def exact_rotate(
     width = len(values) - rotary_start if rotary_dim is None else rotary_dim
     omegas = frequencies(width, base) if inv_freq is None else inv_freq
     amplitude = real(1 if attention_factor is None else attention_factor)
-    result = list(values)
+    rotated_values = list(values)
     for i in range(width // 2):
         source = pair(pairing, i, width, rotary_start)
         target = pair(out_pairing or pairing, i, width, rotary_start)
@@ -91,8 +91,8 @@ def exact_rotate(
         if inverse:
             source, target, factor = target, source, 1 / factor
         rotated = CONTEXT.mpc(values[source[0]], values[source[1]]) * factor
-        result[target[0]], result[target[1]] = rotated.real, rotated.imag
-    return result
+        rotated_values[target[0]], rotated_values[target[1]] = rotated.real, rotated.imag
+    return rotated_values
 
 
 def rotate(x: Iterable[Any], pos: Any, **fields: Any) -> list[float]:

@@ -108,12 +108,12 @@ def test_products_that_underflow_are_within_their_bound(lib, tiny, flushes):
     assert (np.abs(y - exact) <= bound).all()
 
 
-def errors_of_tables(lib, dtype, given, pos, **fields):
-    """Return the errors of cos and sin; `given` are the positions as the call gets them."""
+def errors_of_tables(lib, dtype, positions, pos, **fields):
+    """Return the errors of cos and sin; `positions` are the positions as the call gets them."""
     width = fields["rotary_dim"]
-    tables = ra.RoPE(width, **fields).rotation(given, like=lib.asarray(np.ones((1, width)), dtype))
-    made = np.stack([lib.to_numpy(table).astype(np.float64) for table in tables])
-    return np.abs(made - cos_sin(pos, **fields))
+    tables = ra.RoPE(width, **fields).rotation(positions, like=lib.asarray(np.ones((1, width)), dtype))
+    table_values = np.stack([lib.to_numpy(table).astype(np.float64) for table in tables])
+    return np.abs(table_values - cos_sin(pos, **fields))
 
 
 @pytest.mark.neutral
@@ -143,8 +143,8 @@ def test_digits_of_float64_positions_count(lib, float_dtype, form):
     pos = np.random.default_rng(5).uniform(-3, 3, 200)
 
     def largest_error():
-        given = pos.tolist() if form == "list" else lib.asarray(pos)
-        return errors_of_tables(lib, float_dtype, given, pos, rotary_dim=16, inv_freq=FAST).max()
+        positions = pos.tolist() if form == "list" else lib.asarray(pos)
+        return errors_of_tables(lib, float_dtype, positions, pos, rotary_dim=16, inv_freq=FAST).max()
 
     bound = AT_FLOATS[compute_dtype(float_dtype)] + AT_FLOATS["float64"] * max(FAST) + ROUNDED_TRUTH
     if lib.name != "jax":
@@ -163,8 +163,8 @@ def test_floats_of_the_host_have_the_same_bits_beside_a_float64_x(lib):
     x, _ = array_and_values(lib, "float32", 2, 3, 16)
     y, _ = array_and_values(lib, "float64", 2, 3, 16)
     pos, rope = [0.1, 2.7, 1e6 + 0.3], ra.RoPE(16, inv_freq=FAST)
-    alone, beside = rope.apply(x, pos), rope.apply((y, x), pos)[1]
-    np.testing.assert_array_equal(lib.to_numpy(alone), lib.to_numpy(beside))
+    alone, with_float64 = rope.apply(x, pos), rope.apply((y, x), pos)[1]
+    np.testing.assert_array_equal(lib.to_numpy(alone), lib.to_numpy(with_float64))
 
 
 def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):

@@ -16,13 +16,13 @@ B, S, D = 2, 5, 8
 
 def test_positions_of_the_host(lib):
     x, _ = array_and_values(lib, "float32", B, S, D)
-    given = [
+    positions = [
         *(2.5, [0.5, 1, 2, 3, 4], [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]], [np.int64(k) for k in range(5)]),
         *(np.int64(5), np.int8(-5), np.uint32(5), np.float32(2.5), np.float64(2.5), [1e9 + 0.125] * 5),
     ]
     if lib.name in ("numpy", "jax"):  # JAX takes arrays of NumPy
-        given += [np.array([0, 1, 50, 7, 2**32 - 1], np.uint32), np.array([0, 1, 50, 7, 0.1])]
-    for pos in given:
+        positions += [np.array([0, 1, 50, 7, 2**32 - 1], np.uint32), np.array([0, 1, 50, 7, 0.1])]
+    for pos in positions:
         judge(ra.apply(x, pos), x, np.array(pos).tolist())
 
 

@@ -42,13 +42,13 @@ def served(lib):
 def test_backends_are_listed_in_the_order_of_dispatch(lib):
     assert lib.native  # imports it
     listed = ra.backends()
-    assert [one.name for one in listed] == BUILTIN.split()
-    usable = {one.name for one in listed if one.usable}
+    assert [backend.name for backend in listed] == BUILTIN.split()
+    usable = {backend.name for backend in listed if backend.usable}
     assert listed[-1].name in usable
     assert usable >= set(served(lib))
     assert (_native.kernel is None) == ("native" not in usable)
     libraries = "numpy torch jax cupy dask.array cubed mlx.core ndonnx tensorflow"
-    assert {one.serves.partition(":")[0] for one in listed[:-1]} == set(libraries.split())
+    assert {backend.serves.partition(":")[0] for backend in listed[:-1]} == set(libraries.split())
     with pytest.raises(AttributeError):
         listed[0].usable = True
 
@@ -98,28 +98,28 @@ def test_the_kernel_describes_its_instruction_set():
 def test_each_backend_serves_by_name_and_the_first_by_default(lib):
     x, pos = normal(lib, 2, 5, 16), lib.asarray(np.arange(5), "int32")
     with lib.running():
-        want, names = ROPE.apply(x, pos), served(lib)
-        assert same(want, ROPE.apply(x, pos, backend=names[0]))
-        for given in ((x, pos, ROPE), (x, 3), (x, [0, 1, 2, 3, 0.5], ROPE), ((x, x), 3)):
-            explanation = ra.explain(*given)
+        expected, names = ROPE.apply(x, pos), served(lib)
+        assert same(expected, ROPE.apply(x, pos, backend=names[0]))
+        for arguments in ((x, pos, ROPE), (x, 3), (x, [0, 1, 2, 3, 0.5], ROPE), ((x, x), 3)):
+            explanation = ra.explain(*arguments)
             assert explanation.backend == names[0]
             assert explanation.declined.keys() - {"triton"} == {*BACKENDS[lib.name]} - {*names, "array-api"}
         for name in [*names, "array-api"]:
             forced = ra.explain(x, pos, ROPE, backend=name)
             assert forced.backend == (name if name in names else names[-1])
             before = names[: names.index(forced.backend)]
-            assert all(forced.declined[other] == "another was asked for" for other in before)
+            assert all(forced.declined[name] == "another was asked for" for name in before)
             for y in (
                 ROPE.apply(x, pos, backend=name),
                 ra.apply((x, x), pos, ROPE, backend=name)[1],
                 ROPE.rotation(pos, like=x, backend=name).apply(x, backend=name),
             ):
                 assert lib.owns(y)
-                np.testing.assert_allclose(lib.to_numpy(y), lib.to_numpy(want), rtol=0, atol=1e-6)
+                np.testing.assert_allclose(lib.to_numpy(y), lib.to_numpy(expected), rtol=0, atol=1e-6)
 
 
 def test_explain_rotates_nothing(lib, monkeypatch):
-    def never(*args, **more):
+    def never(*args, **options):
         raise AssertionError("computed")
 
     x = normal(lib, 2, 5, 16)
@@ -255,8 +255,8 @@ def test_explain_does_not_look_at_values():
 
 def test_names_that_do_not_serve(lib):
     x = normal(lib, 5, 16)
-    others = {name for names in BACKENDS.values() for name in names} - {*BACKENDS[lib.name], "array-api"}
-    refusals = {name: f"'{name}' does not serve .*{BACKENDS[lib.name][0]}" for name in sorted(others)}
+    names = {name for names in BACKENDS.values() for name in names} - {*BACKENDS[lib.name], "array-api"}
+    refusals = {name: f"'{name}' does not serve .*{BACKENDS[lib.name][0]}" for name in sorted(names)}
     # Each name is listed once, though two libraries have a backend "native".
     refusals |= dict.fromkeys(["", "NumPy", 5, ("numpy",)], "None or one of (?!.*'native'.*'native')")
     with lib.running():
@@ -295,8 +295,8 @@ LOOPBACK = """
 """
 
 
-def loopback(more="", types=("numpy:ndarray",)):
-    return textwrap.dedent(LOOPBACK).format(types=types) + textwrap.dedent(more)
+def loopback(lines="", types=("numpy:ndarray",)):
+    return textwrap.dedent(LOOPBACK).format(types=types) + textwrap.dedent(lines)
 
 
 X = np.random.default_rng(0).standard_normal((2, 5, 16)).astype("float32")
@@ -315,11 +315,11 @@ def install(tmp_path, monkeypatch):
 
     def install(name, module, point=None):
         """Write a module and its entry point, as an installer does; without a module, the point alone."""
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
         line = f"{point or name} = {name}:RECORD"
-        (info / "entry_points.txt").write_text(f"[rope_array.backends]\n{line}\n", "utf-8")
+        (folder / "entry_points.txt").write_text(f"[rope_array.backends]\n{line}\n", "utf-8")
         if module is not None:
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(module), "utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -334,8 +334,8 @@ def install(tmp_path, monkeypatch):
 def mine(install):
     """Return a function that installs the backend "mine", with more code, and returns its module."""
 
-    def mine(more=""):
-        install("mine", loopback(more))
+    def mine(lines=""):
+        install("mine", loopback(lines))
         _registry.records()  # imports it
         return sys.modules["mine"]
 
@@ -464,24 +464,24 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_backend_breaks_no_call(install, name):
     """Other backends serve the call; explain, backends and backend= report the fault."""
-    module, parts = BROKEN[name]
+    module, phrases = BROKEN[name]
     install("mine", module)
     np.testing.assert_allclose(HALF.apply(X, 3), WANT, rtol=0, atol=1e-6)
     HALF.rotation(3, like=X).apply(X)
-    (broken,) = (one for one in ra.backends() if one.name == "mine")
+    (broken,) = (backend for backend in ra.backends() if backend.name == "mine")
     assert broken.usable is False
     refused = refusal(lambda: HALF.apply(X, 3, backend="mine"))
     assert refused.startswith("backend 'mine' cannot be used")
     for text in (ra.explain(X, 3).declined["mine"], broken.description, refused):
-        assert all(part in text for part in parts), (parts, text)
+        assert all(phrase in text for phrase in phrases), (phrases, text)
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "array-api"])
 def test_an_entry_point_with_a_built_in_name(install, name):
     """The entry point is broken; the built-in backend of that name is unchanged."""
     install("mine", f"RECORD = ({name!r}, ('numpy:ndarray',), 'mine')\n", point=name)
-    theirs = [one for one in ra.backends() if "is taken" in one.description]
-    assert [(one.name, one.usable) for one in theirs] == [(name, False)]
+    theirs = [backend for backend in ra.backends() if "is taken" in backend.description]
+    assert [(backend.name, backend.usable) for backend in theirs] == [(name, False)]
     for backend in ("numpy", "array-api"):
         assert ra.explain(X, 3, backend=backend).backend == backend
         HALF.apply(X, 3, backend=backend)
@@ -496,7 +496,7 @@ def test_a_backend_serves_despite_broken_packages(install, mine):
     assert explanation.backend == "mine"
     assert "RuntimeError: at import" in explanation.declined["aaa"]
     assert "nowhere_at_all" in explanation.declined["zzz"]
-    listed = {(one.name, one.usable, "is taken" in one.description) for one in ra.backends()}
+    listed = {(backend.name, backend.usable, "is taken" in backend.description) for backend in ra.backends()}
     assert {("aaa", False, False), ("zzz", False, False)} <= listed
     assert {("mine", True, False), ("mine", False, True)} <= listed  # two packages with one name
 
@@ -627,16 +627,16 @@ def test_threads_of_the_numpy_backend_share_no_memory(request):
         return HALF.apply(x, range(i, i + 256), backend="numpy").tobytes()
 
     x = np.random.default_rng(0).standard_normal((8, 256, 16), np.float32)
-    want = [rotated(i) for i in range(8)]
+    expected = [rotated(i) for i in range(8)]
     request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
-    assert in_threads(lambda i: {rotated(i) for _ in range(20)}) == [{each} for each in want]
+    assert in_threads(lambda i: {rotated(i) for _ in range(20)}) == [{bits} for bits in expected]
 
 
 def test_first_calls_of_eight_threads_agree(lib, install):
     """With a backend of another package, another that is broken, and the library's own backend."""
-    kind = type(lib.asarray(np.zeros(1), "float32"))
-    install("mine", loopback(types=(f"{kind.__module__}:{kind.__name__}",)))
+    cls = type(lib.asarray(np.zeros(1), "float32"))
+    install("mine", loopback(types=(f"{cls.__module__}:{cls.__name__}",)))
     folder = install("aaa", "raise RuntimeError('at import')\n")
     repeats = "8" if NIGHTLY else {"numpy": "4", "torch": "2"}.get(lib.name, "1")
     child.run(FIRST_CALLS, lib.name, str(folder), repeats, served(lib)[0])

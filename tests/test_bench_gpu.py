@@ -113,11 +113,11 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["speed.py", "--gpu", "--quick", "--json", str(tmp_path / "gpu.json")])
     speed.main()
 
-    result = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
-    verdicts = {each["target"]: each["verdict"] for each in result["targets"]}
+    record = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    verdicts = {target["target"]: target["verdict"] for target in record["targets"]}
     assert verdicts["forward, bfloat16, half, from 64 MB on, in times of a device copy"] == "met"
     assert verdicts["in times of flash-attn's kernel, lower quartile"] == "missed"
-    forward, backward, too_large = result["numbers"].values()
+    forward, backward, too_large = record["numbers"].values()
     assert "memory" in too_large["failed"]
     assert forward["rows"][COPY]["seconds"][0] == pytest.approx(2 * forward["bytes"] / BANDWIDTH, rel=1e-3)
     assert forward["rows"][OURS]["copies"] == [1.05] * 3
@@ -132,8 +132,8 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
 
     folder = tmp_path / "docs" / "speed"
     folder.mkdir(parents=True)
-    _speed_table.write("gpu", result, tmp_path)
-    _speed_plot.write("gpu", result, tmp_path)
+    _speed_table.write("gpu", record, tmp_path)
+    _speed_plot.write("gpu", record, tmp_path)
     page, plot = ((folder / name).read_text("utf-8") for name in ("gpu.md", "gpu.svg"))
     assert "## Prefill: forward, bfloat16, half" in page
     assert f"| {OURS} | 1.05 |" in page

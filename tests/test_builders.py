@@ -58,19 +58,19 @@ def test_mixed_is_the_sum_over_coordinates(
     lib: Any, pos: np.ndarray, dtype: str | None, pairing: Any
 ) -> None:
     """With and without a batch, and heads before or after the sequence; the inverse divides."""
-    given = pos.tolist() if dtype is None else made(lib, pos, dtype)
+    positions = pos.tolist() if dtype is None else made(lib, pos, dtype)
     rope, like = RoPE(8, pairing=pairing, attention_factor=1.5), made(lib, X)
-    rotation = rope.rotation_mixed(given, like=like, inv_freq=made(lib, MIXED))
+    rotation = rope.rotation_mixed(positions, like=like, inv_freq=made(lib, MIXED))
     assert tuple(rotation.cos.shape) == (len(pos) if pos.ndim == 3 else 1, 3, 6, 4)
     wanted = 1.5 * rotated(X, mixed_angles(pos), pairing)
     y = rotation.apply(like)
     np.testing.assert_allclose(lib.to_numpy(y), wanted, atol=5e-6)
     np.testing.assert_allclose(lib.to_numpy(rotation.inverse().apply(y)), X, atol=1e-6)
-    found = lib.to_numpy(rotation.apply(made(lib, np.moveaxis(X, 1, 2)), seq_axis=-3))
-    np.testing.assert_allclose(np.moveaxis(found, 2, 1), wanted, atol=5e-6)
+    rotated_x = lib.to_numpy(rotation.apply(made(lib, np.moveaxis(X, 1, 2)), seq_axis=-3))
+    np.testing.assert_allclose(np.moveaxis(rotated_x, 2, 1), wanted, atol=5e-6)
     if pos.ndim == 2:
         like = made(lib, X[0])
-        rotation = rope.rotation_mixed(given, like=like, inv_freq=made(lib, MIXED))
+        rotation = rope.rotation_mixed(positions, like=like, inv_freq=made(lib, MIXED))
         np.testing.assert_allclose(lib.to_numpy(rotation.apply(like)), wanted[0], atol=5e-6)
 
 
@@ -89,19 +89,19 @@ def test_gradients_of_mixed_frequencies_and_positions_in_jax() -> None:
     jax = importlib.import_module("jax")
     check = importlib.import_module("jax.test_util").check_grads
     with jax.enable_x64(True):
-        x, *given = (jax.numpy.asarray(a, "float64") for a in (X[:1], PATCHES + 0.25, MIXED))
-        check(jax.jit(partial(of_mixed, x)), given, order=1, modes=["rev"])
+        x, *arrays = (jax.numpy.asarray(a, "float64") for a in (X[:1], PATCHES + 0.25, MIXED))
+        check(jax.jit(partial(of_mixed, x)), arrays, order=1, modes=["rev"])
 
 
 @pytest.mark.library("jax", "torch")
 def test_xpos_compiles(lib: Any) -> None:
     """test_torch_modules.py compiles mixed frequencies, as the test above does with JAX."""
-    library, given = importlib.import_module(lib.name), (made(lib, X), made(lib, np.arange(6), "int32"))
+    library, arrays = importlib.import_module(lib.name), (made(lib, X), made(lib, np.arange(6), "int32"))
     if lib.name == "jax":
         compiled = library.jit(of_xpos)
     else:
         compiled = library.compile(of_xpos, fullgraph=True, backend="aot_eager")
-    np.testing.assert_allclose(lib.to_numpy(compiled(*given)), lib.to_numpy(of_xpos(*given)), atol=1e-6)
+    np.testing.assert_allclose(lib.to_numpy(compiled(*arrays)), lib.to_numpy(of_xpos(*arrays)), atol=1e-6)
 
 
 # ---- learned, by coordinate ----
@@ -143,20 +143,20 @@ def xpos_oracle(x: np.ndarray, pos: np.ndarray, sign: int, center: float, scale_
 def test_xpos(lib: Any, center: float, scale_base: float) -> None:
     pos = np.asarray([0, 3, 40, 90])
     x = X[:, :, :4]
-    for given in (made(lib, pos, "int32"), pos.tolist(), made(lib, pos + 0.0, "float32")):
-        rotations = RoPE(8).rotation_xpos(given, like=made(lib, x), scale_base=scale_base, center=center)
+    for positions in (made(lib, pos, "int32"), pos.tolist(), made(lib, pos + 0.0, "float32")):
+        rotations = RoPE(8).rotation_xpos(positions, like=made(lib, x), scale_base=scale_base, center=center)
         for rotation, sign in zip(rotations, (1, -1), strict=True):
-            found = lib.to_numpy(rotation.apply(made(lib, x)))
+            y = lib.to_numpy(rotation.apply(made(lib, x)))
             wanted = xpos_oracle(x, pos, sign, center, scale_base)
-            np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_xpos_stays_right_while_a_cache_grows() -> None:
     """lucidrains rotary-embedding-torch #27: a center in the middle of the sequence moves with each token."""
     rope, k = RoPE(8), RNG.normal(size=(6, 8))
-    whole = rope.rotation_xpos(range(6), like=k)[1].apply(k)
-    parts = [rope.rotation_xpos([p], like=k)[1].apply(k[p : p + 1]) for p in range(6)]
-    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-15)
+    at_once = rope.rotation_xpos(range(6), like=k)[1].apply(k)
+    one_by_one = [rope.rotation_xpos([p], like=k)[1].apply(k[p : p + 1]) for p in range(6)]
+    np.testing.assert_allclose(np.concatenate(one_by_one), at_once, rtol=1e-15)
 
 
 def test_inverse_and_adjoint_of_xpos(lib: Any) -> None:

@@ -85,12 +85,12 @@ RUNS = {
 
 @pytest.mark.parametrize("how", RUNS)
 def test_a_checkout_rotates(checkout, how):
-    where, *results = RUNS[how](checkout).splitlines()
+    where, *rows = RUNS[how](checkout).splitlines()
     assert Path(where).resolve() == (checkout / "rope_array/__init__.py").resolve()
     exact = apply_definition(np.arange(12.0).reshape(3, 4), np.array([0, 1, 2_000_000_000]))
-    assert len(results) == 2
-    for result in results:
-        np.testing.assert_allclose(np.array(result.split(), float), exact.ravel(), rtol=0, atol=1e-14)
+    assert len(rows) == 2
+    for row in rows:
+        np.testing.assert_allclose(np.array(row.split(), float), exact.ravel(), rtol=0, atol=1e-14)
 
 
 def test_without_dependencies_the_error_names_the_command(checkout):

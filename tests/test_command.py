@@ -68,9 +68,9 @@ def test_lists_without_importing(tmp_path):
         assert not re.search(r"\| +(numpy|torch|jax|dask|matplotlib)$", done.stderr, re.MULTILINE)
     rows = [f"{record.name} {', '.join(record.types)} ?" for record in _registry.RECORDS]
     rows.append("array-api any array with the Array API yes written against the Python Array API")
-    table, _, rest = in_one_line(done.stdout).partition(" --import ")
+    table, _, after_table = in_one_line(done.stdout).partition(" --import ")
     assert table.endswith(" ".join(rows).replace("?", "? its library is not imported"))
-    assert rest
+    assert after_table
 
 
 @pytest.mark.without("strict")  # array-api-strict has no backend of its own
@@ -79,15 +79,15 @@ def test_each_backend_describes_itself(lib, command):
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
     assert "--import" not in out
-    own = {each.name: each for each in ra.backends() if each.serves.startswith(lib.name)}
-    for name, backend in own.items():
+    backends = {backend.name: backend for backend in ra.backends() if backend.serves.startswith(lib.name)}
+    for name, backend in backends.items():
         usable = {True: "yes", False: "no"}[backend.usable]
         assert f"{name} {backend.serves} {usable} {backend.description}" in in_one_line(out)
-    assert own[lib.name].usable
-    assert ("C++ kernel" in own[lib.name].description) == (lib.name == "jax")
-    if "native" in own:
-        word = "instructions" if own["native"].usable else "the C++ kernel is "
-        assert word in own["native"].description
+    assert backends[lib.name].usable
+    assert ("C++ kernel" in backends[lib.name].description) == (lib.name == "jax")
+    if "native" in backends:
+        word = "instructions" if backends["native"].usable else "the C++ kernel is "
+        assert word in backends["native"].description
 
 
 @pytest.fixture
@@ -278,8 +278,8 @@ def test_a_config_is_described_in_words_and_tables(explained):
     ):  # fmt: skip
         assert row in rows
     words = [re.match(r"\w*", line)[0] for line in lines]
-    stated, inferred, doubtful = map(words.index, ("Stated", "Inferred", "Doubtful"))
-    assert ["rope_theta", "500000.0"] in rows[stated:inferred]
+    first, inferred, doubtful = map(words.index, ("Stated", "Inferred", "Doubtful"))
+    assert ["rope_theta", "500000.0"] in rows[first:inferred]
     assert ["pairing", "'half'"] in rows[inferred:doubtful]
     assert lines[doubtful:] == ["Doubtful: nothing"]
 
@@ -341,9 +341,9 @@ def test_sentences_of_other_models(config, options, sentences, absent, explained
 @pytest.mark.nightly
 def test_every_known_model_is_described_or_refused():
     described = 0
-    for kind in MODELS:
+    for model_type in MODELS:
         with contextlib.suppress(ra.ConfigError):
-            _, *lines = report({"model_type": kind}, None, None, None)
+            _, *lines = report({"model_type": model_type}, None, None, None)
             assert max(map(len, lines)) <= 100
             described += 1
     assert described > 300
@@ -441,7 +441,7 @@ def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, de
     status, out, err = installed(only(checks, "--backend mylib --json"))
     assert status == 0, out[:1000] + err
     report = json.loads(out)
-    outcomes = {result["name"]: result["outcome"] for result in report["results"]}
+    outcomes = {check["name"]: check["outcome"] for check in report["results"]}
     assert {outcomes[name] for name in FLOAT32} == {"passed"}
     assert outcomes["accuracy_small[float64]"] == "not applicable"
     if declines != "small arrays":  # of one or two rows, a few heads, and a head_dim of 16

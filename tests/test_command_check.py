@@ -18,7 +18,7 @@ from conftest import sample
 import rope_array.testing as suite
 from rope_array.testing import Result, _command, plugin, run_checks
 from rope_array.testing._checks import checks
-from rope_array.testing._names import names
+from rope_array.testing._find_target import names
 
 # Users' embeddings.
 MYLIB = '''
@@ -93,7 +93,7 @@ def test_json_has_results_and_counts_of_outcomes(failing):
     report, _ = failing
     assert not report["ok"]
     for outcome, count in report["counts"].items():
-        assert count == sum(result["outcome"] == outcome for result in report["results"])
+        assert count == sum(check["outcome"] == outcome for check in report["results"])
     assert report["counts"]["failed"] > 0
     assert "inv_freq" in report["declines"]
     assert report["results"][0].keys() == {*Result.__dataclass_fields__}
@@ -111,7 +111,7 @@ def test_junit_has_a_test_case_for_each_check(failing):
     report, root = failing
     (suite,) = root.iter("testsuite")
     cases = {case.get("name"): case for case in suite.iter("testcase")}
-    assert [*cases] == [result["name"] for result in report["results"]]
+    assert [*cases] == [check["name"] for check in report["results"]]
     assert int(suite.get("tests")) == int(root.get("tests")) == len(cases)
     for tag, count in (("failure", "failures"), ("skipped", "skipped")):
         assert len([*suite.iter(tag)]) == int(suite.get(count)) == int(root.get(count)) > 0
@@ -172,8 +172,8 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(str(tmp_path))
     (shown,) = re.findall(r"^```text\n\$ python (.*? mine:rotate .*?)^```$", page, re.MULTILINE | re.DOTALL)
     first, *lines = shown.splitlines()
-    some = sample("definition", "direction", "many_rows", "accuracy_2e16", "accuracy_2e20")
-    only = ["--only", ",".join(some)] if some else []
+    names = sample("definition", "direction", "many_rows", "accuracy_2e16", "accuracy_2e20")
+    only = ["--only", ",".join(names)] if names else []
 
     def printed_by(line):
         arguments = line.partition(" rope_array ")[2].split()
@@ -182,14 +182,14 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch,
     printed = printed_by(first)
     assert printed[0].partition(". ")[2] == lines[0].partition(". ")[2] != ""
     assert printed[1:4] == lines[1:4]
-    starts = ("  Cause: ",) if some else ("FAILED: ", "Failed (", "Passed (", "  Cause: ")
+    starts = ("  Cause: ",) if names else ("FAILED: ", "Failed (", "Passed (", "  Cause: ")
     of_printed, of_page = ([line for line in text if line.startswith(starts)] for text in (printed, lines))
     assert of_printed == of_page
     of, do_not_apply = re.search(r"of (\d+)\..* (\d+) do not apply", " ".join(lines)).groups()
     assert int(of) + int(do_not_apply) == len(checks())
     assert printed_by(printed[4])[0].startswith("PASSED: ")
     with monkeypatch.context() as patch:
-        patch.setattr(suite, "check_backend", lambda *a, **k: run_checks(*a, only=some, **k).ok or 1 / 0)
+        patch.setattr(suite, "check_backend", lambda *a, **k: run_checks(*a, only=names, **k).ok or 1 / 0)
         importlib.import_module("test_mine").test_rotate_conforms()
 
 
@@ -232,17 +232,17 @@ def test_unusable_arguments_are_explained(arguments, message, check):
 def test_targets_and_checks_are_listed(check):
     status, out, _ = check("--list")
     assert status == 0
-    for name in [*names(), *(each.name.partition("[")[0] for each in checks())]:
+    for name in [*names(), *(check.name.partition("[")[0] for check in checks())]:
         assert f"  {name} " in out
 
 
 def test_named_checks_are_run_alone(check):
     options = ["--only", "accuracy_small,definition", "--only", "kind[float16]", "--examples", "2", "--json"]
     _, out, _ = check("mylib:rotate", *HALF, *options, "--claim", "dtypes=float16,float32,float64")
-    outcomes = {result["name"]: result["outcome"] for result in json.loads(out)["results"]}
+    outcomes = {check["name"]: check["outcome"] for check in json.loads(out)["results"]}
     assert outcomes.pop("accuracy_small[bfloat16]") == "not applicable"
-    kinds = {f"accuracy_small[{dtype}]" for dtype in ("float16", "float32", "float64")}
-    assert outcomes == dict.fromkeys({*kinds, "definition", "kind[float16]", "examples"}, "passed")
+    of_dtypes = {f"accuracy_small[{dtype}]" for dtype in ("float16", "float32", "float64")}
+    assert outcomes == dict.fromkeys({*of_dtypes, "definition", "kind[float16]", "examples"}, "passed")
 
 
 # ---- the process ----

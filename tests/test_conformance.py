@@ -9,11 +9,11 @@ import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._checks import checks, subjects
 from rope_array.testing._factors import FIELDS
+from rope_array.testing._find_target import names, resolve
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
-from rope_array.testing._names import names, resolve
+from rope_array.testing._library_target import as_records
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, outcome_of
-from rope_array.testing._own import as_records
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
@@ -81,9 +81,10 @@ def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
     """Rotate each array of a tuple by tables of its dtype, as the second of two arrays."""
     spec = as_records(spec)
     if isinstance(x, tuple):
-        made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
-        made = {dtype: made[dtype].inverse() if inverse else made[dtype] for dtype in made}
-        return tuple(made[one.dtype].apply((one, one), seq_axis=seq_axis)[1] for one in x)
+        rotations = {array.dtype: ra.RoPE(array.shape[-1], **spec).rotation(pos, like=array) for array in x}
+        if inverse:
+            rotations = {dtype: rotation.inverse() for dtype, rotation in rotations.items()}
+        return tuple(rotations[array.dtype].apply((array, array), seq_axis=seq_axis)[1] for array in x)
     rotation = ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis)
 
@@ -93,12 +94,13 @@ def judge(name, how):
     """Return the judge of a target; `how` is a backend's name or an entry point."""
     if how in (None, "array-api"):
         return Judge(resolve(name, how), thorough=(name, how) in THOROUGH)
-    own = resolve(name)
+    target = resolve(name)
     rotate = {"RoPE": by_rope, "Rotation": by_rotation}[how]
     return Judge(
         Target(
-            rotate, name=how, library=own.library, fields=tuple(FIELDS), dtypes=own.dtypes, angles="exact",
-            furthest=2**62, declared=True, lacks={"jit": "torch:compile has it"} if name == "torch" else {},
+            rotate, name=how, library=target.library, fields=tuple(FIELDS), dtypes=target.dtypes,
+            angles="exact", furthest=2**62, declared=True,
+            lacks={"jit": "torch:compile has it"} if name == "torch" else {},
         )
     )  # fmt: skip
 
@@ -114,7 +116,7 @@ def targets():
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
-SUBJECTS = {check.name: subject for subject, some in subjects().items() for check in some}
+SUBJECTS = {check.name: subject for subject, group in subjects().items() for check in group}
 
 
 def subject_of(check):
@@ -160,7 +162,7 @@ def test_conforms(name, how, check):
     if outcome == INAPPLICABLE and (judge(name, how).thorough or not check.thorough):
         # Allowed only if the library lacks a capability.
         needed = set(check.needs) & judge(name, how).target.declines.keys()
-        needed = {need for need in needed if "[" not in need}  # a part, beside the whole
+        needed = {name for name in needed if "[" not in name}  # a part, beside the whole
         assert needed or (name, check.name) in REFUSED
         lacking = judge(name, how).lib.gaps.keys() | (NOT_COMPILED if name != session_of(name) else {}).keys()
         lacking |= {"jit"} if session_of(name) == "torch" else set()  # torch:compile has it

@@ -71,8 +71,8 @@ def test_split_heads_of_two_dtypes_and_sequence_before_heads(spec):
     q, k = X.transpose(0, 2, 1, 3), X.transpose(0, 2, 1, 3)[:, :, :1].astype(np.float64)
     lazy = chunked(q, spec, (2, 4, 3, 9)), chunked(k, spec, (1, 6, 1, 16))
     for backend in (None, "array-api"):
-        results = ROPE.apply(lazy, BS, seq_axis=-3, backend=backend)
-        for y, expected in zip(results, ROPE.apply((q, k), BS, seq_axis=-3), strict=True):
+        ys = ROPE.apply(lazy, BS, seq_axis=-3, backend=backend)
+        for y, expected in zip(ys, ROPE.apply((q, k), BS, seq_axis=-3), strict=True):
             np.testing.assert_array_equal(y.compute(), expected, strict=True)
 
 
@@ -81,8 +81,8 @@ def test_functions_that_make_positions(spec):
     make = functools.partial(cubed.from_array, chunks=3, spec=spec)
     for name in position_cases.MAKERS:
         position_cases.check(name, make, cubed.Array.compute)
-    wide = functools.partial(cubed.from_array, chunks=8, spec=spec)
-    position_cases.check_as_many_coordinates_as_pairs(wide, cubed.Array.compute)
+    eight = functools.partial(cubed.from_array, chunks=8, spec=spec)
+    position_cases.check_as_many_coordinates_as_pairs(eight, cubed.Array.compute)
 
 
 def test_one_operation_rotates(spec):

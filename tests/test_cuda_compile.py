@@ -48,8 +48,8 @@ def compiled(arch, folder):
     path.write_bytes(nvrtc.getCUBIN(program) + b"\0")  # CuPy leaves out the last byte
     names = {name: nvrtc.getLoweredName(program, name) for name in KERNELS}
     sass, usage = (disassemble(option, path) for option in ("-sass", "-res-usage"))
-    code = {part.split()[0]: part for part in sass.split("Function : ")[1:]}
-    used = {part.split(":")[0]: part for part in usage.split("Function ")[1:]}
+    code = {function.split()[0]: function for function in sass.split("Function : ")[1:]}
+    used = {function.split(":")[0]: function for function in usage.split("Function ")[1:]}
     return {name: (instructions(code[mangled]), used[mangled]) for name, mangled in names.items()}
 
 
@@ -60,8 +60,8 @@ def folder(tmp_path_factory):
 
 def instructions(code):
     """Return the instructions by their addresses, without their predicates."""
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", code, re.MULTILINE)
-    return {int(address, 16): text for address, text in found if not text.startswith("NOP")}
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", code, re.MULTILINE)
+    return {int(address, 16): text for address, text in lines if not text.startswith("NOP")}
 
 
 def loops(code):
@@ -74,7 +74,7 @@ def loops(code):
     inner = [
         (first, last)
         for first, last in ends.items()
-        if not any(first <= other and end < last for other, end in ends.items() if other != first)
+        if not any(first <= start and end < last for start, end in ends.items() if start != first)
     ]
     return [[text for at, text in code.items() if first <= at <= last] for first, last in inner]
 
@@ -84,8 +84,8 @@ def kinds(code):
 
 
 def pairs_of_thread(dtype, flags):
-    wide, reads_half, writes_half, _ = flags
-    return 16 // ITEMSIZE[dtype] // (1 if reads_half or writes_half else 2) if wide else 1
+    vectors, reads_half, writes_half, _ = flags
+    return 16 // ITEMSIZE[dtype] // (1 if reads_half or writes_half else 2) if vectors else 1
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -102,7 +102,7 @@ def test_machine_code(arch, name, folder):
     loop = max(loops(code), key=lambda loop: kinds(loop)[product])
     assert not kinds(loop)["FFMA"]
     # CuPy's -ftz=true does not reach the rotation.
-    assert not [kind for kind in kinds(loop) if kind.startswith("F") and "FTZ" in kind]
+    assert not [opcode for opcode in kinds(loop) if opcode.startswith("F") and "FTZ" in opcode]
     if flags[0]:
         assert_wide(code)
         pairs, heads_at_once = pairs_of_thread(dtype, flags), 2 if flags[1] or flags[2] else 4
@@ -115,6 +115,6 @@ def test_machine_code(arch, name, folder):
 
 def assert_wide(code):
     for loop in loops(code):
-        accesses = [kind for kind in kinds(loop) if kind.startswith(("LDG", "STG"))]
-        if any(kind.startswith("STG") for kind in accesses):
-            assert {kind.rpartition(".")[2] for kind in accesses} == {"128"}
+        accesses = [opcode for opcode in kinds(loop) if opcode.startswith(("LDG", "STG"))]
+        if any(opcode.startswith("STG") for opcode in accesses):
+            assert {opcode.rpartition(".")[2] for opcode in accesses} == {"128"}

@@ -51,7 +51,7 @@ def test_the_kernel_serves_every_call_that_it_can(kernel, monkeypatch):
     assert_same(RoPE(16).apply(view, range(5)).host, RoPE(16).apply(x, range(5), backend="array-api"))
     monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "is_hip", True)
     assert "ROCm" in decline_reason(fake_cupy.asarray(x))
-    (listed,) = (each for each in ra.backends() if each.name == "cuda")
+    (listed,) = (backend for backend in ra.backends() if backend.name == "cuda")
     assert "ROCm" in listed.description
 
 
@@ -82,10 +82,10 @@ def test_equal_calls_are_prepared_once(kernel):
     prepare = sys.modules["rope_array._backends.cupy._launch"]._prepare
     rope, pos = RoPE(16), [fake_cupy.asarray(np.arange(5) + i) for i in range(3)]
     prepare.cache_clear()
-    for each in pos:
+    for row in pos:
         x = normal((2, 5, 16), seed=len(kernel.launches))
-        want = rope.apply(x, each.host, backend="array-api")
-        assert_same(rope.apply(fake_cupy.asarray(x), each).host, want)
+        expected = rope.apply(x, row.host, backend="array-api")
+        assert_same(rope.apply(fake_cupy.asarray(x), row).host, expected)
     assert prepare.cache_info().misses == 1
 
 

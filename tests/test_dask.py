@@ -64,11 +64,11 @@ def host(pos):
 
 def check(y, x, pos, rope=ROPE, **options):
     """Compare a result with NumPy's, and with what its graph declares."""
-    result, expected = y.compute(), rope.apply(x, host(pos), **options)
+    computed, expected = y.compute(), rope.apply(x, host(pos), **options)
     assert isinstance(y._meta, np.ndarray)
-    assert (y.dtype, y.shape) == (result.dtype, result.shape) or np.isnan(y.shape).any()
-    assert result.dtype == expected.dtype
-    np.testing.assert_allclose(result, expected, rtol=0, atol=8 * eps(x.dtype.name))
+    assert (y.dtype, y.shape) == (computed.dtype, computed.shape) or np.isnan(y.shape).any()
+    assert computed.dtype == expected.dtype
+    np.testing.assert_allclose(computed, expected, rtol=0, atol=8 * eps(x.dtype.name))
 
 
 def tasks(array):
@@ -103,13 +103,13 @@ def test_one_task_rotates_a_chunk(name):
     check(y, X, pos)
     check(lazy(by_array_api, x, pos), X, pos)
     # The tasks of dask positions, rechunked like x, are not counted.
-    own = 0
+    pos_tasks = 0
     if isinstance(pos, da.Array):
         cut = {a: (1,) if pos.shape[a] == 1 else x.chunks[(0, 2)[a - pos.ndim]] for a in range(pos.ndim)}
-        own = tasks(pos.rechunk(cut))
-    assert tasks(y) - tasks(x) - own <= x.npartitions
+        pos_tasks = tasks(pos.rechunk(cut))
+    assert tasks(y) - tasks(x) - pos_tasks <= x.npartitions
     (optimized,) = dask.optimize(y)
-    assert tasks(optimized) - own <= 2 * x.npartitions
+    assert tasks(optimized) - pos_tasks <= 2 * x.npartitions
     rotation = lazy(ROPE.rotation, pos, like=x)
     assert (rotation.cos.dtype, rotation.cos.numblocks[-1]) == ("float32", 1)
     y = lazy(rotation.apply, x)
@@ -138,14 +138,14 @@ def test_split_heads_are_joined(widths, fields):
 
 @pytest.mark.parametrize("seq_axis", [0, 1, 2])
 def test_positions_along_each_axis(seq_axis):
-    first, *_, last = whole = np.moveaxis(np.empty((B, H, S)), seq_axis, -1).shape
+    first, *_, last = shape_of_rows = np.moveaxis(np.empty((B, H, S)), seq_axis, -1).shape
     x = array(X, chunks=(2, 2, 4, 8))
-    for shape in ((last,), (1, last), (first, 1), (first, last), whole):
+    for shape in ((last,), (1, last), (first, 1), (first, last), shape_of_rows):
         pos = np.random.default_rng(2).integers(-(2**31), 2**31, shape)
-        for given in (pos, array(pos, chunks=2)):
+        for positions in (pos, array(pos, chunks=2)):
             for rotate in (ROPE.apply, by_tables):
-                check(lazy(rotate, x, given, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
-    check(lazy(by_array_api, x, given, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
+                check(lazy(rotate, x, positions, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
+    check(lazy(by_array_api, x, positions, seq_axis=seq_axis), X, pos, seq_axis=seq_axis)
 
 
 def test_arrays_of_a_tuple_have_their_own_chunks():
@@ -192,9 +192,9 @@ def test_unknown_sizes():
     """Of the sequence, and of another axis."""
     dx, dpos, x, pos = unknown()
     check(lazy(ROPE.apply, dx, dpos[None]), x, pos[None])
-    for one in (dpos, 5, np.array([[5]]), array(np.array([5]))):
+    for positions in (dpos, 5, np.array([[5]]), array(np.array([5]))):
         for rotate in (ROPE.apply, by_tables):
-            check(lazy(rotate, dx, one), x, one)
+            check(lazy(rotate, dx, positions), x, positions)
     keep = np.array([True, False, True, True])
     lazy_keep = array(keep, chunks=2)
     x = array(X, chunks=CHUNKS)[lazy_keep]
@@ -260,10 +260,10 @@ def test_100_gigabytes_are_planned_as_one_task_for_each_chunk(lazily):
     assert x.nbytes > 100e9
     for pos in (range(LENGTH, 0, -1), 3, arange(LENGTH, chunks=4096)):
         y = ra.RoPE(256, **HALF).apply(x, pos)
-        own = tasks(pos) if isinstance(pos, da.Array) else 0
-        assert tasks(y) == 2 * x.npartitions + own
+        pos_tasks = tasks(pos) if isinstance(pos, da.Array) else 0
+        assert tasks(y) == 2 * x.npartitions + pos_tasks
         (optimized,) = dask.optimize(y)
-        assert tasks(optimized) == x.npartitions + own  # made and rotated by one task
+        assert tasks(optimized) == x.npartitions + pos_tasks  # made and rotated by one task
         assert len(cloudpickle.dumps(y)) < 300 * x.npartitions
 
 
@@ -304,13 +304,13 @@ def test_names_follow_the_computation():
         again = pickle.loads(pickle.dumps(ra.RoPE(16, **HALF)))
         assert again.apply(array(X, chunks=CHUNKS), pos).name == name
         assert ra.apply(x, pos, **HALF).name == name
-        others = [
+        changed = [
             ROPE.apply(x, pos, inverse=True),
             ra.apply(x, pos),
             ROPE.apply(x, 4),
             ROPE.apply(x + 1, pos),
         ]
-        assert len({name, *(other.name for other in others)}) == 1 + len(others)
+        assert len({name, *(array.name for array in changed)}) == 1 + len(changed)
     assert ROPE.apply(x, BS).name != ROPE.apply(x, BS + 1).name
     square = array(X[:, :, :3], chunks=CHUNKS)
     assert ROPE.apply(square, range(3)).name != ROPE.apply(square, range(3), seq_axis=1).name
@@ -324,7 +324,7 @@ def test_chunks_of_jax():
     with jax.enable_x64(False):
         x = array(jax.numpy.asarray(X), chunks=CHUNKS, asarray=False)
         pos = (np.arange(S) * 1_000_003).astype(np.int32)
-        for own in (3, pos, array(pos, chunks=3)):
+        for positions in (3, pos, array(pos, chunks=3)):
             for rotate in (ROPE.apply, by_tables):  # dask joins chunks of tables to arrays of NumPy
-                y = np.asarray(lazy(rotate, x, own).compute())
-                assert_contract(y, X, host(own), flushes=True, **HALF)
+                y = np.asarray(lazy(rotate, x, positions).compute())
+                assert_contract(y, X, host(positions), flushes=True, **HALF)

@@ -24,8 +24,10 @@ def client():
     names = [f"distributed.worker.memory.{name}" for name in ("target", "spill", "pause")]
     with (
         dask.config.set(dict.fromkeys(names, False)),
-        distributed.LocalCluster(2, threads_per_worker=1, memory_limit=MEMORY, dashboard_address=":0") as own,
-        distributed.Client(own) as client,
+        distributed.LocalCluster(
+            2, threads_per_worker=1, memory_limit=MEMORY, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
     ):
         yield client
 
@@ -37,12 +39,12 @@ def test_an_array_larger_than_memory(client):
     x = da.map_blocks(cluster_cases.chunk, chunks=pieces, dtype=np.float32, meta=meta)
     assert x.nbytes > 1.5 * MEMORY
     y = ROPE.apply(x, range(SHAPE[2]))
-    found = y.map_blocks(cluster_cases.checksum, chunks=(1, 1, 1, 1), dtype=np.uint32).compute()
-    assert found.shape == x.numblocks
+    sums = y.map_blocks(cluster_cases.checksum, chunks=(1, 1, 1, 1), dtype=np.uint32).compute()
+    assert sums.shape == x.numblocks
     for b in (0, 4):
-        whole = cluster_cases.numbers(range(b, b + 1), *map(range, SHAPE[1:3]), SHAPE[3])
-        parts = np.split(ROPE.apply(whole, range(SHAPE[2])), x.numblocks[2], axis=2)
-        assert found[b].ravel().tolist() == [cluster_cases.checksum(part).item() for part in parts]
+        batch = cluster_cases.numbers(range(b, b + 1), *map(range, SHAPE[1:3]), SHAPE[3])
+        chunks = np.split(ROPE.apply(batch, range(SHAPE[2])), x.numblocks[2], axis=2)
+        assert sums[b].ravel().tolist() == [cluster_cases.checksum(chunk).item() for chunk in chunks]
 
 
 def test_calls_of_every_kind(client):
@@ -53,7 +55,7 @@ def test_calls_of_every_kind(client):
     kept, kept_order = x[:, :, lazy_keep], da.from_array(order, chunks=16)[lazy_keep]
     rotated, rotated_kept = ROPE.apply(X, order), ROPE.apply(X[:, :, keep], order[keep])
     swapped = ROPE.apply(x.transpose(0, 2, 1, 3), lazy, seq_axis=-3)
-    results = {
+    pairs = {
         "out of order": (ROPE.apply(x, order), rotated),
         "dask positions": (ROPE.apply(x, lazy), rotated),
         "a tuple": (ROPE.apply((x, k), lazy)[1], rotated[:, :2]),
@@ -63,6 +65,6 @@ def test_calls_of_every_kind(client):
         "chunks of unknown size": (ROPE.apply(kept, kept_order), rotated_kept),
         "sizes computed": (ROPE.apply(kept.compute_chunk_sizes(), order[keep]), rotated_kept),
     }
-    computed = dask.compute({name: found for name, (found, _) in results.items()})[0]
-    for name, (_, expected) in results.items():
+    computed = dask.compute({name: y for name, (y, _) in pairs.items()})[0]
+    for name, (_, expected) in pairs.items():
         np.testing.assert_array_equal(computed[name], expected, err_msg=name, strict=True)

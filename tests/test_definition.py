@@ -66,12 +66,12 @@ def test_cos_sin_take_frequencies_exactly(seed):
 
 def nearest_to_quarter_turns(omega):
     """Return positions p with p * omega nearest to k pi/2: numerators of the convergents of pi/2/omega."""
-    ratio, found = oracle.CONTEXT.pi / 2 / oracle.real(omega), [0, 1]
-    while found[-1] < 2**63:
-        whole = int(oracle.CONTEXT.floor(ratio))
-        found.append(whole * found[-1] + found[-2])
-        ratio = 1 / (ratio - whole)
-    return found[2:-1]
+    ratio, denominators = oracle.CONTEXT.pi / 2 / oracle.real(omega), [0, 1]
+    while denominators[-1] < 2**63:
+        quotient = int(oracle.CONTEXT.floor(ratio))
+        denominators.append(quotient * denominators[-1] + denominators[-2])
+        ratio = 1 / (ratio - quotient)
+    return denominators[2:-1]
 
 
 @pytest.mark.parametrize("omega", [1.0, 0.1, 0.3162277660168379, 123456.789])
@@ -191,8 +191,8 @@ def test_apply_is_rounded_once(fields, amplitude, inverse):
     scale = 2.0 ** rng.integers(-60, 60, size=(4, 10))
     x, positions = rng.normal(size=(4, 10)) * scale, [3, -(2**31), 2**62 + 1, 0.1]
     fields = {**fields, "attention_factor": amplitude, "inverse": inverse}
-    got = apply_definition(x, positions, **fields)
-    for row, pos, y in zip(x, positions, got, strict=True):
+    rotated = apply_definition(x, positions, **fields)
+    for row, pos, y in zip(x, positions, rotated, strict=True):
         for value, truth in zip(y, oracle.exact_rotate(row, pos, **fields), strict=True):
             error = abs(oracle.fraction(truth) - oracle.fraction(oracle.real(value)))
             assert error <= 0.5000001 * math.ulp(value)
@@ -201,8 +201,8 @@ def test_apply_is_rounded_once(fields, amplitude, inverse):
 @pytest.mark.parametrize("magnitude", [1e-320, 1e-308, 1e-200, 1e200, 8e307])
 def test_apply_at_the_ends_of_the_range(magnitude):
     x = np.array([0.5, -2.0, 1e-3, 1.0]) * magnitude
-    got, truth = apply_definition(x, 12345), np.array(oracle.rotate(x, 12345))
-    np.testing.assert_allclose(got, truth, rtol=EPS / 2, atol=5e-324)
+    y, truth = apply_definition(x, 12345), np.array(oracle.rotate(x, 12345))
+    np.testing.assert_allclose(y, truth, rtol=EPS / 2, atol=5e-324)
 
 
 def test_inputs_are_neither_written_nor_returned():
@@ -235,9 +235,9 @@ def test_x_of_every_dtype_is_taken_exactly(name):
     # Every library's session imports this file, but not every session has ml_dtypes installed.
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
     x = np.array([[100 / 3, -2, 700 / 9, 5]]).astype(dtype)
-    got = apply_definition(x, 9)
-    assert got.dtype == np.float64
-    assert got[0].tolist() == oracle.rotate(x[0], 9)
+    y = apply_definition(x, 9)
+    assert y.dtype == np.float64
+    assert y[0].tolist() == oracle.rotate(x[0], 9)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,13 @@ def test_shape_rule(shape, seq_axis, pos_shapes):
     sequence = seq_axis % len(shape) if len(shape) > 1 else None
     for pos_shape in pos_shapes:
         x, pos = rng.normal(size=shape), rng.integers(-1000, 1000, size=pos_shape)
-        got = apply_definition(x, pos, seq_axis=seq_axis)
-        assert got.shape == shape
+        y = apply_definition(x, pos, seq_axis=seq_axis)
+        assert y.shape == shape
         for index in np.ndindex(shape[:-1]):
             lead = [i for axis, i in enumerate(index) if axis != sequence]
             place = (*lead[: pos.ndim - 1], index[sequence]) if pos.ndim and sequence is not None else ()
-            own = pos[tuple(0 if size == 1 else i for i, size in zip(place, pos_shape, strict=True))]
-            np.testing.assert_array_equal(got[index], apply_definition(x[index], own))
+            row_pos = pos[tuple(0 if size == 1 else i for i, size in zip(place, pos_shape, strict=True))]
+            np.testing.assert_array_equal(y[index], apply_definition(x[index], row_pos))
 
 
 # ---- refusals ----

@@ -17,7 +17,7 @@ from rope_array import _demo
 from rope_array.__main__ import main
 from rope_array._demo import _libraries, _measure, _text
 from rope_array._explain import Backend
-from rope_array.testing._libraries import NumPy
+from rope_array.testing._libraries import NumPyLibrary
 
 # The backends that may serve each library; "native" if the kernel is built.
 BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "strict": ("array-api",)}
@@ -26,7 +26,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 COMMAND = ["-P", "-m", "rope_array", "demo"]
 
 
-class InFloat32(NumPy):
+class InFloat32(NumPyLibrary):
     dtypes = ("float32",)
 
 
@@ -52,8 +52,8 @@ def demo(tmp_path, monkeypatch, capsys):
 
 def rows(output, library):
     """Return the rows of one library: {dtype: (version, backend, error, allowed, verdict, time)}."""
-    found = (line.split() for line in output.splitlines() if line.startswith(f"   {library} "))
-    return {dtype: (version, backend, *rest) for _, version, backend, dtype, *rest in found}
+    cells = (line.split() for line in output.splitlines() if line.startswith(f"   {library} "))
+    return {dtype: (version, backend, *figures) for _, version, backend, dtype, *figures in cells}
 
 
 @pytest.mark.slow
@@ -73,9 +73,9 @@ def test_the_demo_as_it_is_shipped(request):
 
 def check_rows(output, lib, backends):
     """Assert that a library has a row for each dtype, with an error that is allowed."""
-    got = rows(output, _libraries.display_name(lib))
-    assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
-    for dtype, (version, backend, error, allowed, verdict, time) in got.items():
+    by_dtype = rows(output, _libraries.display_name(lib))
+    assert set(by_dtype) == set(lib.dtypes) & set(_measure.DTYPES)
+    for dtype, (version, backend, error, allowed, verdict, time) in by_dtype.items():
         assert version[0].isdigit()
         assert backend in backends
         assert verdict == "yes"
@@ -85,11 +85,11 @@ def check_rows(output, lib, backends):
 
 def check_angles(output):
     """Assert that exact angles hold where float32 angles fail."""
-    found = re.findall(
+    lines = re.findall(
         r"^ +(\d+) +(\d\.\de[+-]\d+) +(\d\.\de[+-]\d+)$", output.replace(",", ""), re.MULTILINE
     )
-    assert [int(position) for position, _, _ in found] == [*_demo.SHIFTS, *_demo.POSITIONS]
-    for number, (position, exact, float32) in enumerate(found):
+    assert [int(position) for position, _, _ in lines] == [*_demo.SHIFTS, *_demo.POSITIONS]
+    for number, (position, exact, float32) in enumerate(lines):
         assert float(exact) < (2e-6 if number < len(_demo.SHIFTS) else 9.5e-8)
         assert float(float32) > 1e-2 or position != "1000000"
 
@@ -114,17 +114,17 @@ def test_a_missing_kernel_is_named_once(usable, demo, monkeypatch):
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch):
-    class Broken(NumPy):
+    class Broken(NumPyLibrary):
         name = "jax"
 
         def asarray(self, array, dtype=None):
             raise OSError("libcuda.so is missing")
 
-    missing = type("Missing", (NumPy,), {"name": "torch", "module": "no_such_module.array"})
+    missing = type("Missing", (NumPyLibrary,), {"name": "torch", "module": "no_such_module.array"})
     monkeypatch.setitem(_libraries.LIBRARIES, "jax", Broken())
     monkeypatch.setitem(_libraries.LIBRARIES, "torch", missing())
-    found, absent, broken = _libraries.installed()
-    assert found[0].name == "numpy"
+    libraries, absent, broken = _libraries.installed()
+    assert libraries[0].name == "numpy"
     assert "torch" in absent
     assert broken[0] == "jax (OSError)"
 

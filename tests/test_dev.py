@@ -129,16 +129,16 @@ def nox_file(monkeypatch, tmp_path):
 
 
 def test_a_session_runs_unless_it_has_passed_with_the_same_files(nox_file, monkeypatch):
-    whole, a_part = SimpleNamespace(posargs=[]), SimpleNamespace(posargs=["-k", "one"])
+    all_tests, a_part = SimpleNamespace(posargs=[]), SimpleNamespace(posargs=["-k", "one"])
     passed = nox_file.passed_before
     nox_file.record_pass(a_part, "study", "hash")
-    assert passed(whole, "study", "hash") == ""
-    nox_file.record_pass(whole, "study", "hash")
-    nox_file.record_pass(whole, "proof", "another")
-    assert "it has passed" in passed(whole, "study", "hash")
-    assert passed(whole, "study", "another") == passed(a_part, "study", "hash") == ""
+    assert passed(all_tests, "study", "hash") == ""
+    nox_file.record_pass(all_tests, "study", "hash")
+    nox_file.record_pass(all_tests, "proof", "another")
+    assert "it has passed" in passed(all_tests, "study", "hash")
+    assert passed(all_tests, "study", "another") == passed(a_part, "study", "hash") == ""
     monkeypatch.setenv("ROPE_ARRAY_NIGHTLY", "1")
-    assert passed(whole, "study", "hash") == ""
+    assert passed(all_tests, "study", "hash") == ""
 
 
 def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
@@ -148,8 +148,8 @@ def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
         return nox_file.content_of("proof", tmp_path)
 
     before = hash_with("backends/_native/cos_sin.h", b"one\n")
-    for other in ("rope_array/hf/_patch.py", "proof/__pycache__/a.pyc", "backends/_native/_kernel.so"):
-        assert hash_with(other, b"one\n") == before, other
+    for path in ("rope_array/hf/_patch.py", "proof/__pycache__/a.pyc", "backends/_native/_kernel.so"):
+        assert hash_with(path, b"one\n") == before, path
     assert hash_with("backends/_native/cos_sin.h", b"one\r\n") == before  # as on Windows
     assert hash_with("backends/_native/cos_sin.h", b"two\n") != before
     for pattern in itertools.chain(*nox_file.READ_BY.values()):

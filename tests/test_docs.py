@@ -13,10 +13,10 @@ import docs_blocks
 import pytest
 
 from rope_array.testing import plugin, run_checks
+from rope_array.testing._capability_parts import PART_NAMES
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._factors import FACTORS
-from rope_array.testing._parts import PART_NAMES
 
 OTHERS = {"flax", "transformers"}  # packages of the session `models`
 PROGRAMS = [program for program in docs_blocks.programs() if not program.imports & OTHERS]

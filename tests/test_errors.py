@@ -149,9 +149,9 @@ def run_suggested_lines(x):
 
 def test_the_suggested_lines_rotate_heads_in_one_axis_and_features_that_are_not_last():
     x = np.random.default_rng(0).standard_normal((5, 3, 4))
-    want = apply_definition(x, [*range(5)], seq_axis=0)
+    expected = apply_definition(x, [*range(5)], seq_axis=0)
     for form in (lambda array: array.reshape(5, 12), np.transpose):
-        np.testing.assert_allclose(run_suggested_lines(form(x)), form(want), rtol=0, atol=1e-15)
+        np.testing.assert_allclose(run_suggested_lines(form(x)), form(expected), rtol=0, atol=1e-15)
 
 
 # ---- the calls, on every library ----
@@ -513,8 +513,8 @@ def test_one_new_token_in_each_sequence(shape, seq_axis, coordinates, form, axis
     refused(ShapeError, says, lambda: rope.apply(x, pos, seq_axis=seq_axis))
     y = rope.apply(x, pos.reshape(eval(form)), seq_axis=seq_axis)
     for sequence, position in zip(np.moveaxis(y, batch, 0), pos, strict=True):
-        want = rope.apply(np.ones(4), position)
-        np.testing.assert_array_equal(sequence, np.broadcast_to(want, sequence.shape))
+        expected = rope.apply(np.ones(4), position)
+        np.testing.assert_array_equal(sequence, np.broadcast_to(expected, sequence.shape))
     rope.apply(x, pos, seq_axis=axis)
 
 
@@ -550,9 +550,9 @@ def test_remedies_for_positions_without_coordinates(pos, remedy):
         assert text.endswith("(..., 3).")
         return
     host = np.asarray(pos)
-    want = np.moveaxis(host[-3:], 0, -1) if "moveaxis" in remedy else np.stack([host] * 3, -1)
-    got = rope.apply(x, eval(remedy, {"xp": np, "pos": pos, "ra": ra, "x": x}))
-    np.testing.assert_array_equal(got, rope.apply(x, want))
+    stacked = np.moveaxis(host[-3:], 0, -1) if "moveaxis" in remedy else np.stack([host] * 3, -1)
+    y = rope.apply(x, eval(remedy, {"xp": np, "pos": pos, "ra": ra, "x": x}))
+    np.testing.assert_array_equal(y, rope.apply(x, stacked))
 
 
 # ---- two libraries ----

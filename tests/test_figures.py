@@ -31,14 +31,14 @@ def seconds(cell):
 def test_the_table_of_speed():
     cases, rows = numbers("speed"), table(README, "one thread")
     assert len(rows) >= 6
-    for label, one, many, copies, halves in rows:
+    for label, one_thread, many, copies, halves in rows:
         name = label.removesuffix(", interleaved")
         pairing = "half" if name == label else "interleaved"
         decode = "decode 1 float32" if name == label else "decode 1 float32 interleaved"
         places = decode, f"prefill 2048 float32 {pairing}", f"prefill 2048 bfloat16 {pairing}"
-        found = [cases[place]["rows"][name] for place in places]
-        assert copies == f"{found[1]['copies'][1]:.2f}", name
-        for cell, row in zip((one, many, halves), found, strict=True):
+        timed_rows = [cases[place]["rows"][name] for place in places]
+        assert copies == f"{timed_rows[1]['copies'][1]:.2f}", name
+        for cell, row in zip((one_thread, many, halves), timed_rows, strict=True):
             assert bool(cell) == ("seconds" in row), name
             assert not cell or seconds(cell) == pytest.approx(row["seconds"][1], rel=5e-3), name
 
@@ -48,8 +48,8 @@ def test_the_strongest_peers_are_in_the_table_of_speed():
     shown = {name.removesuffix(", interleaved") for name, *_ in table(README, "one thread")}
     for place in ("decode 1 float32", "prefill 2048 float32 half"):
         timed = {n: row for n, row in numbers("speed")[place]["rows"].items() if "seconds" in row}
-        own = ("copy", "rope_array", "naive")
-        times = {n: row["seconds"][1] for n, row in timed.items() if not n.startswith(own)}
+        excluded = ("copy", "rope_array", "naive")
+        times = {n: row["seconds"][1] for n, row in timed.items() if not n.startswith(excluded)}
         rivals = {name for name in times if times[name] < 1.05 * min(times.values())}
         assert rivals & shown, rivals
 
@@ -61,8 +61,8 @@ def test_the_table_of_the_scoreboard():
         assert judged[name]["class"]["angles"] == angles
         assert judged[name]["counts"]["failed"] == int(failed)
         for reach, cell in zip(("2^16", "2^20", "int32"), errors, strict=True):
-            found = judged[name]["worst"].get(reach)
-            assert (float(cell) == float(f"{found:.0e}")) if cell else found is None, (name, reach)
+            error = judged[name]["worst"].get(reach)
+            assert (float(cell) == float(f"{error:.0e}")) if cell else error is None, (name, reach)
 
 
 PATCHED = {
@@ -80,8 +80,8 @@ def test_times_of_patched_models():
     assert {name for name, *_ in rows} == PATCHED.keys()
     for name, *cells in rows:
         steps = [(step, dtype) for step in ("decode", "train") for dtype in ("float32", "bfloat16")]
-        found = [measured[f"{PATCHED[name]}, {dtype}"][step]["÷"][1] for step, dtype in steps]
-        assert list(map(float, cells)) == pytest.approx(found, abs=0.0051), name
+        ratios = [measured[f"{PATCHED[name]}, {dtype}"][step]["÷"][1] for step, dtype in steps]
+        assert list(map(float, cells)) == pytest.approx(ratios, abs=0.0051), name
 
 
 def spans(text):
@@ -104,8 +104,8 @@ def test_times_of_compiled_patched_models():
 def in_place(shape, pairing, tokens):
     """Return the span of our times in place over vLLM's, of both dtypes and both kinds of calls."""
     cases = itertools.product(("float32", "bfloat16"), tokens)
-    found = [numbers("in-place")[f"{shape}, {kind}, {pairing}, inference, {count}"] for kind, count in cases]
-    return span([row[f"{kind} / vLLM"] for row in found for kind in ("positions", "rotation")])
+    rows = [numbers("in-place")[f"{shape}, {dtype}, {pairing}, inference, {count}"] for dtype, count in cases]
+    return span([row[f"{source} / vLLM"] for row in rows for source in ("positions", "rotation")])
 
 
 def test_times_in_place():
@@ -113,43 +113,43 @@ def test_times_in_place():
     shapes = "32 + 8 heads of 128", "4 + 2 heads of 64"
     for label, tokens in (("1", [1]), ("16", [16]), ("256 to 8,192", many)):
         columns = itertools.product(shapes, ("half", "interleaved"))
-        assert [spans(cell) for cell in rows[label]] == [[in_place(*each, tokens)] for each in columns]
+        assert [spans(cell) for cell in rows[label]] == [[in_place(*column, tokens)] for column in columns]
     text = README.read_text("utf-8")
-    told = spans(text[text.index("In place, rope_array takes") :].partition("\n\n")[0])
-    assert told == [in_place(shapes[0], "half", tokens) for tokens in ([1], many)]
+    ranges = spans(text[text.index("In place, rope_array takes") :].partition("\n\n")[0])
+    assert ranges == [in_place(shapes[0], "half", tokens) for tokens in ([1], many)]
 
 
 def test_times_of_jitted_programs():
     text = (DOCS / "backends.md").read_text("utf-8")
-    found = numbers("jitted")
-    near = {name: each["forward"]["ratios"]["array form"] for name, each in found["neighbours"].items()}
-    told = spans(text[text.index("such a program took") :][:260])
-    assert told == [span([near[name] for name in near if kind in name]) for kind in ("prefill", "decode")]
-    rotations = [each for name, each in found["rotation"].items() if "prefill, bfloat16" in name]
-    copies = [each[part]["ratios"]["copy"] for each in rotations for part in ("forward", "gradient")]
+    measured = numbers("jitted")
+    near = {name: row["forward"]["ratios"]["array form"] for name, row in measured["neighbours"].items()}
+    ranges = spans(text[text.index("such a program took") :][:260])
+    assert ranges == [span([near[name] for name in near if step in name]) for step in ("prefill", "decode")]
+    rotations = [row for name, row in measured["rotation"].items() if "prefill, bfloat16" in name]
+    copies = [row[direction]["ratios"]["copy"] for row in rotations for direction in ("forward", "gradient")]
     assert f"takes up to {max(copies):.2f} times; the target of 1.3 is missed" in text
 
 
 def test_errors_of_engines():
     """The table has the models in the order of the result."""
     rows, measured = table(VLLM, "model"), numbers("vllm-engine")
-    for (name, *cells), found in zip(rows, measured.values(), strict=True):
-        for place, kind in ((0, "stock"), (1, "rope_array")):
-            errors = zip(found[kind]["errors"], found[kind]["other_tokens"], strict=True)
-            expected = [(float(f"{error:.0e}"), other) for error, other in errors]
-            shown = [(float(each.rstrip("*")), each.endswith("*")) for each in cells[place].split(" / ")]
+    for (name, *cells), engine in zip(rows, measured.values(), strict=True):
+        for place, engine_name in ((0, "stock"), (1, "rope_array")):
+            errors = zip(engine[engine_name]["errors"], engine[engine_name]["other_tokens"], strict=True)
+            expected = [(float(f"{error:.0e}"), tokens) for error, tokens in errors]
+            shown = [(float(text.rstrip("*")), text.endswith("*")) for text in cells[place].split(" / ")]
             assert shown == expected, name
-            assert int(cells[place + 2].replace(",", "")) == round(found[kind]["tables"] / 1e6), name
+            assert int(cells[place + 2].replace(",", "")) == round(engine[engine_name]["tables"] / 1e6), name
 
 
 def test_targets_are_told_with_their_verdicts():
-    told = {tuple(row) for row in table(RESULTS.parent / "README.md", "benchmark")}
-    results = ((path, json.loads(path.read_text("utf-8"))) for path in sorted(RESULTS.glob("*.json")))
-    found = {
-        path.stem[11:]: result["targets"]
-        for path, result in results
-        if "targets" in result and path.stem[11:] == result["bench"]
+    shown = {tuple(row) for row in table(RESULTS.parent / "README.md", "benchmark")}
+    records = ((path, json.loads(path.read_text("utf-8"))) for path in sorted(RESULTS.glob("*.json")))
+    targets = {
+        path.stem[11:]: record["targets"]
+        for path, record in records
+        if "targets" in record and path.stem[11:] == record["bench"]
     }
     fields = ("target", "limit", "worst", "verdict")
-    rows = {(name, *(str(each.get(key, "")) for key in fields)) for name in found for each in found[name]}
-    assert told == rows, "run `python bench/_targets.py`"
+    rows = {(name, *(str(row.get(key, "")) for key in fields)) for name in targets for row in targets[name]}
+    assert shown == rows, "run `python bench/_targets.py`"

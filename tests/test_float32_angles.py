@@ -47,9 +47,9 @@ def test_tables_of_torch_have_the_bits_of_transformers(case):
     torch = pytest.importorskip("torch")
     pos = torch.arange(0, case["length"], 13)
     angles = pos[:, None].float() * torch.from_numpy(golden_frequencies(case))
-    made = narrow(case).rotation(pos, like=torch.zeros(1))
-    assert torch.equal(made.cos, angles.cos() * float.fromhex(case["amplitude"]))
-    assert torch.equal(made.sin, angles.sin() * float.fromhex(case["amplitude"]))
+    rotation = narrow(case).rotation(pos, like=torch.zeros(1))
+    assert torch.equal(rotation.cos, angles.cos() * float.fromhex(case["amplitude"]))
+    assert torch.equal(rotation.sin, angles.sin() * float.fromhex(case["amplitude"]))
 
 
 def test_every_rule_of_transformers_has_a_case():
@@ -65,14 +65,14 @@ def test_powers_are_within_a_unit_in_the_last_place(base):
     """Whole blocks of 32 follow SLEEF, whose error is at most a unit; the rest is correctly rounded."""
     for width in (2, 16, 64, 80, 128, 256):
         exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-        got = np.float32(float32_steps.powers(base, width, width // 2))
+        powers = np.float32(float32_steps.powers(base, width, width // 2))
         with mpmath.workdps(40):
             wanted = np.float32(
                 [mpmath.mpf(float(np.float32(base))) ** mpmath.mpf(float(e)) for e in exponents]
             )
-        np.testing.assert_array_max_ulp(got, wanted, maxulp=1)
-        rest = width // 2 % 32
-        np.testing.assert_array_equal(got[-rest:] if rest else [], wanted[-rest:] if rest else [])
+        np.testing.assert_array_max_ulp(powers, wanted, maxulp=1)
+        tail = width // 2 % 32
+        np.testing.assert_array_equal(powers[-tail:] if tail else [], wanted[-tail:] if tail else [])
 
 
 def frequencies(rule, width=128):
@@ -92,9 +92,9 @@ OTHER_RULES = {
 def test_other_rules_are_applied_to_float32_frequencies(name):
     """Transformers has no such rule, or divides by 0: results are float32 numbers near the exact ones."""
     rope = RoPE(128, scaling=OTHER_RULES[name])
-    got = frequencies(rope.scaling)
-    assert got == tuple(map(float, np.float32(got)))
-    np.testing.assert_allclose(got, rope.frequencies, rtol=2e-6)
+    scaled = frequencies(rope.scaling)
+    assert scaled == tuple(map(float, np.float32(scaled)))
+    np.testing.assert_allclose(scaled, rope.frequencies, rtol=2e-6)
 
 
 def test_factors_beyond_float32():

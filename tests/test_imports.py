@@ -108,7 +108,7 @@ def test_using_one_library_brings_in_no_other():
 # inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
-NO_IMPORTS = "_errors _dynamo _version _backends testing._rules testing._verdict"
+NO_IMPORTS = "_errors _dynamo _version _backends testing._rules testing._fault"
 MAY_IMPORT = {
     "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
     ".positions .torch .vllm",
@@ -162,7 +162,7 @@ MAY_IMPORT = {
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
     "testing.plugin": ".testing numpy pytest",
-    **dict.fromkeys(["testing._own", "testing._which_rotation"], ".testing numpy late ."),
+    **dict.fromkeys(["testing._library_target", "testing._find_rotation"], ".testing numpy late ."),
     "testing._compilers": ".testing numpy late jax torch",
     "testing._modes": ".testing numpy late torch",
     "testing._shrink": ".testing numpy late hypothesis",
@@ -172,11 +172,11 @@ MAY_IMPORT = {
     "testing._angles": ".testing._rules numpy",
     "testing._definition": ".testing._rules .testing._angles numpy",
     "testing._index_words": "numpy",
-    "testing._where": ".testing._index_words numpy",
-    "testing._wrong": ".testing._definition .testing._where numpy",
-    "testing._values": ".testing._where .testing._wrong numpy",
-    "testing._contract": ".testing._definition .testing._values .testing._verdict .testing._where "
-    ".testing._wrong numpy",
+    "testing._wrong_places": ".testing._index_words numpy",
+    "testing._wrong_result": ".testing._definition .testing._wrong_places numpy",
+    "testing._wrong_values": ".testing._wrong_places .testing._wrong_result numpy",
+    "testing._contract": ".testing._definition .testing._wrong_values .testing._fault .testing._wrong_places "
+    ".testing._wrong_result numpy",
 }
 
 
@@ -185,10 +185,10 @@ def sources():
     texts = {}
     for root, prefix in ((PACKAGE, ()), (BACKENDS, ("_backends",))):
         for path in sorted(root.rglob("*.py")):
-            parts = (*prefix, *path.relative_to(root).with_suffix("").parts)
-            if root == BACKENDS or parts[0] != "_backends":
-                name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-                texts[name] = path.read_text(encoding="utf-8"), ("rope_array", *parts[:-1])
+            names = (*prefix, *path.relative_to(root).with_suffix("").parts)
+            if root == BACKENDS or names[0] != "_backends":
+                name = ".".join(names[:-1] if names[-1] == "__init__" else names)
+                texts[name] = path.read_text(encoding="utf-8"), ("rope_array", *names[:-1])
     return texts
 
 
@@ -206,8 +206,8 @@ def imports_of(text, package, modules):
             yield from ((name if name in modules else base, late) for name in names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
             yield from ((arg.value, late) for arg in node.args if isinstance(arg, ast.Constant))
-        for part in ast.iter_child_nodes(node):
-            yield from visit(part, late)
+        for inner in ast.iter_child_nodes(node):
+            yield from visit(inner, late)
 
     return set(visit(ast.parse(text), False))
 
@@ -237,9 +237,9 @@ GRAPH = {name: imports_of(*source, NAMES) for name, source in SOURCES.items()}
 def test_import_rules():
     assert {"", "_apply", "testing._definition", "_backends.torch"} <= GRAPH.keys()
     assert ("numpy", True) in GRAPH["_array_api.library"]
-    imports = [(name, *one) for name in GRAPH for one in GRAPH[name]]
-    others = [one for one in imports if one[1].partition(".")[0] not in sys.stdlib_module_names]
-    assert [one for one in others if not may_import(*one)] == []
+    edges = [(name, *edge) for name in GRAPH for edge in GRAPH[name]]
+    third_party = [edge for edge in edges if edge[1].partition(".")[0] not in sys.stdlib_module_names]
+    assert [edge for edge in third_party if not may_import(*edge)] == []
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -316,8 +316,8 @@ def public_objects(module):
         yield name, value
         if inspect.isclass(value):
             members = ((m, getattr(v, "__func__", v)) for m, v in vars(value).items())  # of class methods too
-            own = [(m, v) for m, v in members if not m.startswith("_") and inspect.isfunction(v)]
-            yield from ((f"{name}.{m}", v) for m, v in own)
+            functions = [(m, v) for m, v in members if not m.startswith("_") and inspect.isfunction(v)]
+            yield from ((f"{name}.{m}", v) for m, v in functions)
 
 
 def test_names_that_users_have():
@@ -360,14 +360,14 @@ def test_dir_of_a_module_has_its_public_names_alone(name):
 
 def section(text, title):
     """Return a section of a numpydoc docstring, or an empty string."""
-    found = re.search(rf"^{title}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    return found.group(1) if found else ""
+    match = re.search(rf"^{title}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return match.group(1) if match else ""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_names_and_docstrings(module):
-    own = {name for name, v in vars(module).items() if getattr(v, "__module__", "").startswith("rope_array")}
-    assert {name for name in own if not name.startswith("_")} <= set(module.__all__)
+    names = {n for n, v in vars(module).items() if getattr(v, "__module__", "").startswith("rope_array")}
+    assert {name for name in names if not name.startswith("_")} <= set(module.__all__)
     for name, value in public_objects(module):
         text = inspect.getdoc(value) or ""
         assert text.splitlines()[0].endswith((".", ":")) or "." in text.partition("\n\n")[0], name
@@ -399,8 +399,8 @@ def test_doctests(name):
     module = importlib.import_module(f"rope_array.{name}".rstrip("."))
     failed, tried = doctest.testmod(module, raise_on_error=False)
     assert failed == 0
-    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    assert tried or not any(">>> " in (inspect.getdoc(value) or "") for value in own)
+    defined = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
+    assert tried or not any(">>> " in (inspect.getdoc(value) or "") for value in defined)
 
 
 # ---- the folder for users of PyTorch ----
@@ -473,12 +473,12 @@ def test_one_liners_of_many_specs_in_eight_threads(request):
     """Use more specs than the memo holds: one thread evicts the plan that another is about to use."""
     x = np.random.default_rng(0).standard_normal((2, 2))
     bases = [float(base) for base in range(1, 400)]
-    want = {b: rope_array.RoPE(2, base=b, attention_factor=b).apply(x, [1, 2]).tobytes() for b in bases}
+    expected = {b: rope_array.RoPE(2, base=b, attention_factor=b).apply(x, [1, 2]).tobytes() for b in bases}
 
     def work(i):
         for base in bases[50 * i :] + bases[: 50 * i]:
             y = rope_array.apply(x, [1, 2], base=base, attention_factor=base)
-            assert y.tobytes() == want[base], base
+            assert y.tobytes() == expected[base], base
 
     request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)

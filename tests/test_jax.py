@@ -270,8 +270,8 @@ def test_rotation_is_a_tree(narrow):
     again = jax.tree.unflatten(pickle.loads(pickle.dumps(tree)), leaves)
     through = jax.jit(lambda r: r)(rotation)
     assert isinstance(through, ra.Rotation)
-    for each in (through, again):
-        judge(each.apply(x), x, FEW, **OTHER_FIELDS)
+    for rotation_again in (through, again):
+        judge(rotation_again.apply(x), x, FEW, **OTHER_FIELDS)
     judge(jax.jit(lambda r, x: r.inverse().apply(x))(rotation, x), x, FEW, inverse=True, **OTHER_FIELDS)
 
 
@@ -307,7 +307,7 @@ def test_no_64_bit_types_in_a_program_without_x64(narrow):
 # Functions of x and positions of (batch, sequence) that return the rotated x.
 ROTATED = {
     "vmap of rotations": lambda x, p: jax.vmap(lambda r, x: r.apply(x))(ROPE.rotation(p, like=x), x),
-    "scan": lambda x, p: jax.lax.scan(lambda carry, item: (carry, ROPE.apply(*item)), 0, (x, p))[1],
+    "scan": lambda x, p: jax.lax.scan(lambda carry, row: (carry, ROPE.apply(*row)), 0, (x, p))[1],
     "scan of tables": lambda x, p: jax.vmap(lambda r, x: r.apply(x))(
         jax.lax.scan(lambda carry, p: (carry, ROPE.rotation(p, like=x)), 0, p)[1], x
     ),
@@ -325,12 +325,12 @@ BATCH = np.arange(15, dtype=np.int32).reshape(3, 5) * 1_000_003
 def test_vmap_over_one_of_both_tables(narrow):
     x = normal(5, 16)
     cos, sin = ROPE.rotation(range(5), like=x)
-    both = jnp.stack([sin, cos])
-    for axes, tables in (((0, None), (both, sin)), ((None, 0), (cos, both))):
+    stacked = jnp.stack([sin, cos])
+    for axes, tables in (((0, None), (stacked, sin)), ((None, 0), (cos, stacked))):
         y = jax.vmap(lambda cos, sin: ROPE.rotation_from(cos, sin).apply(x), axes)(*tables)
-        for i, result in enumerate(y):
-            each = [table[i] if axis == 0 else table for table, axis in zip(tables, axes, strict=True)]
-            np.testing.assert_array_equal(result, ROPE.rotation_from(*each).apply(x))
+        for i, row in enumerate(y):
+            row_tables = [table[i] if axis == 0 else table for table, axis in zip(tables, axes, strict=True)]
+            np.testing.assert_array_equal(row, ROPE.rotation_from(*row_tables).apply(x))
 
 
 @functools.cache
@@ -344,8 +344,8 @@ def transformed(x64):
 
 @pytest.mark.parametrize("name", [*ROTATED, *BACKWARD])
 def test_transforms(name, x64):
-    x, results = transformed(x64)
-    judge(results[name], x, BATCH, inverse=name in BACKWARD, **HALF)
+    x, arrays = transformed(x64)
+    judge(arrays[name], x, BATCH, inverse=name in BACKWARD, **HALF)
 
 
 def test_derivatives_of_other_operands(narrow):
@@ -363,8 +363,8 @@ def test_derivatives_of_other_operands(narrow):
     check_grads(by_tables, (x, *tables), 1, rtol=0.01)
     check_grads(functools.partial(by_tables, x), tables, 1, rtol=0.01)
     transposed = jax.linear_transpose(functools.partial(by_tables, x), *tables)(x)
-    for one, other in zip(transposed, jax.vjp(by_tables, x, *tables)[1](x)[1:], strict=True):
-        assert close(one, other)
+    for gradient, expected in zip(transposed, jax.vjp(by_tables, x, *tables)[1](x)[1:], strict=True):
+        assert close(gradient, expected)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
@@ -402,14 +402,14 @@ def test_the_forms_of_all_platforms(platform, narrow):
         cos, sin = (table[None] for table in rotation)
         return forms[platform](x, cos, sin, layout=layout, transposed=transposed)
 
-    results = jax.jit(lambda xs: [rotate(xs[dtype], name, t) for name, dtype, t in cases])(xs)
-    for (name, dtype, transposed), y in zip(cases, results, strict=True):
+    ys = jax.jit(lambda xs: [rotate(xs[dtype], name, t) for name, dtype, t in cases])(xs)
+    for (name, dtype, transposed), y in zip(cases, ys, strict=True):
         fields = adjoint(FIELDS[name]) if transposed else FIELDS[name]
         judge(y, xs[dtype], ENDS, inverse=transposed, **fields)
         with jax.set_mesh(mesh):
             split = jax.device_put(xs[dtype], jax.sharding.PartitionSpec("batch"))
-            (kind,) = jax.make_jaxpr(lambda x: rotate(x, name, transposed))(split).out_avals  # noqa: B023
-            assert kind == jax.typeof(split)
+            (aval,) = jax.make_jaxpr(lambda x: rotate(x, name, transposed))(split).out_avals  # noqa: B023
+            assert aval == jax.typeof(split)
 
 
 def test_shard_map_over_positions_alone(narrow):
@@ -434,10 +434,10 @@ def test_nan_checks_of_checkify(narrow):
     from jax.experimental import checkify
 
     x = normal(2, 5, 16).at[0, 0, 0].set(jnp.nan)
-    for backend, found in ((None, False), ("array-api", True)):
+    for backend, is_reported in ((None, False), ("array-api", True)):
         rotate = functools.partial(ROPE.apply, pos=3, backend=backend)
         error, _ = checkify.checkify(rotate, errors=checkify.nan_checks)(x)
-        assert (error.get() is not None) == found
+        assert (error.get() is not None) == is_reported
 
 
 def test_tables_in_a_kernel_of_pallas(narrow):
@@ -481,10 +481,10 @@ def test_export_of_a_batch_of_any_size(narrow):
 
     (count,) = export.symbolic_shape("b")
     rotate = jax.vmap(lambda x, cos, sin: ROPE.rotation_from(cos, sin).apply(x), in_axes=(0, None, 0))
-    both = jax.jit(lambda pos, x, cos, sin: (jax.vmap(ROPE.apply)(x, pos), rotate(x, cos, sin)))
+    program = jax.jit(lambda pos, x, cos, sin: (jax.vmap(ROPE.apply)(x, pos), rotate(x, cos, sin)))
     shapes = (count, 5, 16), (5, 8), (count, 5, 8)
     structs = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
-    exported = export.export(both)(jax.ShapeDtypeStruct((count, 5), "int32"), *structs)
+    exported = export.export(program)(jax.ShapeDtypeStruct((count, 5), "int32"), *structs)
     for size in (1, 3):
         x, pos = normal(size, 5, 16), jnp.asarray(ENDS, "int32")
         cos, sin = ROPE.rotation(pos, like=x)
@@ -536,8 +536,8 @@ def test_another_process(tmp_path, narrow):
     text = child.run(IN_ANOTHER_PROCESS, str(tmp_path))
     judge(jnp.asarray(np.load(tmp_path / "y.npy")), x, range(5), **fields)
     for base in (77.0, 78.0):
-        own = jax.make_jaxpr(lambda x, base=base: ra.apply(x, 3, base=base))(x)
-        assert (text.strip() == str(own).strip()) == (base == 77.0)
+        program = jax.make_jaxpr(lambda x, base=base: ra.apply(x, 3, base=base))(x)
+        assert (text.strip() == str(program).strip()) == (base == 77.0)
 
 
 # ---- devices: see jax_devices.py ----

@@ -71,11 +71,11 @@ COMPILER = os.environ.get("CXX", "g++")
 def test_structs_are_those_of_jaxlibs_header(tmp_path):
     lines = ['#include "xla_call.hpp"', '#include "xla/ffi/api/c_api.h"', "namespace own = rope::xla;"]
     for row in STRUCTS.strip().splitlines():
-        own, theirs, *members = row.split()
+        ours, theirs, *members = row.split()
         for member in members:
-            mine, _, other = member.partition("=")
-            text = f"offsetof(own::{own}, {mine}) == offsetof({theirs}, {other or mine})"
-            lines.append(f'static_assert({text}, "{theirs}.{other or mine}");')
+            mine, _, their_member = member.partition("=")
+            text = f"offsetof(own::{ours}, {mine}) == offsetof({theirs}, {their_member or mine})"
+            lines.append(f'static_assert({text}, "{theirs}.{their_member or mine}");')
     source = tmp_path / "structs.cpp"
     source.write_text("\n".join(lines))
     options = ["-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof"]
@@ -114,8 +114,8 @@ WRONG = {
 def test_operands_that_are_refused(name):
     """A program that this library did not make raises an error; nothing is read out of bounds."""
     operands, attributes = WRONG[name]
-    result = jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)
-    call = jax.ffi.ffi_call(TARGET, (result, result) if name == "two results" else result)
+    struct = jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)
+    call = jax.ffi.ffi_call(TARGET, (struct, struct) if name == "two results" else struct)
     with pytest.raises(jax.errors.JaxRuntimeError, match="does not serve these operands"):
         jax.block_until_ready(call(*map(jax.numpy.asarray, operands), **attributes))
 
@@ -172,12 +172,12 @@ def test_float_positions_rotate_by_tables():
 
 def test_a_donated_array_is_rotated_in_place():
     x = jax.numpy.asarray(X)
-    address, want = x.unsafe_buffer_pointer(), ROPE.apply(X, POS)
+    address, expected = x.unsafe_buffer_pointer(), ROPE.apply(X, POS)
     donating = jax.jit(lambda x: ROPE.apply(x, POS), donate_argnums=0)
     y = donating(x)
     assert x.is_deleted()
     assert y.unsafe_buffer_pointer() == address
-    assert_same(np.asarray(y), want)
+    assert_same(np.asarray(y), expected)
     text = program(lambda x: ROPE.apply(x, POS), X, donate_argnums=0)
     assert "copy(" not in text
     assert "output_to_operand_aliasing" in text
@@ -186,9 +186,9 @@ def test_a_donated_array_is_rotated_in_place():
 def test_other_arrays_are_kept():
     """XLA copies a donated array that is read again; an array that is not donated keeps its values."""
     f = jax.jit(lambda x: (ROPE.apply(x, POS), x + 1), donate_argnums=0)
-    y, more = f(jax.numpy.asarray(X))
+    y, plus_one = f(jax.numpy.asarray(X))
     assert_same(np.asarray(y), ROPE.apply(X, POS))
-    assert_same(np.asarray(more), X + 1)
+    assert_same(np.asarray(plus_one), X + 1)
     x = jax.numpy.asarray(X)
     jax.block_until_ready(jax.jit(ROPE.apply)(x, POS))
     assert_same(np.asarray(x), X)
@@ -198,12 +198,12 @@ def test_an_export_has_no_call_of_the_kernel():
     """An exported program has array operations for each of its platforms: it runs without this library."""
     from jax import export
 
-    both = jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos)))
+    forward_and_gradient = jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos)))
     for platforms in (("cpu", "cuda", "tpu"), ("cpu",)):
-        exported = export.export(both, platforms=platforms)(X, POS)
+        exported = export.export(forward_and_gradient, platforms=platforms)(X, POS)
         assert f"@{TARGET}" not in exported.mlir_module()
-        for result, inverse in zip(exported.call(X, POS), (False, True), strict=True):
-            np.testing.assert_allclose(result, ROPE.apply(X, POS, inverse=inverse), atol=2e-6)
+        for y, inverse in zip(exported.call(X, POS), (False, True), strict=True):
+            np.testing.assert_allclose(y, ROPE.apply(X, POS, inverse=inverse), atol=2e-6)
 
 
 # ---- bits ----
@@ -222,19 +222,19 @@ def test_bits_equal_numpys_array_api(dtype):
 
     @jax.jit
     def run(xs):
-        results = {}
+        ys = {}
         for name, rope in ropes.items():
             inverse = functools.partial(rope.apply, pos=at[name], inverse=True)
-            results[name] = rope.apply(xs[name], at[name]), inverse(xs[name]), jax.vmap(inverse)(xs[name])
-        return results
+            ys[name] = rope.apply(xs[name], at[name]), inverse(xs[name]), jax.vmap(inverse)(xs[name])
+        return ys
 
     with jax.enable_x64(dtype == np.float64):
-        results = run({name: jax.numpy.asarray(x) for name, x in xs.items()})
-    for name, (forward, *inverted) in results.items():
+        ys = run({name: jax.numpy.asarray(x) for name, x in xs.items()})
+    for name, (forward, *inverted) in ys.items():
         assert_same(np.asarray(forward), by_array_api(ropes[name], xs[name], at[name]), name)
-        want = by_array_api(ropes[name], xs[name], at[name], inverse=True)
+        expected = by_array_api(ropes[name], xs[name], at[name], inverse=True)
         for y in inverted:
-            assert_same(np.asarray(y), want, f"{name}, inverted")
+            assert_same(np.asarray(y), expected, f"{name}, inverted")
 
 
 @pytest.mark.parametrize("threads", [1, 3])

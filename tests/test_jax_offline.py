@@ -30,7 +30,7 @@ def facts_of(platform):
 def only_loop_over_x(platform, facts):
     """Return the name of the only instruction with results of half of x's elements or more: a fusion."""
     many = math.prod(programs.SHAPES[platform]) // 2
-    ((name, opcode),) = [each[:2] for each in facts["instructions"] if each[2] >= many]
+    ((name, opcode),) = [instruction[:2] for instruction in facts["instructions"] if instruction[2] >= many]
     assert opcode == "fusion"
     return name
 
@@ -54,6 +54,6 @@ def test_the_gpu_has_one_loop_of_vector_loads_and_stores(dtype, rope, source, di
     assert facts["temporary"] <= (tables + 512 if source == "positions" else 0)
     if "partial" not in rope:
         accesses = facts["accesses"][name]
-        widths = {kind: {width for each, width in accesses if each == kind} for kind in ("ld", "st")}
+        widths = {op: {width for access, width in accesses if access == op} for op in ("ld", "st")}
         assert widths["st"] == {4 * ITEMSIZE[dtype]}
         assert widths["ld"] == {4 * ITEMSIZE[dtype], 8 if rope == "interleaved" else 16}

@@ -41,9 +41,9 @@ def test_every_name_on_the_page_exists():
 
 
 def test_the_page_names_every_test_here():
-    here = {name for name in functions_of("tests/test_known_bugs.py") if name.startswith("test_")}
+    tests = {name for name in functions_of("tests/test_known_bugs.py") if name.startswith("test_")}
     named = {name for path, name in named_on_the_page() if path == "tests/test_known_bugs.py"}
-    assert here - named == {"test_every_name_on_the_page_exists", "test_the_page_names_every_test_here"}
+    assert tests - named == {"test_every_name_on_the_page_exists", "test_the_page_names_every_test_here"}
 
 
 # ---- angles ----
@@ -74,25 +74,25 @@ def test_torch_multiplies_real_numbers_element_by_element():
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen = []
+    operations = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            seen.append((func.overloadpacket.__name__, getattr(result, "dtype", None)))
-            return result
+            y = func(*args, **(kwargs or {}))
+            operations.append((func.overloadpacket.__name__, getattr(y, "dtype", None)))
+            return y
 
     pos = torch.arange(5)
     forbidden = {torch.complex32, torch.complex64, torch.complex128, torch.float64}
     for name, call in calls(torch.as_tensor, 5).items():
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.as_tensor(normal(3, 2, 5, 16)).to(dtype)
-            seen.clear()
+            operations.clear()
             with Watch():
                 call(x, pos)
-            assert len(seen) > 5, name
-            assert not [op for op, _ in seen if re.search("mm|mv|dot|einsum", op)], name
-            assert forbidden.isdisjoint({dtype for _, dtype in seen}), name
+            assert len(operations) > 5, name
+            assert not [op for op, _ in operations if re.search("mm|mv|dot|einsum", op)], name
+            assert forbidden.isdisjoint({dtype for _, dtype in operations}), name
 
 
 @pytest.mark.library("jax")

@@ -128,10 +128,10 @@ class Quantity(np.ndarray):
 
 
 def test_an_array_with_a_unit_is_refused():
-    whole = np.arange(5).view(Quantity)
+    metres = np.arange(5).view(Quantity)
     for call in (ra.apply, ra.explain):
         with pytest.raises(ra.ArrayTypeError, match="has a unit"):
-            call(values(5, 16), whole)
+            call(values(5, 16), metres)
     assert "has a unit" in explained(values(2, 4).view(Quantity))
 
 
@@ -205,9 +205,9 @@ def test_float_positions_have_gradients(lib, dtype):
     x, cotangent = (values(3, 16, dtype=dtype, seed=seed) for seed in (0, 1))
     pos, step = np.array([0.25, 1.5, 3.125], dtype), 2.0**-8
     rotate = functools.partial(ra.apply, lib.asarray(x))
-    got = lib.to_numpy(lib.gradient(rotate, lib.asarray(pos), lib.asarray(cotangent)))
+    gradient = lib.to_numpy(lib.gradient(rotate, lib.asarray(pos), lib.asarray(cotangent)))
     differences = ra.apply(x, pos + step) - ra.apply(x, pos - step)
-    np.testing.assert_allclose(got, (differences * cotangent).sum(-1) / (2 * step), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(gradient, (differences * cotangent).sum(-1) / (2 * step), rtol=0, atol=1e-3)
 
 
 # ---- MLX ----
@@ -236,7 +236,7 @@ def test_mlx_maps_a_call():
     import mlx.core as mx
 
     x, pos = mx.array(values(4, 3, 16)), mx.array(FAR[:3])
-    assert bool(mx.array_equal(mx.vmap(lambda one: ra.apply(one, pos))(x), ra.apply(x, pos)))
+    assert bool(mx.array_equal(mx.vmap(lambda row: ra.apply(row, pos))(x), ra.apply(x, pos)))
 
 
 @pytest.mark.library("mlx")
@@ -286,8 +286,8 @@ def test_unknown_sizes_that_do_not_line_up_fail_in_tensorflow(fields, by_xla):
     call = functools.partial(ra.apply, **fields)
     rotate = tf.function(call, [x, pos], jit_compile=by_xla, autograph=False)
     assert rotate.get_concrete_function().output_shapes.as_list() == x.shape.as_list()
-    given = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR[None])
-    np.testing.assert_allclose(rotate(*given), call(*given), rtol=0, atol=1e-6)
+    arguments = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR[None])
+    np.testing.assert_allclose(rotate(*arguments), call(*arguments), rtol=0, atol=1e-6)
     for size in ((2, 3, 1, 16), (1, 3, 5, 16), (1, 3, 1, 16)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             rotate(tf.ones(size), tf.ones((2, 5), tf.int64))
@@ -316,8 +316,8 @@ def test_tensorflow_rotates_in_graphs_of_version_1():
     for fields in FIELDS.values():
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             y = session.run(ra.apply(tf.constant(x), tf.constant(FAR), **fields))
-        want = ra.apply(x, FAR, backend="array-api", **fields)
-        np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
+        expected = ra.apply(x, FAR, backend="array-api", **fields)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.library("tensorflow")
@@ -396,9 +396,9 @@ def test_an_onnx_graph_has_the_values_of_numpy(name):
     errors = {"float32": 1e-5 if name == "float32_angles" else 1e-6, "float16": 2e-3, "float64": 1e-15}
     for dtype in errors if name in ("half", "interleaved") else ("float32",):
         x = values(2, 3, 5, 16, dtype=dtype)
-        y, want = run_in_onnxruntime(function, x=x, **arrays), function(x, *arrays.values())
-        assert y.dtype == want.dtype
-        np.testing.assert_allclose(y, want, rtol=0, atol=errors[dtype])
+        y, expected = run_in_onnxruntime(function, x=x, **arrays), function(x, *arrays.values())
+        assert y.dtype == expected.dtype
+        np.testing.assert_allclose(y, expected, rtol=0, atol=errors[dtype])
 
 
 @pytest.mark.library("ndonnx")
@@ -414,8 +414,8 @@ def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
     model = ndx.build({"x": x, "pos": pos}, {"y": ra.apply(y, pos, **fields)})
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for batch, length in ((2, 5), (0, 5), (2, 0)):
-        given = {"x": values(batch, 3, length, 16), "pos": FAR[:length]}
-        assert session.run(None, given)[0].shape == (batch, 3, length, 16)
+        inputs = {"x": values(batch, 3, length, 16), "pos": FAR[:length]}
+        assert session.run(None, inputs)[0].shape == (batch, 3, length, 16)
     with pytest.raises(Exception, match="status code returned"):  # ONNX Runtime has no public class
         session.run(None, {"x": values(2, 3, 1, 16), "pos": FAR})
 
@@ -464,12 +464,12 @@ def test_two_namespaces_of_marray_are_not_mixed():
 def test_a_masked_feature_masks_its_pair_and_a_masked_position_its_row():
     from marray import numpy as xp
 
-    data, mask = values(2, 4), np.arange(8).reshape(2, 4) == 4
+    numbers, mask = values(2, 4), np.arange(8).reshape(2, 4) == 4
     for pairing, partner in (("half", 2), ("interleaved", 1)):
-        y = ra.apply(xp.asarray(data, mask=mask), range(2), pairing=pairing)
+        y = ra.apply(xp.asarray(numbers, mask=mask), range(2), pairing=pairing)
         assert np.argwhere(np.asarray(y.mask)).tolist() == [[1, 0], [1, partner]]
-        want = ra.apply(data, range(2), pairing=pairing, backend="array-api")
-        assert np.array_equal(np.asarray(y.data)[~y.mask], want[~y.mask])
+        expected = ra.apply(numbers, range(2), pairing=pairing, backend="array-api")
+        assert np.array_equal(np.asarray(y.data)[~y.mask], expected[~y.mask])
     pos = xp.asarray(np.arange(3), mask=np.array([False, True, False]))
     masked = np.asarray(ra.apply(xp.asarray(values(2, 3, 4)), pos).mask)
     assert masked.all(axis=-1).tolist() == masked.any(axis=-1).tolist() == [[False, True, False]] * 2

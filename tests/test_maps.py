@@ -135,10 +135,10 @@ def test_rotation(lib: Any, name: str) -> None:
     for floats in (False, True):
         pos = places(map_, floats=floats)
         x = features(map_.rope.head_dim, 2, 3, len(pos)).astype(np.float32)
-        got = map_.rope.apply(lib.asarray(x, "float32"), lib.asarray(pos, "float32" if floats else "int32"))
+        y = map_.rope.apply(lib.asarray(x, "float32"), lib.asarray(pos, "float32" if floats else "int32"))
         # Angles at float positions are off by up to 2.1e-7 · max(1, ω); features up to 4 multiply that.
         tolerance = 2e-6 * max(1.0, max(map_.rope.frequencies))
-        np.testing.assert_allclose(lib.to_numpy(got), expected(map_, x, pos), rtol=0, atol=tolerance)
+        np.testing.assert_allclose(lib.to_numpy(y), expected(map_, x, pos), rtol=0, atol=tolerance)
 
 
 @each_map
@@ -154,9 +154,9 @@ def test_pairs(name: str) -> None:
     np.testing.assert_allclose(map_.rope.frequencies, omegas, rtol=1e-13)
     pos, shift = places(map_), np.array([2, -3, 11, 5])[: map_.coordinates]
     q, k = features(map_.rope.head_dim, 2, len(pos))
-    y, want = map_.rope.apply(q, pos), expected(map_, q, pos)
-    np.testing.assert_allclose(y, want, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(np.einsum("sij,sj->si", map_.rope.matrix(pos), q), want, rtol=0, atol=1e-12)
+    y, exact = map_.rope.apply(q, pos), expected(map_, q, pos)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.einsum("sij,sj->si", map_.rope.matrix(pos), q), exact, rtol=0, atol=1e-12)
     np.testing.assert_allclose(map_.rope.apply(y, pos, inverse=True), q, atol=1e-13)
     scores = [map_.rope.apply(q, p) @ map_.rope.apply(k, p).T for p in (pos, pos + shift)]
     np.testing.assert_allclose(*scores, atol=1e-10)
@@ -169,23 +169,23 @@ def test_equal_coordinates(lib: Any, name: str) -> None:
     mrope, x = map_.rope, lib.asarray(features(map_.rope.head_dim, len(line)), "float32")
     plain = RoPE(mrope.head_dim, base=mrope.base, rotary_dim=mrope.rotary_dim, pairing=mrope.pairing)
     pos = np.repeat(line[:, None], map_.coordinates, axis=-1)
-    got, want = (
-        lib.to_numpy(one.apply(x, lib.asarray(p, "int32"))) for one, p in ((mrope, pos), (plain, line))
+    bits, expected = (
+        lib.to_numpy(rope.apply(x, lib.asarray(p, "int32"))) for rope, p in ((mrope, pos), (plain, line))
     )
-    assert got.tobytes() == want.tobytes()
+    assert bits.tobytes() == expected.tobytes()
 
 
 def test_pairs_that_are_never_rotated(lib: Any) -> None:
     """Features of unrotated pairs and after the rotated slice keep their bits at any position."""
-    some = RoPE(20, rotary_dim=16, pairing="half", axes=Axes((0, None, 1, 1, None, 0, None, None)))
+    partial = RoPE(20, rotary_dim=16, pairing="half", axes=Axes((0, None, 1, 1, None, 0, None, None)))
     still = [1, 4, 6, 7]
     kept = [*still, *(i + 8 for i in still), *range(16, 20)]
     x = features(20, 3).astype(np.float32)
     pos = np.array([[5, 9], [2**31 - 1, 7], [-3, -(2**31)]], dtype=np.int32)
-    got = lib.to_numpy(some.apply(lib.asarray(x, "float32"), lib.asarray(pos, "int32")))
-    assert got[:, kept].tobytes() == x[:, kept].tobytes()
-    assert (got != x).sum() == 3 * (20 - len(kept))
-    assert [some.frequencies[i] for i in still] == [0.0] * 4
+    y = lib.to_numpy(partial.apply(lib.asarray(x, "float32"), lib.asarray(pos, "int32")))
+    assert y[:, kept].tobytes() == x[:, kept].tobytes()
+    assert (y != x).sum() == 3 * (20 - len(kept))
+    assert [partial.frequencies[i] for i in still] == [0.0] * 4
 
 
 # ---- pairs beyond the sections ----
@@ -198,10 +198,10 @@ def test_leftover_pairs(sections: tuple[int, int, int]) -> None:
     transformers' apply_interleaved_mrope begins with t, and writes h and w over every third pair. Liger's
     kernel gives w all pairs from its section on.
     """
-    want = np.zeros(32, dtype=int)
+    coordinates = np.zeros(32, dtype=int)
     for a in (1, 2):
-        want[a : 3 * sections[a] : 3] = a
-    assert Axes.interleaved(*sections, num_pairs=32).coordinates == tuple(want)
+        coordinates[a : 3 * sections[a] : 3] = a
+    assert Axes.interleaved(*sections, num_pairs=32).coordinates == tuple(coordinates)
     t, h, w = sections
     pairs = np.arange(32)
     liger = np.where(pairs < t, 0, np.where(pairs < t + h, 1, 2))
@@ -273,7 +273,7 @@ def ggml_angles(sections: tuple[int, ...], mode: str, pairs: int, pos: tuple[int
     ggml keeps one angle for each coordinate and multiplies all four from pair to pair.
     """
     angles, scale = [*map(float, pos)], 5e6 ** (-2.0 / (pairs if mode == "vision" else 2 * pairs))
-    bounds, made = [0, sections[0], sum(sections[:2]), sum(sections[:3])], []
+    bounds, by_pair = [0, sections[0], sum(sections[:2]), sum(sections[:3])], []
     for pair in range(pairs):
         sector = pair % sum(sections)
         if mode == "vision":  # each section restarts the angle of its coordinate
@@ -285,9 +285,9 @@ def ggml_angles(sections: tuple[int, ...], mode: str, pairs: int, pos: tuple[int
             a = next((c for c in (1, 2, 0) if sector % 3 == c and sector < 3 * sections[c]), 3)
         else:
             a = 3 if sector >= bounds[3] else 2 if sector >= bounds[2] else int(sector >= bounds[1])
-        made.append(angles[a])
+        by_pair.append(angles[a])
         angles = [angle * scale for angle in angles]
-    return made
+    return by_pair
 
 
 SECTIONS = [(16, 24, 24, 0), (24, 20, 20, 0), (11, 11, 10, 0), (8, 8, 8, 8), (3, 0, 2, 1), (0, 4, 4, 0)]
@@ -303,9 +303,10 @@ def test_ggml(sections: tuple[int, ...], mode: Any, pairs: int | None) -> None:
     pos, x = (3, 50, 7, 11), features(2 * count, 1)
     angle = np.array(ggml_angles(sections, mode, count, pos))
     a, b = np.split(x, 2, -1)
-    want = np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
-    got = RoPE(2 * count, base=5e6, pairing="half", axes=axes).apply(x, [pos])
-    np.testing.assert_allclose(got, want, atol=1e-11)
+    cos, sin = np.cos(angle), np.sin(angle)
+    expected = np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    y = RoPE(2 * count, base=5e6, pairing="half", axes=axes).apply(x, [pos])
+    np.testing.assert_allclose(y, expected, atol=1e-11)
 
 
 # ---- repr ----
@@ -375,9 +376,9 @@ def test_from_config(name: str) -> None:
 def test_atoms_from_config() -> None:
     """Two bases in one head make a table of frequencies."""
     config = model("esmfold2", atom_encoder={"num_uid_rope_pairs": 8})
-    made, want = RoPE.from_config(config, part="atom_encoder"), MAPS["ESMFold2's atoms"].rope
-    assert made.axes == want.axes
-    np.testing.assert_allclose(made.frequencies, want.frequencies, rtol=1e-14)
+    rope, expected = RoPE.from_config(config, part="atom_encoder"), MAPS["ESMFold2's atoms"].rope
+    assert rope.axes == expected.axes
+    np.testing.assert_allclose(rope.frequencies, expected.frequencies, rtol=1e-14)
 
 
 def test_older_base_of_sam2() -> None:

@@ -8,10 +8,10 @@ import pytest
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._checks import _state, checks
+from rope_array.testing._fault import Fault
 from rope_array.testing._judge import Judge
 from rope_array.testing._observe import OBSERVERS
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
-from rope_array.testing._verdict import Fault
 
 
 def base_name(check):
@@ -49,9 +49,9 @@ def test_without_the_fault_the_same_checks_pass(library):
     """A check that always fails would fail for every mutant too; `test_conforms` has the other libraries."""
     named = {check for mutant in MUTANTS if mutant.library == library for check in mutant.failed_checks}
     judge = Judge(faults.target(ra.apply, library), thorough=True)
-    results = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
-    assert {name: result for name, result in results.items() if result[0] == FAILED} == {}
-    assert PASSED in {outcome for outcome, _ in results.values()}
+    outcomes = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
+    assert {name: outcome for name, outcome in outcomes.items() if outcome[0] == FAILED} == {}
+    assert PASSED in {outcome for outcome, _ in outcomes.values()}
 
 
 def test_mutants_have_unique_names():

@@ -32,13 +32,13 @@ pytestmark = pytest.mark.usefixtures("kernel_settings")
 def check_tables(rope, pos, x, **kwargs):
     """Compare the kernel's rotations by tables with the array-api backend's."""
     rotation = rope.rotation(pos, like=x, **kwargs)
-    for each in (rotation, rotation.inverse(), rotation.adjoint()):
-        want = each.apply(x, backend="array-api")
-        assert_same(each.apply(x), want)
-        assert_same(each.apply(x, out=np.empty(x.shape, x.dtype)), want)
+    for form in (rotation, rotation.inverse(), rotation.adjoint()):
+        expected = form.apply(x, backend="array-api")
+        assert_same(form.apply(x), expected)
+        assert_same(form.apply(x, out=np.empty(x.shape, x.dtype)), expected)
         y = np.copy(x)
-        each.apply(y, out=y)
-        assert_same(y, want, "in place")
+        form.apply(y, out=y)
+        assert_same(y, expected, "in place")
     assert_same(rotation.apply(x, backend="native"), rotation.apply(x, backend="array-api"), "by name")
 
 
@@ -66,10 +66,10 @@ def test_every_number_of_pairs(level, dtype, pairings):
         rope, pos = RoPE(2 * num_pairs, pairing=pairings[0], out_pairing=pairings[1]), [5, -6, 10**9, 7, 8]
         x = normal((2, 5, 2 * num_pairs), dtype, seed=num_pairs)
         x[0, 1, num_pairs // 2], x[1, 2, -1] = np.nan, np.inf
-        for name, part in {"by columns": np.s_[:], "by rows": np.s_[:, :3], "fused": np.s_[1:]}.items():
-            at = pos[: x[part].shape[1]]
+        for name, index in {"by columns": np.s_[:], "by rows": np.s_[:, :3], "fused": np.s_[1:]}.items():
+            at = pos[: x[index].shape[1]]
             assert_same(
-                rope.apply(x[part], at), by_array_api(rope, x[part], at), f"{num_pairs} pairs, {name}"
+                rope.apply(x[index], at), by_array_api(rope, x[index], at), f"{num_pairs} pairs, {name}"
             )
 
 
@@ -126,13 +126,13 @@ def test_other_angles(dtype):
     x = normal((2, 3, 5, 16), dtype)
     check(RoPE(16, pairing="half", angles="float32"), x, range(1000, 1005))
     learned = np.random.default_rng(5).uniform(0, 1, 8)
-    for one in (learned.astype(F32), learned):
-        check_tables(RoPE(16), np.arange(5), x, inv_freq=one)
+    for omegas in (learned.astype(F32), learned):
+        check_tables(RoPE(16), np.arange(5), x, inv_freq=omegas)
     mixed = RoPE(16).rotation_mixed(np.arange(10).reshape(5, 2), like=x, inv_freq=normal((3, 2, 8)))
     for rotation in (mixed, mixed.inverse(), *RoPE(16).rotation_xpos(range(5), like=x)):
         for array, axis in ((x, -2), (np.swapaxes(x, 1, 2), -3)):
-            want = rotation.apply(array, seq_axis=axis, backend="array-api")
-            assert_same(rotation.apply(array, seq_axis=axis), want)
+            expected = rotation.apply(array, seq_axis=axis, backend="array-api")
+            assert_same(rotation.apply(array, seq_axis=axis), expected)
 
 
 LAYOUTS = [
@@ -147,10 +147,10 @@ def test_tables_of_any_layout(level, dtype, length):
     x = normal((2, 3, length, 16), dtype)
     rotation = RoPE(16).rotation(np.arange(2 * length).reshape(2, length), like=x)
     pairs = list(itertools.product(LAYOUTS, LAYOUTS))
-    for change, other in pairs if NIGHTLY else pairs[:: len(LAYOUTS) + 1] + pairs[1 :: len(LAYOUTS) + 1]:
-        given = rotation._replace(cos=change(rotation.cos), sin=other(rotation.sin))
-        if given.cos.dtype == given.sin.dtype and (given.cos.dtype == F64 or dtype != F64):
-            assert_same(given.apply(x), given.apply(x, backend="array-api"))
-    both = normal(x.shape, F32), x
-    wide = RoPE(16).rotation(range(length), like=np.empty(1))
-    assert_same(wide.apply(both), wide.apply(both, backend="array-api"))
+    for change, change_sin in pairs if NIGHTLY else pairs[:: len(LAYOUTS) + 1] + pairs[1 :: len(LAYOUTS) + 1]:
+        changed = rotation._replace(cos=change(rotation.cos), sin=change_sin(rotation.sin))
+        if changed.cos.dtype == changed.sin.dtype and (changed.cos.dtype == F64 or dtype != F64):
+            assert_same(changed.apply(x), changed.apply(x, backend="array-api"))
+    arrays = normal(x.shape, F32), x
+    float64_tables = RoPE(16).rotation(range(length), like=np.empty(1))
+    assert_same(float64_tables.apply(arrays), float64_tables.apply(arrays, backend="array-api"))

@@ -59,8 +59,8 @@ def test_declined_by_positions():
     assert (rotated() == X).all()
     assert rotated(out=(out := np.ones_like(X))) is out
     assert not out.any()
-    for given in FAST:
-        assert rotated(**given) is NotImplemented, words(given)
+    for arguments in FAST:
+        assert rotated(**arguments) is NotImplemented, words(arguments)
 
 
 COS = np.ones((5, 4), F32)
@@ -97,8 +97,8 @@ def test_declined_by_tables():
     assert_same(rotated(), X)
     assert rotated(out=(out := np.ones_like(X))) is out
     assert not out.any()
-    for given in BY_TABLES:
-        assert rotated(**given) is NotImplemented, words(given)
+    for arguments in BY_TABLES:
+        assert rotated(**arguments) is NotImplemented, words(arguments)
 
 
 @pytest.mark.parametrize("name", ["native", "numpy", "array-api", None])
@@ -118,8 +118,8 @@ def test_invalid_sources():
     Other.derived.kernel = "plan"
     with pytest.raises(AttributeError):
         kernel.rotate(X, Positions(0, "plan"), -2, None)
-    others = Positions(0, Other()), Positions(0, RoPE(8, base=77)._plan)
-    for source in (None, (), (0,), X, [0, PLAN, None], *others):
+    positions = Positions(0, Other()), Positions(0, RoPE(8, base=77)._plan)
+    for source in (None, (), (0,), X, [0, PLAN, None], *positions):
         assert kernel.rotate(X, source, -2, None) is NotImplemented
     assert kernel.rotate(X, Positions(0, prepared(PLAN), X), -2, None) is NotImplemented
     for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # three needed
@@ -163,7 +163,7 @@ def test_tensors_that_are_declined(tensors):
             *(2**63, -(2**63) - 1, torch.arange(5, dtype=torch.uint8), np.arange(5), np.int64(3), True),
         ],
         "x": [
-            *(torch.ones(5, 8, dtype=other) for other in (torch.int32, torch.complex64, torch.bool)),
+            *(torch.ones(5, 8, dtype=dtype) for dtype in (torch.int32, torch.complex64, torch.bool)),
             *(torch.ones(5, 6), torch.ones(()), torch.ones(5, 8).double(), np.ones((5, 8), F32), *neither),
             *(None, ()),
         ],
@@ -176,8 +176,8 @@ def test_tensors_that_are_declined(tensors):
     good = torch.ones(5, 4)
     strided = torch.ones(4, 5).T
     alone = good[:1], good[0], good[:, :1], good.tile(2, 1), good.double(), strided, ()
-    both = good[:, :2], good[:, :1], good.tile(1, 2)
-    for cos, sin in (*((good, sin) for sin in alone), *zip(both, both, strict=True)):
+    shapes = good[:, :2], good[:, :1], good.tile(1, 2)
+    for cos, sin in (*((good, sin) for sin in alone), *zip(shapes, shapes, strict=True)):
         assert kernel.rotate(x, Tables(cos, sin, LAYOUT), -2, out) is NotImplemented, words((cos, sin))
     assert not out.any()
     assert done()

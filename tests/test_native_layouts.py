@@ -54,22 +54,22 @@ NEIGHBOURS = {
 
 @in_pairs_of(name=NEIGHBOURS)
 def test_neighbours(level, dtype, name):
-    rope, parts = RoPE(22, rotary_dim=20, rotary_start=1, pairing="half"), NEIGHBOURS[name]
+    rope, indices = RoPE(22, rotary_dim=20, rotary_start=1, pairing="half"), NEIGHBOURS[name]
     joint, out = normal((9, 20, 22), dtype), np.zeros((9, 20, 22), dtype)
-    xs, ys = tuple(joint[part] for part in parts[:2]), tuple(out[part] for part in parts[-2:])
+    xs, ys = tuple(joint[index] for index in indices[:2]), tuple(out[index] for index in indices[-2:])
     pos = range(3, 3 + len(xs[0]))
-    want = by_array_api(rope, xs, pos, seq_axis=0)
+    expected = by_array_api(rope, xs, pos, seq_axis=0)
 
-    def with_results(array, parts):
+    def with_results(array, places):
         array = array.copy()
-        for part, one in zip(parts, want, strict=True):
-            array[part] = one
+        for index, y in zip(places, expected, strict=True):
+            array[index] = y
         return array
 
-    joint_expected, out_expected = with_results(joint, parts[:2]), with_results(out, parts[-2:])
-    assert_same(rope.apply(xs, pos, seq_axis=0), want, "new")
-    assert_same(rope.apply(xs, pos, seq_axis=0, out=tuple(map(empty, xs))), want, "neighbours in x")
-    rope.apply(xs if len(parts) > 2 else copied(xs), pos, seq_axis=0, out=ys)
+    joint_expected, out_expected = with_results(joint, indices[:2]), with_results(out, indices[-2:])
+    assert_same(rope.apply(xs, pos, seq_axis=0), expected, "new")
+    assert_same(rope.apply(xs, pos, seq_axis=0, out=tuple(map(empty, xs))), expected, "neighbours in x")
+    rope.apply(xs if len(indices) > 2 else copied(xs), pos, seq_axis=0, out=ys)
     assert_same(out, out_expected, "neighbours in y")
     rope.rotation(pos, like=joint).apply(xs, seq_axis=0, out=xs)
     assert_same(joint, joint_expected, "in place, by tables")
@@ -114,16 +114,16 @@ def test_distances_beyond_32_bits(level, far):
     as_strided, rope = np.lib.stride_tricks.as_strided, RoPE(6, pairing="half", out_pairing="interleaved")
     rows = as_strided(far, (5, 2**19), (2**30, 2))  # the last row starts 2^32 bytes in
     heads, features = as_strided(rows, (5, 2, 6), (2**30, 12, 2)), as_strided(far, (2, 4), (2, 2**30))
-    places = [(rope, there) for there in (rows[:, :6], rows[::-1, 100:106], rows[:, 301:313:2], heads)]
+    places = [(rope, view) for view in (rows[:, :6], rows[::-1, 100:106], rows[:, 301:313:2], heads)]
     places += [(rope, heads.transpose(1, 0, 2)), (RoPE(4), features)]
-    for rope, there in places:
-        there[...] = x = normal(there.shape, F16)
-        pos = range(there.shape[-2])
-        want = by_array_api(rope, x, pos)
-        assert_same(rope.apply(there, pos), want)
-        if there.ndim == 2 and there.shape[0] == 5:
-            assert_same(rope.apply(there, pos, out=rows[:, 1000:1006]), want, "to another place")
-        assert_same(rope.apply(there, pos, out=there), want, "in place")
+    for rope, view in places:
+        view[...] = x = normal(view.shape, F16)
+        pos = range(view.shape[-2])
+        expected = by_array_api(rope, x, pos)
+        assert_same(rope.apply(view, pos), expected)
+        if view.ndim == 2 and view.shape[0] == 5:
+            assert_same(rope.apply(view, pos, out=rows[:, 1000:1006]), expected, "to another place")
+        assert_same(rope.apply(view, pos, out=view), expected, "in place")
     x, pos = normal((2, 5, 6), F16), as_strided(far.view(np.int64)[2000:], (5,), (2**30,))
     pos[...] = [4, 3, 2, 1, 0]
     assert_same(RoPE(6).apply(x, pos), by_array_api(RoPE(6), x, [4, 3, 2, 1, 0]), "positions far apart")
@@ -172,21 +172,23 @@ def placed(rng, dtype, shape, *, shared):
 def random_positions(rng, shape, seq_axis):
     """Positions that line up with an x of this shape."""
     lead = [n for a, n in enumerate(shape[:-1]) if a != seq_axis]
-    want = [*lead[: rng.integers(0, len(lead) + 1)], shape[seq_axis]] if rng.random() < 0.8 else []
-    want = tuple(n if rng.random() < 0.8 else 1 for n in want)
-    kind = rng.choice(
+    pos_shape = [*lead[: rng.integers(0, len(lead) + 1)], shape[seq_axis]] if rng.random() < 0.8 else []
+    pos_shape = tuple(n if rng.random() < 0.8 else 1 for n in pos_shape)
+    pos_kind = rng.choice(
         ["int", "range", "int8", "int16", "int32", "int64", "int64", "uint32", "float32", "float64"]
     )
-    if kind == "int":
+    if pos_kind == "int":
         return int(rng.integers(-(2**62), 2**62))
-    if kind == "range":
+    if pos_kind == "range":
         start, step = int(rng.integers(-(2**40), 2**40)), int(rng.choice([1, 1, 2, -1, -7, 2**33]))
         return range(start, start + step * shape[seq_axis], step)
-    _, _, pos = placed(rng, np.dtype(kind), want, shared=True) if want else (0, 0, np.zeros((), kind))
+    pos = np.zeros((), pos_kind)
+    if pos_shape:
+        _, _, pos = placed(rng, np.dtype(pos_kind), pos_shape, shared=True)
     if pos.dtype.kind == "f":
-        pos[...] = rng.uniform(-1000, 1000, want)
+        pos[...] = rng.uniform(-1000, 1000, pos_shape)
     elif rng.random() < 0.5:
-        pos[...] = rng.integers(0, 100, want)
+        pos[...] = rng.integers(0, 100, pos_shape)
     return pos
 
 
@@ -207,19 +209,19 @@ def run_random_call(rng):
     outs = [placed(rng, d, s, shared=False) for s, d in zip(shapes, dtypes, strict=True) if mode == "out"]
     written = xs if mode == "in place" else outs
     before = [np.copy(buffer) for buffer, _, _ in (*xs, *outs)]
-    given = tuple(x for _, _, x in xs)
+    arguments = tuple(x for _, _, x in xs)
     inverse = bool(rng.random() < 0.3)
-    what = f"{rope!r}, {shapes}, {dtypes}, {pos!r}, {seq_axis=}, {mode}, {inverse=}"
-    want = by_array_api(rope, given, pos, seq_axis=seq_axis, inverse=inverse)
+    call_text = f"{rope!r}, {shapes}, {dtypes}, {pos!r}, {seq_axis=}, {mode}, {inverse=}"
+    expected = by_array_api(rope, arguments, pos, seq_axis=seq_axis, inverse=inverse)
     into = tuple(y for _, _, y in written) or None
-    if len(given) == 1 and rng.random() < 0.7:
-        given, want, into = given[0], want[0], into and into[0]
-    got = rope.apply(given, pos, seq_axis=seq_axis, inverse=inverse, out=into)
-    assert into is None or got is into, what
-    assert_same(got, want, what)
+    if len(arguments) == 1 and rng.random() < 0.7:
+        arguments, expected, into = arguments[0], expected[0], into and into[0]
+    y = rope.apply(arguments, pos, seq_axis=seq_axis, inverse=inverse, out=into)
+    assert into is None or y is into, call_text
+    assert_same(y, expected, call_text)
     for old, (buffer, kept, view) in zip(before, (*xs, *outs), strict=True):
         kept = kept if any(view is w for _, _, w in written) else slice(None)
-        assert (buffer[kept] == old[kept]).all(), f"written outside of the result: {what}"
+        assert (buffer[kept] == old[kept]).all(), f"written outside of the result: {call_text}"
 
 
 @pytest.mark.parametrize("seed", range(8 * TIMES), ids="seed {}".format)

@@ -69,15 +69,15 @@ def test_large_arrays(name, monkeypatch):
     rope, shape, dtype, pos, change, seq_axis = LARGE[name]
     x = made(shape, dtype, change)
     assert x.nbytes > MIB
-    want = by_array_api(rope, x, pos, seq_axis=seq_axis)
+    expected = by_array_api(rope, x, pos, seq_axis=seq_axis)
     for by, setting in enumerate(each_level_and_thread_count(monkeypatch)):
-        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, setting)
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis), expected, setting)
         buffer, first, out = offset(x.shape, dtype, by)
-        assert_same(rope.apply(x, pos, seq_axis=seq_axis, out=out), want, f"{setting}, {by} elements on")
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis, out=out), expected, f"{setting}, {by} elements on")
         assert (buffer[:first] == 7).all()
         assert (buffer[first + out.size :] == 7).all()
         out[...] = x
-        assert_same(rope.apply(out, pos, seq_axis=seq_axis, out=out), want, f"{setting}, in place")
+        assert_same(rope.apply(out, pos, seq_axis=seq_axis, out=out), expected, f"{setting}, in place")
 
 
 @pytest.mark.usefixtures("streamed")
@@ -86,10 +86,10 @@ def test_large_tuples_and_tables(monkeypatch):
     xs = (*xs, normal((2, 1, 257, 192))[..., ::2])
     rope = RoPE(96, pairing="half", out_pairing="interleaved")
     rotation = rope.rotation(range(257), like=xs[1])
-    want, by_tables = by_array_api(rope, xs, range(257)), rotation.apply(xs, backend="array-api")
+    expected, by_tables = by_array_api(rope, xs, range(257)), rotation.apply(xs, backend="array-api")
     for setting in each_level_and_thread_count(monkeypatch):
-        assert_same(rope.apply(xs, range(257)), want, setting)
-        assert_same(rope.apply(xs[::2], range(257)), want[::2], setting)
+        assert_same(rope.apply(xs, range(257)), expected, setting)
+        assert_same(rope.apply(xs[::2], range(257)), expected[::2], setting)
         assert_same(rotation.apply(xs), by_tables, setting)
 
 
@@ -97,10 +97,10 @@ def test_results_of_the_usual_sizes_are_streamed():
     """New arrays of 16 MiB, and of 64 MiB with runs of rows, whose pages are new too."""
     for shape, dtype in (((2, 8, 4099, 130), F16), ((1, 4, 32_801, 130), F32)):
         x = made(shape, dtype, None)
-        got = RoPE(130, pairing="half").apply(x, range(shape[2]))
-        for part in np.s_[:, :, :50], np.s_[:, :, -50:]:
-            pos = range(shape[2])[part[2]]
-            assert_same(got[part], RoPE(130, pairing="half").apply(x[part], pos, backend="array-api"))
+        y = RoPE(130, pairing="half").apply(x, range(shape[2]))
+        for index in np.s_[:, :, :50], np.s_[:, :, -50:]:
+            pos = range(shape[2])[index[2]]
+            assert_same(y[index], RoPE(130, pairing="half").apply(x[index], pos, backend="array-api"))
 
 
 def test_calls_from_eight_threads(monkeypatch):
@@ -112,8 +112,8 @@ def test_calls_from_eight_threads(monkeypatch):
 
     def hammer(first):
         for i in itertools.count(first):
-            x, pos, want = cases[i % len(cases)]
-            assert_same(RoPE(64, pairing="half").apply(x, pos), want)
+            x, pos, expected = cases[i % len(cases)]
+            assert_same(RoPE(64, pairing="half").apply(x, pos), expected)
             if time.monotonic() > until:
                 return
 
@@ -224,12 +224,12 @@ def test_odd_numbers_of_threads(monkeypatch):
     monkeypatch.delenv(OF_OPENMP, raising=False)
     processors = kernel.threads_of(0)
     good = {"100000": 1024, "99999999999999999999": 1024, " 5": 5, "2.7": 2, "1": 1}
-    for text, want in {**good, **dict.fromkeys(("0", "-3", "abc", ""))}.items():
+    for text, count in {**good, **dict.fromkeys(("0", "-3", "abc", ""))}.items():
         monkeypatch.setenv(OF_OPENMP, text)
-        assert kernel.threads_of(0) == (want or processors), text
+        assert kernel.threads_of(0) == (count or processors), text
         monkeypatch.setenv(OF_OPENMP, "6")
         monkeypatch.setenv(THREADS, text)
-        assert kernel.threads_of(0) == (want or 6), text
+        assert kernel.threads_of(0) == (count or 6), text
         monkeypatch.delenv(THREADS)
 
 

@@ -13,10 +13,10 @@ def torch_layouts(x):
     """Yield copies with other strides; in torch no stride is negative."""
     import torch
 
-    wide = torch.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), dtype=x.dtype)
-    wide[..., 3::2] = x
+    spread = torch.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), dtype=x.dtype)
+    spread[..., 3::2] = x
     odd = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
-    yield from (x, wide[..., 3::2], odd.copy_(x), x.transpose(1, 2).contiguous().transpose(1, 2))
+    yield from (x, spread[..., 3::2], odd.copy_(x), x.transpose(1, 2).contiguous().transpose(1, 2))
     yield from (x[:1].expand(x.shape), x.narrow(2, 1, 3))
     yield x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
 
@@ -39,19 +39,19 @@ def test_tensors_of_every_layout(level, dtype, pairings, tensors):
 
     x = normal("torch", 2, 3, 5, 20, dtype=dtype)
     rope = RoPE(20, rotary_dim=18, rotary_start=1, pairing=pairings[0], out_pairing=pairings[1])
-    for there in torch_layouts(x):
-        length = there.shape[2]
+    for view in torch_layouts(x):
+        length = view.shape[2]
         batch = torch.arange(4 * length, dtype=torch.int32).view(2, -1)[:, ::2]
         for pos in (7, -(2**62), torch.arange(length), batch, range(length)):
-            want = by_array_api(rope, there, pos)
-            assert_same(rope.apply(there, pos), want)
-            assert_same(rope.apply(there, pos, backend="native"), want)
-            out, y = torch.empty(there.shape, dtype=x.dtype), there.clone()
-            assert_same(rope.apply(there, pos, out=out), want)
-            assert_same(rope.apply(y, pos, out=y), want)
+            expected = by_array_api(rope, view, pos)
+            assert_same(rope.apply(view, pos), expected)
+            assert_same(rope.apply(view, pos, backend="native"), expected)
+            out, y = torch.empty(view.shape, dtype=x.dtype), view.clone()
+            assert_same(rope.apply(view, pos, out=out), expected)
+            assert_same(rope.apply(y, pos, out=y), expected)
             assert out._version  # the write is counted
             assert y._version
-            same_as_array_api(rope, there, pos, inverse=True)
+            same_as_array_api(rope, view, pos, inverse=True)
 
 
 def test_tables(tensors):
@@ -62,13 +62,13 @@ def test_tables(tensors):
     by_numbers = rope.rotation(torch.arange(10).view(2, 5), like=xs[1])
     by_coordinates = several.rotation(torch.arange(20).view(2, 5, 2).flip(-1), like=xs[1])
     for rotation in (by_numbers, by_numbers.inverse(), by_coordinates):
-        want = rotation.apply(xs, backend="array-api")
-        assert_same(rotation.apply(xs), want)
+        expected = rotation.apply(xs, backend="array-api")
+        assert_same(rotation.apply(xs), expected)
         strided = rotation._replace(cos=rotation.cos.repeat_interleave(2, -1)[..., ::2])
-        assert_same(strided.apply(xs), want)
+        assert_same(strided.apply(xs), expected)
         odd = rotation._replace(cos=unaligned(rotation.cos), sin=unaligned(rotation.sin))
-        assert_same(odd.apply(xs), want)
-        assert_same(odd.apply(xs[0].clone().requires_grad_()).detach(), want[0])
+        assert_same(odd.apply(xs), expected)
+        assert_same(odd.apply(xs[0].clone().requires_grad_()).detach(), expected[0])
 
 
 def test_any_number_of_threads(monkeypatch):
@@ -77,14 +77,14 @@ def test_any_number_of_threads(monkeypatch):
     before, rope = torch.get_num_threads(), RoPE(130, pairing="half")
     x = torch.randn(2, 8, 2100, 130)
     rotation = rope.rotation(range(2100), like=x)
-    want = by_array_api(rope, x, range(2100))
+    expected = by_array_api(rope, x, range(2100))
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            assert_same(rope.apply(x, torch.arange(2100)), want, threads)
-            assert_same(rotation.apply(x), want, threads)
+            assert_same(rope.apply(x, torch.arange(2100)), expected, threads)
+            assert_same(rotation.apply(x), expected, threads)
         monkeypatch.setenv(THREADS, "3")
-        assert_same(rope.apply(x, range(2100), out=torch.empty_like(x)), want)
+        assert_same(rope.apply(x, range(2100), out=torch.empty_like(x)), expected)
     finally:
         torch.set_num_threads(before)
 
@@ -107,10 +107,10 @@ def test_methods_of_a_tensor_that_users_replaced(tensors):
     import torch
 
     x, parameter = torch.randn(5, 8), torch.nn.Parameter(torch.randn(5, 8), requires_grad=False)
-    want = [by_array_api(RoPE(8), one, range(5)) for one in (x, parameter)]
-    for one in (x, parameter):
+    expected_ys = [by_array_api(RoPE(8), array, range(5)) for array in (x, parameter)]
+    for array in (x, parameter):
         for name in ("is_neg", "stride", "data_ptr", "element_size"):
-            setattr(one, name, lambda: pytest.fail("called"))
-    got = RoPE(8).apply((x, parameter), range(5), backend="native")
-    for y, expected in zip(got, want, strict=True):
+            setattr(array, name, lambda: pytest.fail("called"))
+    ys = RoPE(8).apply((x, parameter), range(5), backend="native")
+    for y, expected in zip(ys, expected_ys, strict=True):
         assert_same(y, expected)

@@ -56,7 +56,7 @@ def refuses(error, says, call, *buffers):
     with pytest.raises(error) as caught:
         call()
     assert type(caught.value) is error
-    missing = [part for part in says if part not in str(caught.value)]
+    missing = [phrase for phrase in says if phrase not in str(caught.value)]
     assert not missing, f"{missing} not in {caught.value}"
     assert str(caught.value).endswith(".")
     assert [bits(buffer) for buffer in buffers] == before
@@ -69,18 +69,18 @@ def check(lib, rope, pos, shape, cut, dtype="float32"):
     """Rotate x into out, and x in place, where `cut` makes x and out of a buffer of this shape."""
     like = normal(lib, 1, 16, dtype=dtype)
     for backend, entry in itertools.product(backends_of(lib), entries(rope, pos, like)):
-        whole, untouched = normal(lib, *shape, dtype=dtype), normal(lib, *shape, dtype=dtype)
-        x, out = cut(whole)
+        buffer, untouched = normal(lib, *shape, dtype=dtype), normal(lib, *shape, dtype=dtype)
+        x, out = cut(buffer)
         call = partial(entry, x, backend=backend)
-        before, want = bits(x), bits(call())
+        before, expected = bits(x), bits(call())
         assert call(out=out) is out
-        assert bits(out) == want
+        assert bits(out) == expected
         assert bits(x) == before
         assert call(out=x) is x
-        assert bits(x) == want
-        for view in (*cut(whole), *cut(untouched)):
+        assert bits(x) == expected
+        for view in (*cut(buffer), *cut(untouched)):
             view[...] = 7
-        assert bits(whole) == bits(untouched)  # nothing outside the views is written
+        assert bits(buffer) == bits(untouched)  # nothing outside the views is written
 
 
 def apart(buffer):
@@ -136,9 +136,9 @@ def test_in_place_by_another_view_of_the_same_elements(lib):
     for backend in backends_of(lib):
         buffer = normal(lib, 4, 5, 16)
         x, out = buffer[::2][:1], buffer[:1]
-        want = bits(ROPE.apply(x, POS, backend=backend))
+        expected = bits(ROPE.apply(x, POS, backend=backend))
         ROPE.apply(x, POS, out=out, backend=backend)
-        assert bits(x) == want
+        assert bits(x) == expected
 
 
 @WRITES
@@ -154,35 +154,35 @@ def test_a_tuple_for_a_tuple(lib):
     for backend, dtypes in itertools.product(
         backends_of(lib), (["float32"] * 3, ["float32", "float16", "float64"])
     ):
-        kinds = [*zip((4, 1, 2), dtypes, strict=True)]
-        xs = tuple(normal(lib, 2, heads, 5, 16, dtype=dtype, seed=heads) for heads, dtype in kinds)
+        heads_and_dtypes = [*zip((4, 1, 2), dtypes, strict=True)]
+        xs = tuple(normal(lib, 2, heads, 5, 16, dtype=dtype, seed=heads) for heads, dtype in heads_and_dtypes)
         for entry in [*entries(ROPES["partial"], POS, xs[0])][: 5 if len({*dtypes}) == 1 else 2]:
-            before, want = bits(xs[1]), bits(entry(xs, backend=backend))
+            before, expected = bits(xs[1]), bits(entry(xs, backend=backend))
             outs = (xs[0], filled(lib, 2, 1, 5, 16, dtype=dtypes[1]), xs[2])
             assert entry(xs, out=outs, backend=backend) is outs
-            assert bits(outs) == want
+            assert bits(outs) == expected
             assert bits(xs[1]) == before
 
 
 @WRITES
 def test_tuples_of_one_and_of_one_x_twice(lib):
     x, outs = normal(lib, 5, 16), (filled(lib, 5, 16), filled(lib, 5, 16))
-    want = bits(ROPE.apply(x, POS))
+    expected = bits(ROPE.apply(x, POS))
     ROPE.apply((x, x), POS, out=outs)
-    assert bits(outs) == (want, want)
+    assert bits(outs) == (expected, expected)
     assert ROPE.apply((x,), POS, out=(alone := (x,))) is alone
-    assert bits(x) == want
+    assert bits(x) == expected
 
 
 @NUMPY
 def test_memory_maps(tmp_path):
-    want = ROPE.apply(values(5, 16).astype("float32"), POS)
+    expected = ROPE.apply(values(5, 16).astype("float32"), POS)
     for backend in (None, "numpy", "array-api"):
         x, out = (np.memmap(tmp_path / name, "float32", "w+", shape=(5, 16)) for name in ("x", "out"))
         x[...] = values(5, 16)
         call = partial(ROPE.apply, x, POS, backend=backend)
         for y in (call(), call(out=out), call(out=x)):
-            np.testing.assert_allclose(y, want, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6)
         np.testing.assert_array_equal(out, x)
         refuses(ArrayTypeError, ["read-only"], partial(call, out=read_only(out)))
 
@@ -278,13 +278,13 @@ def test_wrong_results_are_refused(lib, case):
 @WRITES
 def test_overlap_with_the_positions(lib):
     """test_out_overlap.py has positions at every place."""
-    x, other = normal(lib, 5, 16, dtype="float64"), filled(lib, 5, 16, dtype="float64")
+    x, second = normal(lib, 5, 16, dtype="float64"), filled(lib, 5, 16, dtype="float64")
     for dtype, backend in itertools.product(("int64", "int32", "float32"), backends_of(lib)):
         buffer = lib.asarray(np.zeros(5 * 16 * 8, np.uint8), "uint8")
         out, pos = buffer.view(lib.dtype("float64")).reshape(5, 16), buffer.view(lib.dtype(dtype))[10:15]
-        for of, into, name in ((x, out, "out"), ((x, x), (other, out), "out[1]")):
+        for of, into, name in ((x, out, "out"), ((x, x), (second, out), "out[1]")):
             call = partial(ROPE.apply, of, pos, out=into, backend=backend)
-            refuses(ArrayTypeError, [f"{name} shares memory with the positions"], call, buffer, other, x)
+            refuses(ArrayTypeError, [f"{name} shares memory with the positions"], call, buffer, second, x)
 
 
 @WRITES
@@ -296,9 +296,9 @@ def test_overlap_with_the_tables(lib, table):
     for at, backend in itertools.product((0, 40, 72), backends_of(lib)):
         inside = buffer[at : at + 40].reshape(5, 8)
         inside[...] = getattr(rotation, table)
-        given = rotation._replace(**{table: inside})
-        refuses(ArrayTypeError, says, partial(given.apply, x, out=out, backend=backend), buffer)
-    assert bits(given.apply(x, out=filled(lib, 5, 16))) == bits(rotation.apply(x))
+        changed = rotation._replace(**{table: inside})
+        refuses(ArrayTypeError, says, partial(changed.apply, x, out=out, backend=backend), buffer)
+    assert bits(changed.apply(x, out=filled(lib, 5, 16))) == bits(rotation.apply(x))
 
 
 def read_only(array):
@@ -308,14 +308,14 @@ def read_only(array):
 
 @NUMPY
 def test_read_only_results():
-    x, other, out = values(5, 16), values(5, 16), read_only(values(5, 16))
+    x, second, out = values(5, 16), values(5, 16), read_only(values(5, 16))
     frozen = np.frombuffer(bytes(8 * 5 * 16)).reshape(5, 16)
     ROPE.apply(x, range(5))  # prepares the plan: the kernel's fast entry declines calls before it
     for pos, backend in itertools.product(POSITIONS, backends_of(LIBS["numpy"])):
         for entry in entries(ROPE, pos, x):
-            for of, into in ((x, out), ((x, x), (other, out)), (out, out), (frozen, frozen)):
+            for of, into in ((x, out), ((x, x), (second, out)), (out, out), (frozen, frozen)):
                 call = partial(entry, of, out=into, backend=backend)
-                refuses(ArrayTypeError, ["read-only", "give"], call, out, other)
+                refuses(ArrayTypeError, ["read-only", "give"], call, out, second)
 
 
 # Strides, in elements, of two nested arrays of shape (2,) * 11, found by random search: NumPy's solver does
@@ -347,8 +347,8 @@ def test_positions_and_backends_are_checked_before_anything_is_written(lib):
     ]
     calls = [(error, {"pos": pos, "backend": b}) for pos, error in wrong for b in backends_of(lib)]
     calls += [(ra.BackendError, {"pos": POS, "backend": name}) for name in ("jax", "dask", "nothing")]
-    for (error, given), into in itertools.product(calls, (x, out)):
-        refuses(error, [], partial(ROPE.apply, x, out=into, **given), out, x)
+    for (error, options), into in itertools.product(calls, (x, out)):
+        refuses(error, [], partial(ROPE.apply, x, out=into, **options), out, x)
 
 
 @pytest.mark.without("numpy", "torch")
@@ -370,12 +370,12 @@ def test_libraries_that_are_not_written_into(lib):
 @pytest.mark.without("numpy")
 def test_arrays_of_another_library_are_no_result(lib):
     with lib.running():
-        theirs, own = normal(lib, 5, 16), values(5, 16).astype("float32")
-        for x, out in ((theirs, own), (own, theirs)):
+        theirs, ours = normal(lib, 5, 16), values(5, 16).astype("float32")
+        for x, out in ((theirs, ours), (ours, theirs)):
             with pytest.raises(ArrayTypeError, match=r"out is|not written into"):
                 ROPE.apply(x, POS, out=out)
         assert bits(theirs) == bits(normal(lib, 5, 16))
-        assert np.array_equal(own, values(5, 16).astype("float32"))
+        assert np.array_equal(ours, values(5, 16).astype("float32"))
 
 
 @NUMPY
@@ -403,11 +403,11 @@ TORCH_BACKENDS = pytest.mark.parametrize("backend", backends_of(LIBS["torch"]))
 def test_gradients_that_are_recorded(torch, backend):
     """Autograd would raise after the kernel has written, or lose the gradient."""
     x, out, says = torch.randn(5, 16), torch.zeros(5, 16), ["requires a gradient"]
-    recorded, parts = torch.randn(5, 16, requires_grad=True), torch.randn(5, 3, 16, requires_grad=True)
-    inner, view, of_several = recorded * 2, parts[:, 0], (parts * 1).unbind(1)[0]
-    same = inner.view(5, 16)  # the same numbers, in another tensor
+    recorded, leaves = torch.randn(5, 16, requires_grad=True), torch.randn(5, 3, 16, requires_grad=True)
+    inner, view, of_several = recorded * 2, leaves[:, 0], (leaves * 1).unbind(1)[0]
+    viewed = inner.view(5, 16)  # the same numbers, in another tensor
     for of, into in (
-        *((recorded, out), (inner, out), (recorded, recorded), (inner, same), (x, recorded), (x, inner)),
+        *((recorded, out), (inner, out), (recorded, recorded), (inner, viewed), (x, recorded), (x, inner)),
         *((view, view), (of_several, of_several)),
     ):
         for entry in entries(ROPE, POS, x):
@@ -437,7 +437,7 @@ def test_in_place_while_a_gradient_is_recorded(torch, name, backend):
     """The gradient is that of an allocating call, which the suite judges; the values keep theirs."""
     numbers, weight = torch.randn(5, 3, 16), torch.randn(5, 16)
     for call in (partial(ROPE.apply, pos=POS), ROPE.rotation(POS, like=numbers).apply):
-        made = []
+        pairs = []
         for in_place in (False, True):
             leaf = numbers.clone().requires_grad_()
             qkv = leaf * 2
@@ -445,10 +445,10 @@ def test_in_place_while_a_gradient_is_recorded(torch, name, backend):
             ys = call(xs, out=xs if in_place else None, backend=backend)
             assert [y.requires_grad for y in ys] == [x.requires_grad for x in xs]
             (sum((y * weight).sum() for y in ys) + qkv[:, 2].sum()).backward()
-            made.append((*(y.detach() for y in ys), leaf.grad))
+            pairs.append((*(y.detach() for y in ys), leaf.grad))
         assert ys is xs
         # Recorded in another order, sums of float32 may differ in their last bit.
-        torch.testing.assert_close(made[1], made[0], rtol=0, atol=2.0**-20)
+        torch.testing.assert_close(pairs[1], pairs[0], rtol=0, atol=2.0**-20)
 
 
 @TORCH
@@ -485,14 +485,14 @@ def test_a_tensor_saved_for_a_gradient_and_then_overwritten_is_noticed(torch, ba
             product.backward()
 
 
-def refused_or_right(torch, call, out, want, error=ArrayTypeError):
-    """Assert that the call writes `want`, or raises and leaves out unchanged."""
+def refused_or_right(torch, call, out, expected, error=ArrayTypeError):
+    """Assert that the call writes `expected`, or raises and leaves out unchanged."""
     before = out.clone()
     try:
         call()
     except error:
-        want = before
-    assert torch.equal(out, want)
+        expected = before
+    assert torch.equal(out, expected)
 
 
 @TORCH
@@ -500,15 +500,15 @@ def refused_or_right(torch, call, out, want, error=ArrayTypeError):
 def test_inference_tensors(torch, backend):
     """Inference mode writes them; outside of it the call raises, or writes the right result."""
     x, outside = torch.randn(5, 16), torch.zeros(5, 16)
-    want = ROPE.apply(x, POS, backend=backend)
+    expected = ROPE.apply(x, POS, backend=backend)
     with torch.inference_mode():
-        out, own = torch.zeros(5, 16), x.clone()
+        out, copy = torch.zeros(5, 16), x.clone()
         assert ROPE.apply(x, POS, out=out, backend=backend) is out
-        assert torch.equal(out, want)
+        assert torch.equal(out, expected)
         assert ROPE.apply(out, POS, out=out, backend=backend) is out
     call = partial(ROPE.apply, x, POS, out=out, backend=backend)
-    refused_or_right(torch, call, out, want, (RuntimeError, ArrayTypeError))
-    assert ROPE.apply(own, POS, out=outside, backend=backend) is outside
+    refused_or_right(torch, call, out, expected, (RuntimeError, ArrayTypeError))
+    assert ROPE.apply(copy, POS, out=outside, backend=backend) is outside
 
 
 @TORCH
@@ -519,21 +519,21 @@ def test_the_kernel_serves_inference_mode(torch, runs):
     ordinary, weight = torch.randn(5, 16), torch.randn(5, 16, requires_grad=True)
     product, version = (ordinary * weight).sum(), ordinary._version
     with torch.inference_mode():
-        both = torch.randn(5, 16), ordinary
+        mixed = torch.randn(5, 16), ordinary
         for call in (
-            partial(ROPE.apply, both, torch.arange(5), out=both),
-            partial(rotation.apply, both, out=both),
-            partial(ROPE.apply, (x, x), 3, out=both),
-            partial(ROPE.apply, both[0], range(5), out=both[0]),
+            partial(ROPE.apply, mixed, torch.arange(5), out=mixed),
+            partial(rotation.apply, mixed, out=mixed),
+            partial(ROPE.apply, (x, x), 3, out=mixed),
+            partial(ROPE.apply, mixed[0], range(5), out=mixed[0]),
         ):
             runs.clear()
-            want = bits(call.func(*call.args))
-            assert bits(call()) == want
+            expected = bits(call.func(*call.args))
+            assert bits(call()) == expected
             assert len(runs) == 2
     assert ordinary._version == version + 3
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
-    outs = x, both[0]
+    outs = x, mixed[0]
     refuses(ArrayTypeError, ["inference_mode"], partial(ROPE.apply, (x, x.clone()), 3, out=outs), x)
 
 
@@ -562,12 +562,12 @@ def test_tensors_without_memory_of_their_own(torch):
 def test_lazily_negated_results_and_results_without_storage(torch, backend):
     """The memory of a negated view has the opposite signs; the address of PyTorch's tensor of zeros is 0."""
     x = torch.randn(5, 16)
-    out, given = (torch.view_as_complex(torch.randn(5, 16, 2)).conj().imag for _ in range(2))
+    out, negated = (torch.view_as_complex(torch.randn(5, 16, 2)).conj().imag for _ in range(2))
     assert out.is_neg()
     for call in (partial(ROPE.apply, pos=range(5)), ROPE.rotation(POS, like=x).apply):
-        for of, into in ((x, out), (given, given), (x, torch._efficientzerotensor(5, 16))):
-            want = call(of, backend=backend)
-            refused_or_right(torch, partial(call, of, out=into, backend=backend), into, want)
+        for of, into in ((x, out), (negated, negated), (x, torch._efficientzerotensor(5, 16))):
+            expected = call(of, backend=backend)
+            refused_or_right(torch, partial(call, of, out=into, backend=backend), into, expected)
 
 
 @TORCH
@@ -575,7 +575,7 @@ def test_lazily_negated_results_and_results_without_storage(torch, backend):
 def test_wrapped_tensors(torch):
     """In a functorch transform, a wrapper has no memory of its own."""
     x, captured = torch.randn(5, 16), torch.zeros(5, 16)
-    want = ROPE.apply(x, POS, backend="torch")
+    expected = ROPE.apply(x, POS, backend="torch")
 
     def into(make):
         return lambda x: ROPE.apply(x, POS, out=make())
@@ -593,7 +593,7 @@ def test_wrapped_tensors(torch):
             except ArrayTypeError:
                 assert not captured.any()
             else:
-                assert torch.allclose(y, want, atol=1e-6)
+                assert torch.allclose(y, expected, atol=1e-6)
                 captured.zero_()
 
 
@@ -602,14 +602,14 @@ def test_wrapped_tensors(torch):
 def test_forward_mode_tangents_are_written_too(torch):
     fw = torch.autograd.forward_ad
     x, tangent = torch.randn(5, 16), torch.randn(5, 16)
-    want = ROPE.apply(tangent, POS, backend="torch")
+    expected = ROPE.apply(tangent, POS, backend="torch")
     with fw.dual_level():
         out = torch.zeros(5, 16)
         ROPE.apply(fw.make_dual(x, tangent), POS, out=out)
-        assert torch.equal(fw.unpack_dual(out).tangent, want)
-        same = fw.make_dual(x.clone(), tangent.clone())
-        ROPE.apply(same, POS, out=same)
-        assert torch.equal(fw.unpack_dual(same).tangent, want)
+        assert torch.equal(fw.unpack_dual(out).tangent, expected)
+        in_place = fw.make_dual(x.clone(), tangent.clone())
+        ROPE.apply(in_place, POS, out=in_place)
+        assert torch.equal(fw.unpack_dual(in_place).tangent, expected)
         stale = fw.make_dual(torch.zeros(5, 16), tangent.clone())
         ROPE.apply(x, POS, out=stale)
         left = fw.unpack_dual(stale).tangent
@@ -640,11 +640,11 @@ def test_results_on_the_device_are_held_to_the_same_rules():
     x, apart, tables = map(fake_cupy.ndarray, memory)
     assert _out.check_outs(apart, x, (x,), (), library) == (apart,)
     assert _out.check_outs(x, x, (x,), (3,), library) == (x,)
-    for out, others, says in (
+    for out, operands, says in (
         (memory.reshape(-1)[1:81].reshape(5, 16), (), "out shares memory with x"),
         (as_strided(memory[1], (5, 16), (0, 4)), (), "share memory"),
         (read_only(memory[1].view()), (), "read-only"),
         (memory[2], (apart, tables), "the positions or tables"),
     ):
         with pytest.raises(ArrayTypeError, match=says):
-            _out.check_outs(fake_cupy.ndarray(out), x, (x,), others, library)
+            _out.check_outs(fake_cupy.ndarray(out), x, (x,), operands, library)

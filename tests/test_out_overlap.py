@@ -27,8 +27,8 @@ class View(NamedTuple):
         """Return the view of a buffer of bytes, as an array of the library."""
         if lib.name == "numpy":
             return as_strided(buffer[self.at : self.at + ITEM].view(dtype), self.shape, self.strides)
-        whole = pytest.importorskip("torch").from_numpy(buffer.view(dtype))
-        return whole.as_strided(self.shape, [stride // ITEM for stride in self.strides], self.at // ITEM)
+        tensor = pytest.importorskip("torch").from_numpy(buffer.view(dtype))
+        return tensor.as_strided(self.shape, [stride // ITEM for stride in self.strides], self.at // ITEM)
 
     def axes(self) -> list[tuple[int, int]]:
         """Return stride and size of each axis of more than one element: other strides are never used."""
@@ -55,9 +55,10 @@ def random_view(rng, shape, unit, lib):
     """Return a random view, often with rows of one length, as parts of a joint q, k, v have."""
     backwards = 0.1 if lib.name == "numpy" else 0  # PyTorch has no negative strides
     while True:
-        row, kinds = rng.integers(4, 33), rng.choice(3, len(shape), p=(0.5, 0.3, 0.2))
+        row, choices = rng.integers(4, 33), rng.choice(3, len(shape), p=(0.5, 0.3, 0.2))
         steps = [
-            (row * rng.integers(1, 4), rng.integers(0, row), rng.integers(0, 65))[kind] for kind in kinds
+            (row * rng.integers(1, 4), rng.integers(0, row), rng.integers(0, 65))[choice]
+            for choice in choices
         ]
         strides = [int(unit * step) * (-1 if rng.random() < backwards else 1) for step in steps]
         if rng.random() < 0.8:
@@ -81,10 +82,10 @@ def random_call(rng, lib):
 def is_allowed(xs, outs, pos):
     """Return whether each element of out has bytes that no other result has, and that no other x has."""
     counts, read = [out.counts() for out in outs], [x.counts() for x in xs]
-    for i, own in enumerate(counts):
+    for i, written in enumerate(counts):
         in_place = (xs[i].at, xs[i].axes()) == (outs[i].at, outs[i].axes())
-        others = [pos.counts(), *counts[:i], *(x for j, x in enumerate(read) if i != j or not in_place)]
-        if own.max() > 1 or any((own * other).any() for other in others):
+        operands = [pos.counts(), *counts[:i], *(x for j, x in enumerate(read) if i != j or not in_place)]
+        if written.max() > 1 or any((written * operand).any() for operand in operands):
             return False
     return True
 
@@ -99,7 +100,7 @@ def test_random_views_of_one_buffer(lib, number):
         buffer = rng.integers(0, 64, SIZE, np.uint8)  # so that all floats are finite
         before, is_free = buffer.copy(), np.ones(SIZE, bool)
         x, out = (tuple(view.of(lib, buffer) for view in views) for views in (xs, outs))
-        want = bits(rope.apply(x, pos.of(lib, buffer, "int32"), backend=backend))
+        expected = bits(rope.apply(x, pos.of(lib, buffer, "int32"), backend=backend))
         try:
             rope.apply(x, pos.of(lib, buffer, "int32"), out=out, backend=backend)
         except ra.ArrayTypeError:
@@ -108,7 +109,7 @@ def test_random_views_of_one_buffer(lib, number):
             counts["refused" if nested else "not nested"] += 1
         else:
             assert is_allowed(*call), call
-            assert bits(out) == want, call
+            assert bits(out) == expected, call
             is_free &= ~sum(view.counts() for view in outs).astype(bool)
             counts["rotated"] += 1
         assert np.array_equal(buffer[is_free], before[is_free]), call

@@ -46,7 +46,7 @@ def test_rope_parameters_of_transformers():
         suite = their_cases.transformers_tests()
     except their_cases.MissingSource as missing:
         pytest.skip(str(missing))
-    result = unittest.TestResult()
-    suite.run(result)
-    assert result.testsRun >= 3
-    assert [trace for _, trace in [*result.errors, *result.failures]] == []
+    outcome = unittest.TestResult()
+    suite.run(outcome)
+    assert outcome.testsRun >= 3
+    assert [trace for _, trace in [*outcome.errors, *outcome.failures]] == []

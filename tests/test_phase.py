@@ -34,10 +34,10 @@ def random_positions(bits, count=300, seed=0):
 
 def positions_of(dtype):
     """The ends of an integer dtype and numbers between them."""
-    info = np.iinfo(dtype)
+    limits = np.iinfo(dtype)
     rng = np.random.default_rng(7)
-    between = rng.integers(info.min, info.max, 50, dtype=dtype, endpoint=True)
-    return np.concatenate([np.array([info.min, info.max, 0, 1, info.max // 2], dtype), between])
+    between = rng.integers(limits.min, limits.max, 50, dtype=dtype, endpoint=True)
+    return np.concatenate([np.array([limits.min, limits.max, 0, 1, limits.max // 2], dtype), between])
 
 
 @functools.cache
@@ -87,15 +87,15 @@ def x64(lib, on):
 
 def check(lib, route, pos, name="default", sign=1, dtype=None):
     """Compare with Python's integers, by the operations of each backend."""
-    double, wide = ROUTES[route]
+    double, int64 = ROUTES[route]
     exact, plan = expected(pos, name, double, sign), ra.RoPE(**SPECS[name])._plan
     plan = plan if sign == 1 else plan.inverse
-    with x64(lib, wide), np.errstate(all="raise"):
+    with x64(lib, int64), np.errstate(all="raise"):
         array = lib.asarray(pos) if dtype is None else lib.xp.asarray(pos.astype(dtype))
         for ops in all_ops(lib):
-            assert ops.has_int64 or not wide
-            phase = _angles.phase(array, plan, double, with_int64(ops, wide))
-            assert wide or lib.to_numpy(phase).dtype == np.uint32
+            assert ops.has_int64 or not int64
+            phase = _angles.phase(array, plan, double, with_int64(ops, int64))
+            assert int64 or lib.to_numpy(phase).dtype == np.uint32
             np.testing.assert_array_equal(got(phase, lib, double), exact)
 
 
@@ -109,13 +109,13 @@ def check_positions(lib, route):
     So the distance to the exact angle has the documented bound: half a unit of the word for each position,
     and less than one unit of the last place, as the lower bits are cut off.
     """
-    _, wide = ROUTES[route]
+    _, int64 = ROUTES[route]
     pos = np.concatenate([INT32_ENDS, random_positions(31), random_positions(16)])
-    pos = np.concatenate([pos, INT64_ENDS, random_positions(62)]) if wide else pos.astype(np.int32)
+    pos = np.concatenate([pos, INT64_ENDS, random_positions(62)]) if int64 else pos.astype(np.int32)
     for name in SPECS:
         check(lib, route, pos, name)
     check(lib, route, pos, sign=-1)
-    for dtype in ("int8", "int32", "uint16", "uint32", *(["int64"] if wide else [])):
+    for dtype in ("int8", "int32", "uint16", "uint32", *(["int64"] if int64 else [])):
         check(lib, route, positions_of(dtype), "inv_freq")
     for shape in ((), (2, 3)):
         check(lib, route, random_positions(31, int(np.prod(shape))).reshape(shape).astype(np.int32))

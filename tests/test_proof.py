@@ -73,10 +73,10 @@ def test_unfused_operations_have_no_larger_bound_and_constants_are_as_good_as_so
 
 def test_stated_approximation_errors_are_proved():
     """angles.py and the docs state the errors of sin and cos, in float32 and in float64."""
-    stated = {"float32": ("5.1e-9", "4.1e-10"), "float64": ("2.2e-18", "3.1e-19")}
+    proved = {"float32": ("5.1e-9", "4.1e-10"), "float64": ("2.2e-18", "3.1e-19")}
     files = [ROOT / "rope_array" / "_array_api" / "angles.py", ROOT / "docs" / "numerics.md"]
     texts = [" ".join(path.read_text("utf-8").replace("\n#", " ").split()) for path in files]
-    for dtype, (sin, cos) in stated.items():
+    for dtype, (sin, cos) in proved.items():
         assert bounds(dtype).approximation["sin"] <= Fraction(sin)
         assert bounds(dtype).approximation["cos"] <= Fraction(cos)
         assert all(f"{sin} and {cos}" in text for text in texts)
@@ -85,8 +85,8 @@ def test_stated_approximation_errors_are_proved():
 def test_recorded_expressions_compute_what_the_functions_compute():
     """The recorded nodes, evaluated in NumPy, have the bits of the function."""
     u = np.linspace(-1, 1, 1001, dtype=np.float32)
-    for found, expected in zip(recorded.tables("float32"), angles._polynomials32(u), strict=True):
-        np.testing.assert_array_equal(evaluated(found, {"u": u}), expected)
+    for expression, expected in zip(recorded.tables("float32"), angles._polynomials32(u), strict=True):
+        np.testing.assert_array_equal(evaluated(expression, {"u": u}), expected)
 
 
 def evaluated(node, leaves):
@@ -144,12 +144,12 @@ def one_term_less(u):
     return ((z * c3 + c2) * z + c1) * z + 1.0, u * ((z * s2 + s1) * z + s0)
 
 
-def another_sign_of_a_quadrant(quadrant, *rest, rotate=angles._rotate_quadrants):
-    return rotate(quadrant + 2 * (quadrant % 4 == 3), *rest)
+def another_sign_of_a_quadrant(quadrant, *tables, rotate=angles._rotate_quadrants):
+    return rotate(quadrant + 2 * (quadrant % 4 == 3), *tables)
 
 
 def products_rounded_to_the_dtype_of_x(x, cos, sin, layout, ops):
-    a, b = (ops.cast(x[..., part], cos.dtype) for part in (np.s_[:1], np.s_[1:]))
+    a, b = (ops.cast(x[..., index], cos.dtype) for index in (np.s_[:1], np.s_[1:]))
     a_cos, a_sin = (ops.cast(ops.cast(a * table, x.dtype), cos.dtype) for table in (cos, sin))
     return [ops.cast(a_cos - b * sin, x.dtype), ops.cast(b * cos + a_sin, x.dtype)]
 

@@ -6,8 +6,8 @@ import docs_blocks
 import pytest
 
 from rope_array.testing._checks import checks
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
-from rope_array.testing._names import resolve
 
 README = docs_blocks.DOCS.parent / "README.md"
 TEXT = README.read_text("utf-8")

@@ -39,10 +39,10 @@ def array(parameter):
     return parameter.detach().numpy()
 
 
-def close(result, expected):
-    result = array(result)
-    assert result.shape == expected.shape
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * max(1, np.abs(expected).max()))
+def close(actual, expected):
+    actual = array(actual)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * max(1, np.abs(expected).max()))
 
 
 # The formulas: score(encoding, q, k, h, m, n) of a query q (D,) at m and a key k (D,) at n, in head h.
@@ -81,11 +81,11 @@ def bucket(distance, causal, count=32, reach=128):
     if not causal:
         half = count // 2
         return bucket(abs(distance), True, half, reach) + (half if distance < 0 else 0)
-    exact, wide = count // 2, count - count // 2
+    exact, buckets = count // 2, count - count // 2
     if distance < exact:
         return max(distance, 0)
     # log(d/e)/log(r/e)·w ≥ j is d^w·e^j ≥ r^j·e^w, with e exact buckets, reach r and w wide buckets.
-    fits = [j for j in range(1, wide) if distance**wide * exact**j >= reach**j * exact**wide]
+    fits = [j for j in range(1, buckets) if distance**buckets * exact**j >= reach**j * exact**buckets]
     return exact + len(fits)
 
 
@@ -210,9 +210,9 @@ def test_attention_is_the_softmax_of_the_scores(name, causal):
     scores, expected = array(encoding.scores(q, k)), np.zeros((B, H, queries, D))
     for b, h, s in np.ndindex(B, H, queries):
         m = keys - queries + s
-        seen = [n for n in range(keys) if keep[b, n] and not (causal and n > m)]
-        weights = np.exp(scores[b, h, s, seen])
-        for n, weight in zip(seen, weights / weights.sum(), strict=True):
+        visible = [n for n in range(keys) if keep[b, n] and not (causal and n > m)]
+        weights = np.exp(scores[b, h, s, visible])
+        for n, weight in zip(visible, weights / weights.sum(), strict=True):
             value = array(v)[b, h, n]
             if name == "shaw":
                 value = value + array(encoding.values)[clip(m - n, -16, 16) + 16]
@@ -245,7 +245,7 @@ def test_linear_attention_is_its_quadratic_form(name, causal):
     frequencies = thetas(phi_q.shape[-1])
     # Rows of both chunks, of one batch and head each.
     places = [(b, h, s) for b, h in ((0, 0), (1, 2)) for s in (0, 1, 30, 63, 64, 69)]
-    result, expected = encoding.attend(q, k, v, keep), np.empty((len(places), D))
+    attended, expected = encoding.attend(q, k, v, keep), np.empty((len(places), D))
     for i, (b, h, s) in enumerate(places):
         m, above, below = keys - queries + s, np.zeros(D), 0.0
         for n in (n for n in range(keys) if keep[b, n] and not (causal and n > m)):
@@ -254,7 +254,7 @@ def test_linear_attention_is_its_quadratic_form(name, causal):
             above += (rotated if name.endswith("rope") else plain) * array(v)[b, h, n]
             below += plain
         expected[i] = above / below
-    close(torch.stack([result[place] for place in places]), expected)
+    close(torch.stack([attended[place] for place in places]), expected)
 
 
 @BOTH

@@ -30,7 +30,7 @@ def test_students_sleep_data():
 def count_flips(a, b):
     differences = np.subtract(a, b).round(10)
     sums = [abs(round(np.dot(signs, differences), 9)) for signs in itertools.product((1, -1), repeat=len(a))]
-    return sum(each >= abs(round(differences.sum(), 9)) for each in sums) / len(sums)
+    return sum(total >= abs(round(differences.sum(), 9)) for total in sums) / len(sums)
 
 
 def test_sign_flips_are_all_counted():

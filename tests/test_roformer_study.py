@@ -35,30 +35,30 @@ def results(out):
     return json.loads((out / "quick" / "results.json").read_text("utf-8"))
 
 
-def check_splits(data):
+def check_splits(dataset):
     """Assert that no text of validation or test is in another split."""
     texts = []
-    for task in data.tasks.values():
+    for task in dataset.tasks.values():
         texts.append({split: {tuple(ids) for ids, _ in rows} for split, rows in task.items()})
     for side in (2, 3):
-        texts.append({split: {normalise(row[side]) for row in rows} for split, rows in data.pairs.items()})
+        texts.append({split: {normalise(row[side]) for row in rows} for split, rows in dataset.pairs.items()})
     for of in texts:
         assert all(of.values())
         assert not of["train"] & of["validation"] | of["test"] & (of["train"] | of["validation"])
 
 
-def check_counts(data):
+def check_counts(dataset):
     """Hold the counts in the text of docs/roformer.md to the data."""
     page = report.BLOCK.sub("", report.PAGE.read_text("utf-8")).replace("\n", " ")
     for split, word in (("train", "training"), ("validation", "validation"), ("test", "the test")):
-        kept = data.short_pairs(split, translation.FULL.max_tokens)
-        assert f"{len(kept):,} of {len(data.pairs[split]):,} for {word}" in page
+        kept = dataset.short_pairs(split, translation.FULL.max_tokens)
+        assert f"{len(kept):,} of {len(dataset.pairs[split]):,} for {word}" in page
     shares = []
     for task in sentences.TASKS:
-        labels = Counter(label for _, label in data.tasks[task]["test"][:1000])
+        labels = Counter(label for _, label in dataset.tasks[task]["test"][:1000])
         shares.append(f"{100 * labels.most_common(1)[0][1] / labels.total():.0f} %")
     assert "{} (sentiment), {} (word order) and {} (category)".format(*shares) in page
-    cut = [len(ids) + 2 > sentences.FULL.length for ids, _ in data.tasks["sentiment"]["test"][:1000]]
+    cut = [len(ids) + 2 > sentences.FULL.length for ids, _ in dataset.tasks["sentiment"]["test"][:1000]]
     assert f"{10 * sum(cut) / len(cut):.0f} of 10 reviews are" in page
 
 
@@ -91,11 +91,11 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     run(tmp_path, *EXPERIMENTS, "--processes", "1")
     assert results(tmp_path)["numbers"] == record["numbers"]
 
-    data = prepare(tmp_path / "data")
-    check_splits(data)
+    dataset = prepare(tmp_path / "data")
+    check_splits(dataset)
     if record["sources"] != report.newest()["sources"]:
         pytest.skip("passed, but for the counts on the page: there are newer packages than its")
-    check_counts(data)
+    check_counts(dataset)
 
 
 def test_the_page_and_its_figures_show_the_committed_results(tmp_path):

@@ -35,8 +35,8 @@ each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 FIELDS = {"pairing": "half", "attention_factor": 2.0}
 
 
-def same(got, want):
-    np.testing.assert_array_equal(on_host(got), on_host(want))
+def same(actual, expected):
+    np.testing.assert_array_equal(on_host(actual), on_host(expected))
 
 
 # ---- tables ----
@@ -54,8 +54,8 @@ def test_tables(lib, float_dtype, layout):
     for pos in (5, [POSITIONS, POSITIONS[::-1]], lib.asarray(np.array([[7], [8]], np.int32))):
         rotation = rope.rotation(pos, like=like)
         host = lib.to_numpy(pos) if hasattr(pos, "shape") else np.array(pos)
-        want = cos_sin(host, rotary_dim=rope.rotary_dim, base=rope.base, inv_freq=rope.inv_freq)
-        for table, exact in zip(rotation, want, strict=True):
+        exact_tables = cos_sin(host, rotary_dim=rope.rotary_dim, base=rope.base, inv_freq=rope.inv_freq)
+        for table, exact in zip(rotation, exact_tables, strict=True):
             assert type(table) is type(like)
             assert table.dtype == lib.dtype(compute)
             assert table.shape == (*host.shape, len(rope.frequencies))
@@ -67,8 +67,8 @@ def test_tables_and_matrices_are_where_like_is(lib):
     device = "meta" if lib.name == "torch" else lib.native.Device("device1")
     like = lib.native.ones((2, 4), dtype=lib.native.float32, device=device)
     rotation, matrix = RoPE(4).rotation([1, 2], like=like), RoPE(4).matrix([1, 2], like=like)
-    for made in (*rotation, *rotation.inverse(), *rotation.adjoint(), rotation.apply(like), matrix):
-        assert made.device == like.device
+    for array in (*rotation, *rotation.inverse(), *rotation.adjoint(), rotation.apply(like), matrix):
+        assert array.device == like.device
     if lib.name == "torch":
         assert not RoPE(4).rotation([1, 2], like=like.requires_grad_()).cos.requires_grad
 
@@ -126,12 +126,12 @@ def test_float64_tables_serve_every_dtype(lib):
     fields = {"pairing": "half", "attention_factor": 1.25}
     x64 = importlib.import_module("jax").enable_x64(True) if lib.name == "jax" else contextlib.nullcontext()
     with x64:
-        wide, wide64 = array_and_values(lib, "float64", 2, S, 8)
-        rotation = RoPE(8, **fields).rotation(POSITIONS, like=wide)
+        float64_x, wide64 = array_and_values(lib, "float64", 2, S, 8)
+        rotation = RoPE(8, **fields).rotation(POSITIONS, like=float64_x)
         assert rotation.cos.dtype == lib.dtype("float64")
         for dtype in lib.dtypes:
             x, exact = array_and_values(lib, dtype, 1, S, 8)
-            first, second, third = rotation.apply((x, wide, x))
+            first, second, third = rotation.apply((x, float64_x, x))
             assert_contract(lib.to_numpy(first), exact, POSITIONS, dtype=dtype, **fields)
             assert_contract(lib.to_numpy(second), wide64, POSITIONS, dtype="float64", **fields)
             same(first, third)
@@ -204,19 +204,19 @@ def case(lib, layout, dtype="float32"):
 
 def one_per_feature(table, pairing, blocks):
     """Return a table of full width: the number of each pair at both of its features, block by block."""
-    wide = {"half": lambda part: np.tile(part, 2), "interleaved": lambda part: np.repeat(part, 2, -1)}
-    return np.concatenate([wide[pairing](part) for part in np.split(table, blocks, -1)], -1)
+    widen = {"half": lambda table: np.tile(table, 2), "interleaved": lambda table: np.repeat(table, 2, -1)}
+    return np.concatenate([widen[pairing](table) for table in np.split(table, blocks, -1)], -1)
 
 
 @pytest.mark.parametrize("layout", SEVERAL_LAYOUTS)
 def test_full_width_for_either_pairing_and_back(lib, layout):
     rope, x, rotation = case(lib, layout)
     for pairing in (None, "half", "interleaved"):
-        wide = rotation.full_width(pairing=pairing)
-        for got, table in zip(wide, rotation, strict=True):
+        full = rotation.full_width(pairing=pairing)
+        for full_table, table in zip(full, rotation, strict=True):
             blocks = rope.axes.blocks if rope.axes else 1
-            same(got, one_per_feature(lib.to_numpy(table), pairing or rope.pairing, blocks))
-        for again in (rope.rotation_from(*wide, pairing=pairing), rope.rotation_from(*rotation)):
+            same(full_table, one_per_feature(lib.to_numpy(table), pairing or rope.pairing, blocks))
+        for again in (rope.rotation_from(*full, pairing=pairing), rope.rotation_from(*rotation)):
             assert type(again) is type(rotation)
             same(again.apply(x), rotation.apply(x))
             same(again.inverse().apply(x), rotation.inverse().apply(x))
@@ -228,8 +228,8 @@ def test_narrow_tables_are_converted_exactly(lib, float_dtype):
     assert narrow[0].dtype == x.dtype
     again = rope.rotation_from(*narrow)
     assert again.cos.dtype == lib.dtype(compute_dtype(float_dtype))
-    for table, given in zip(again, narrow, strict=True):
-        np.testing.assert_array_equal(values(table), values(given)[..., :4])
+    for table, table_given in zip(again, narrow, strict=True):
+        np.testing.assert_array_equal(values(table), values(table_given)[..., :4])
 
 
 def test_tables_and_dtypes_that_are_refused(lib):
@@ -245,10 +245,10 @@ def test_tables_and_dtypes_that_are_refused(lib):
     for call in (rotation.full_width, lambda **options: rope.rotation_from(*rotation, **options)):
         with pytest.raises(SpecError, match="pairing is 'neox'"):
             call(pairing="neox")
-    other = RoPE(4, out_pairing="half").rotation([1], like=np.ones(4))
+    halves = RoPE(4, out_pairing="half").rotation([1], like=np.ones(4))
     with pytest.raises(SpecError, match="out_pairing"):
-        other.full_width()
-    same(other.full_width(pairing="half")[0], np.tile(other.cos, 2))
+        halves.full_width()
+    same(halves.full_width(pairing="half")[0], np.tile(halves.cos, 2))
 
 
 # ---- a value: repr, pickle, copy ----
@@ -261,14 +261,14 @@ def test_repr_is_short(lib, layout):
     text = repr(rotation := rope.rotation(POSITIONS, like=normal(lib, 2)))
     table = f"float32[{S}, {rope.rotary_dim // 2}] ({lib.name})"
     assert text.startswith(f"Rotation(cos={table}, sin={table}, ")
-    for part in (f"head_dim={width}", f"amplitude={rope.amplitude}", repr(rope.pairing)):
-        assert part in text
+    for phrase in (f"head_dim={width}", f"amplitude={rope.amplitude}", repr(rope.pairing)):
+        assert phrase in text
     assert len(text) < 300
     assert str(rotation) == text
 
 
 COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy}
-COPIES |= {f"pickle {n}": lambda one, n=n: pickle.loads(pickle.dumps(one, n)) for n in (2, 5)}
+COPIES |= {f"pickle {n}": lambda rotation, n=n: pickle.loads(pickle.dumps(rotation, n)) for n in (2, 5)}
 
 
 @pytest.mark.without("strict")  # arrays of old versions cannot be copied, and none can be pickled
@@ -276,11 +276,11 @@ COPIES |= {f"pickle {n}": lambda one, n=n: pickle.loads(pickle.dumps(one, n)) fo
 def test_copies(lib, how):
     x = normal(lib, S, 8)
     rotation = RoPE(8, **FIELDS).rotation(POSITIONS, like=x)
-    for one in (rotation, rotation.inverse()):
-        again = COPIES[how](one)
+    for form in (rotation, rotation.inverse()):
+        again = COPIES[how](form)
         assert isinstance(again, Rotation)
-        assert again.layout == one.layout
-        same(again.apply(x), one.apply(x))
+        assert again.layout == form.layout
+        same(again.apply(x), form.apply(x))
 
 
 def test_a_rotation_made_by_its_class_has_no_layout():
@@ -319,11 +319,11 @@ def test_a_compiled_function_takes_and_gives_rotations():
         torch.testing.assert_close(compiled(rotation, x), layers(rotation, x), rtol=0, atol=0)
         compiled(rotation.adjoint().adjoint(), x)
         assert counted.frame_count == 1
-        got = torch.compile(lambda r: rope.rotation_from(*r.full_width()), fullgraph=True, backend="eager")(
-            rotation
-        )
-    assert type(got) is type(rotation)
-    torch.testing.assert_close(got.cos, rotation.cos, rtol=0, atol=0)
+        round_trip = torch.compile(
+            lambda r: rope.rotation_from(*r.full_width()), fullgraph=True, backend="eager"
+        )(rotation)
+    assert type(round_trip) is type(rotation)
+    torch.testing.assert_close(round_trip.cos, rotation.cos, rtol=0, atol=0)
     torch._dynamo.reset()
 
 

@@ -11,7 +11,7 @@ from test_errors import faults_of
 import rope_array as ra
 from rope_array import RoPE, SpecError
 from rope_array.testing import rotation_matrix
-from rope_array.testing._own import as_records
+from rope_array.testing._library_target import as_records
 
 LONG = {
     "short_factor": tuple(1 + 0.1 * i for i in range(8)),
@@ -109,19 +109,19 @@ def test_frequencies_against_decimals(rule, base, width):
     """The definition has its own code for the rules; frequencies agree to the last digits of float64."""
     rope = RoPE(width, base=base, **as_records({"scaling": rule}))
     wanted = rotation_matrix(1, head_dim=width, base=base, scaling={**rule, "attention_factor": 1})
-    found = [math.atan2(wanted[2 * i + 1, 2 * i], wanted[2 * i, 2 * i]) for i in range(width // 2)]
+    omegas = [math.atan2(wanted[2 * i + 1, 2 * i], wanted[2 * i, 2 * i]) for i in range(width // 2)]
     turned = np.asarray(rope.frequencies)
     turned = (turned + np.pi) % (2 * np.pi) - np.pi  # periods rotate by more than half a turn
-    np.testing.assert_allclose(turned, found, rtol=2e-13, atol=1e-14)
+    np.testing.assert_allclose(turned, omegas, rtol=2e-13, atol=1e-14)
 
 
 def test_other_rules_round_frequencies_to_float64():
     """A rope with the same frequencies as inv_freq has the same bits."""
     for rule in (ra.YaRN(4.0, 4096), ra.Llama3(), ra.NTKAware(3.0), ra.LongRoPE(**LONG, length=1)):
         rope = RoPE(16, scaling=rule, pairing="half")
-        same = RoPE(16, inv_freq=rope.frequencies, attention_factor=rope.amplitude, pairing="half")
+        by_inv_freq = RoPE(16, inv_freq=rope.frequencies, attention_factor=rope.amplitude, pairing="half")
         x, pos = np.random.default_rng(0).standard_normal((3, 16)), [7, 10**6, 2**31 - 1]
-        np.testing.assert_array_equal(rope.apply(x, pos), same.apply(x, pos))
+        np.testing.assert_array_equal(rope.apply(x, pos), by_inv_freq.apply(x, pos))
 
 
 def test_llama3_with_equal_bounds_is_a_step():
@@ -135,13 +135,13 @@ def test_llama3_with_equal_bounds_is_a_step():
 @pytest.mark.parametrize("rule", [None, ra.Linear(4.0), ra.YaRN(4.0, 64), ra.Proportional(0.5)], ids=str)
 def test_reversed_rotates_in_the_other_direction(rule, angles):
     rope = RoPE(16, scaling=rule, angles=angles)
-    other = RoPE(16, scaling=ra.Reversed(rule), angles=angles)
-    assert other.frequencies == tuple(-omega for omega in rope.frequencies)
-    assert other.amplitude == rope.amplitude
+    reversed_rope = RoPE(16, scaling=ra.Reversed(rule), angles=angles)
+    assert reversed_rope.frequencies == tuple(-omega for omega in rope.frequencies)
+    assert reversed_rope.amplitude == rope.amplitude
     assert RoPE(16, scaling=ra.Reversed(ra.Reversed(rule)), angles=angles).frequencies == rope.frequencies
     x = np.random.default_rng(0).standard_normal((3, 16))
     wanted = rope.amplitude**2 * rope.apply(x, range(3), inverse=True)
-    np.testing.assert_allclose(other.apply(x, range(3)), wanted, rtol=1e-12)
+    np.testing.assert_allclose(reversed_rope.apply(x, range(3)), wanted, rtol=1e-12)
 
 
 def test_a_long_chain_of_reversals_is_short():

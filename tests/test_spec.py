@@ -389,7 +389,7 @@ def test_the_memo_of_specs_has_an_end():
 
     def plans():
         gc.collect()
-        return sum(type(one) is Plan for one in gc.get_objects())
+        return sum(type(instance) is Plan for instance in gc.get_objects())
 
     before = plans()
     for base in [*range(1, 300)] * 2:
@@ -409,27 +409,28 @@ MATRICES = [
 POSITIONS = [-(2**31), [[0, 1], [2**31 - 1, -4096]], range(3), np.array([3, 4], np.int32), 0.5]
 
 
-def assert_matrix(got, pos, dtype, fields):
+def assert_matrix(matrix, pos, dtype, fields):
     """Each entry keeps the contract's bound for a rotated unit vector: |pair| = 1."""
     pos = np.asarray(pos)
     exact = rotation_matrix(pos, **fields)
-    assert got.shape == exact.shape == (*pos.shape, fields["head_dim"], fields["head_dim"])
-    got = got.astype(np.float64)
+    assert matrix.shape == exact.shape == (*pos.shape, fields["head_dim"], fields["head_dim"])
+    matrix = matrix.astype(np.float64)
     compute = compute_dtype(dtype)
     slack = 0.0 if pos.dtype.kind in "iu" else AT_FLOATS[compute]
     error = (2.5 * eps(compute) + slack) * fields.get("attention_factor", 1.0)
     bound = error + 0.5 * ulp(np.abs(exact) + error, dtype)
     bound[(exact == 0) | (exact == 1)] = 0.0  # outside of pairs, and at position 0
-    assert (np.abs(got - exact) <= bound).all()
+    assert (np.abs(matrix - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("fields", MATRICES, ids=words)
 def test_matrix_against_the_definition(lib, float_dtype, fields):
     like = lib.asarray(np.ones(3), float_dtype)
     for pos in POSITIONS:
-        given = lib.asarray(pos) if isinstance(pos, np.ndarray) else pos
+        positions = lib.asarray(pos) if isinstance(pos, np.ndarray) else pos
         by_default = (lib.name, float_dtype) == ("numpy", "float64")
-        got = RoPE(**fields).matrix(given) if by_default else RoPE(**fields).matrix(given, like=like)
-        assert type(got) is type(like)
-        assert got.dtype == like.dtype
-        assert_matrix(lib.to_numpy(got), pos, float_dtype, fields)
+        rope = RoPE(**fields)
+        matrix = rope.matrix(positions) if by_default else rope.matrix(positions, like=like)
+        assert type(matrix) is type(like)
+        assert matrix.dtype == like.dtype
+        assert_matrix(lib.to_numpy(matrix), pos, float_dtype, fields)

@@ -9,11 +9,11 @@ from faults import refusing
 
 import rope_array as ra
 from rope_array.testing import ConformanceError, Target, check_backend, iter_checks, run_checks
+from rope_array.testing._capability_parts import PART_NAMES
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
+from rope_array.testing._find_target import resolve
 from rope_array.testing._libraries import LIBRARIES, MissingLibrary
-from rope_array.testing._names import resolve
-from rope_array.testing._parts import PART_NAMES
 
 FEWER_BUT_WIDTHS = {"dtypes": ("float32",), "layout": "sd"}
 FEWER = {**FEWER_BUT_WIDTHS, "head_dim": 16}
@@ -34,15 +34,15 @@ def names_of(report, outcome):
 
 def test_checks_have_stable_names_and_reasons():
     """Users list expected failures by name: the changelog has removed and changed names."""
-    assert len({each.name for each in checks()}) == len(checks())
-    for each in checks():
-        assert len(each.requirement) > 20
-        assert each.requirement.endswith(".")
-        assert set(each.needs) <= {*CAPABILITIES, *PART_NAMES}
+    assert len({check.name for check in checks()}) == len(checks())
+    for check in checks():
+        assert len(check.requirement) > 20
+        assert check.requirement.endswith(".")
+        assert set(check.needs) <= {*CAPABILITIES, *PART_NAMES}
 
 
 def test_iter_checks_runs_applicable_checks():
-    runs = {each.name: run for each, run in iter_checks(off, **FEWER)}
+    runs = {check.name: run for check, run in iter_checks(off, **FEWER)}
     assert "inv_freq" not in runs
     runs["definition"]()
     with pytest.raises(AssertionError):
@@ -113,30 +113,30 @@ def test_worst_errors_are_measured():
 def test_strided_arrays_have_other_strides(name):
     lib = LIBRARIES[name]
     array = lib.asarray(np.arange(240.0).reshape(2, 3, 5, 8), "float32")
-    made = dict(lib.strided(array))
-    assert {"transposed", "a slice", "every second"} <= made.keys()
-    for how, other in made.items():
-        assert np.array_equal(lib.to_numpy(other), lib.to_numpy(array))
-        assert lib.dtype_of(other) == "float32"
-        packed = lib.strides_of(other) == lib.strides_of(array)
+    views = dict(lib.strided(array))
+    assert {"transposed", "a slice", "every second"} <= views.keys()
+    for how, view in views.items():
+        assert np.array_equal(lib.to_numpy(view), lib.to_numpy(array))
+        assert lib.dtype_of(view) == "float32"
+        packed = lib.strides_of(view) == lib.strides_of(array)
         assert packed == (how in ("a slice", "read-only")), how  # "a slice" starts inside of a buffer
 
 
 @pytest.mark.parametrize("positions", ["offset", "arange"])
 def test_only_claimed_positions_are_tried(positions):
-    seen = []
+    tried = []
 
     def recording(x, pos, base=10000.0):
-        seen.append(np.asarray(pos))
+        tried.append(np.asarray(pos))
         return ra.apply(x, pos, base=base)
 
     claims = {"furthest": 2**16, "lacks": {"tuple": "takes one array"}, "dtypes": ("float32",)}
     names = ("definition", "accuracy_2e16", "combinations", "long_sequences_from_an_offset")
     check_backend(recording, positions=positions, only=sample(*names), **claims)
-    asked = [pos for pos in seen if pos.ndim == 1]
+    asked = [pos for pos in tried if pos.ndim == 1]
     assert all((np.diff(pos) == 1).all() for pos in asked)
     assert all(pos[:1].tolist() in ([], [0]) for pos in asked) == (positions == "arange")
-    assert max(np.max(np.abs(pos.astype(float)), initial=0) for pos in seen) <= 2**16
+    assert max(np.max(np.abs(pos.astype(float)), initial=0) for pos in tried) <= 2**16
 
 
 class Unusual(BaseException):

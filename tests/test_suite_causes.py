@@ -8,14 +8,14 @@ from conftest import sample
 from faults import named, refusing
 
 import rope_array as ra
-from rope_array.testing import Target, _which_rotation, check_backend, run_checks
-from rope_array.testing._causes import DONATES_X, find_causes
+from rope_array.testing import Target, _find_rotation, check_backend, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
+from rope_array.testing._fault import Fault
+from rope_array.testing._find_causes import DONATES_X, find_causes
 from rope_array.testing._judge import DELETES_X, Judge
 from rope_array.testing._outcome import outcome_of
 from rope_array.testing._shared_findings import depend_on_others, shared_findings
-from rope_array.testing._verdict import Fault
 
 FLOAT32 = {"dtypes": ("float32",)}
 
@@ -24,7 +24,7 @@ FLOAT32 = {"dtypes": ("float32",)}
 def of_few_libraries(request, monkeypatch):
     """Hide the libraries that other tests have imported: the search would call the code in each of them."""
     names = {name for mark in request.node.iter_markers("library") for name in mark.args}
-    monkeypatch.setattr(_which_rotation, "sys", SimpleNamespace(modules={"numpy", *names}))
+    monkeypatch.setattr(_find_rotation, "sys", SimpleNamespace(modules={"numpy", *names}))
 
 
 def with_fields(**fields):
@@ -137,8 +137,8 @@ CAUSES = {
 @pytest.mark.parametrize("name", CAUSES)
 def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
     rotate, only, expected = CAUSES[name]
-    given = {} if name in ("16 bits", "own") else FLOAT32
-    report = run_checks(rotate, only=only.split(), **given)
+    claims = {} if name in ("16 bits", "own") else FLOAT32
+    report = run_checks(rotate, only=only.split(), **claims)
     explained = [name for cause in report.causes for name in cause.checks]
     failed = [result.name for result in report.of("failed")]
     assert sorted(explained) == sorted(failed)
@@ -148,7 +148,7 @@ def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
         assert [{**cause.facts} for cause in report.causes] == expected
     else:
         assert report.cause.claims == expected
-        assert check_backend(rotate, only=sample(*only.split()), **{**given, **expected}).ok
+        assert check_backend(rotate, only=sample(*only.split()), **{**claims, **expected}).ok
 
 
 def test_causes_are_in_the_order_in_which_they_are_mended():
@@ -319,8 +319,8 @@ def test_a_deleted_x_is_named_and_not_the_head_dims_at_which_it_is():
 def test_the_verdict_is_first_and_its_command_can_be_pasted():
     only = f"direction norm inv_freq kind {ACCURACY}".split()
     report = run_checks(float32_halves, only=only, angles="float32", furthest=2**24, **FLOAT32)
-    given = ["--claim", "furthest=16777216", "--claim", "angles=float32", "--expect", "norm=a reason"]
-    lines = list(lines_of(report, ["check", "mylib:rotate", *given]))
+    options = ["--claim", "furthest=16777216", "--claim", "angles=float32", "--expect", "norm=a reason"]
+    lines = list(lines_of(report, ["check", "mylib:rotate", *options]))
     assert lines[0].startswith(f"FAILED: {len(report.of('failed'))} of ")
     assert "half pairing, wrong results beyond position 65,535; try --claim" in " ".join(lines[:3])
     assert [line for line in lines if line.startswith("  python -m rope_array")] == [
@@ -439,8 +439,8 @@ def test_the_first_finding_that_checks_share(name):
 
 
 def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others():
-    kind = {"kind": Fault("the result is float64")}
-    failed = {"settings_unchanged": Fault("the call changed jax_enable_x64"), **kind}
+    kind_fault = {"kind": Fault("the result is float64")}
+    failed = {"settings_unchanged": Fault("the call changed jax_enable_x64"), **kind_fault}
     assert depend_on_others(failed, lambda name: False, True) == "the call changed jax_enable_x64"
     assert depend_on_others(failed, lambda name: name == "kind", False) == ""
-    assert "kind" in depend_on_others(kind, lambda name: False, True)
+    assert "kind" in depend_on_others(kind_fault, lambda name: False, True)

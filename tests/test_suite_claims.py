@@ -10,18 +10,18 @@ from faults import refusing
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
+from rope_array.testing._capability_parts import ALL_WIDTHS, spread
 from rope_array.testing._checks import checks
 from rope_array.testing._factors import FIELDS
+from rope_array.testing._fault import Fault
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
-from rope_array.testing._names import resolve
+from rope_array.testing._library_target import as_records
 from rope_array.testing._options import claims_of
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
-from rope_array.testing._own import as_records
-from rope_array.testing._parts import ALL_WIDTHS, spread
+from rope_array.testing._report_text import lines_of
 from rope_array.testing._requires import required_checks
 from rope_array.testing._shared_findings import lacks_wholly
-from rope_array.testing._text import lines_of
-from rope_array.testing._verdict import Fault
 
 
 def rotate(x, pos, base=10000.0):
@@ -35,9 +35,9 @@ def rows(x):
 def results_of(target, *names):
     """Return the outcome and the detail of checks by their full names; each of `names` is a check."""
     judge = Judge(target)
-    some = [check for check in checks() if check.name.partition("[")[0] in names]
-    assert {check.name.partition("[")[0] for check in some} == {*names}
-    return {check.name: outcome_of(check, judge) for check in some}
+    named = [check for check in checks() if check.name.partition("[")[0] in names]
+    assert {check.name.partition("[")[0] for check in named} == {*names}
+    return {check.name: outcome_of(check, judge) for check in named}
 
 
 def outcomes(target, *names):
@@ -46,7 +46,7 @@ def outcomes(target, *names):
     for name, (outcome, _) in results_of(target, *names).items():
         by_name.setdefault(name.partition("[")[0], []).append(outcome)
     order = (FAILED, PASSED, INAPPLICABLE)
-    return {name: min(some, key=order.index) for name, some in by_name.items()}
+    return {name: min(of_name, key=order.index) for name, of_name in by_name.items()}
 
 
 # ---- parts ----
@@ -95,8 +95,8 @@ def exactly_two(x, pos, base=10000.0):
 
 def with_x_as_scratch(x, pos, base=10000.0):
     y = ra.apply(x, pos, base=base)
-    for one in x if isinstance(x, tuple) else (x,):
-        one[...] = 0
+    for array in x if isinstance(x, tuple) else (x,):
+        array[...] = 0
     return y
 
 
@@ -130,21 +130,21 @@ def q_and_k(layout, few_heads=None):
     def rotate(q, k, pos):
         sequence, heads = layout.index("s") - len(layout), layout.index("h")
         y, z = ra.apply((q, k), pos, seq_axis=sequence)
-        some = (slice(None),) * heads + (slice(few_heads and min(few_heads, k.shape[heads]), None),)
+        index = (slice(None),) * heads + (slice(few_heads and min(few_heads, k.shape[heads]), None),)
         if few_heads:
-            y[some] = q[some]
+            y[index] = q[index]
         return y, z
 
     return rotate
 
 
 def raising_at_first():
-    known = set()
+    keys = set()
 
     def is_new(x, p, spec):
         key = np.shape(x), np.shape(p)
-        is_known = key in known
-        known.add(key)
+        is_known = key in keys
+        keys.add(key)
         return rows(x) > 1000 and not is_known
 
     return refusing(is_new, RuntimeError, base_only=True)
@@ -260,9 +260,9 @@ def test_code_is_judged_by_its_claims(name):
     target = Target(code, **claims)
     assert {*claimed.split()} <= target.claimed
     assert {*declined.split()} <= target.declines.keys()
-    found = outcomes(target, *passing.split(), *failing.split())
-    assert {check for check, outcome in found.items() if outcome == FAILED} == {*failing.split()}
-    assert set(found.values()) & {PASSED, FAILED}
+    by_check = outcomes(target, *passing.split(), *failing.split())
+    assert {check for check, outcome in by_check.items() if outcome == FAILED} == {*failing.split()}
+    assert set(by_check.values()) & {PASSED, FAILED}
 
 
 # ---- requirements ----
@@ -272,9 +272,9 @@ def lacking(target, *names):
     """Return the details of the required names that a target lacks, after some checks."""
     judge = Judge(target)
     names = {"definition", "ranks", "base", "pairing", *names}
-    some = [check for check in checks() if check.name in names]
-    results = {check.name: outcome_of(check, judge) for check in (*some, *required_checks(target))}
-    return {name: detail for name, (outcome, detail) in results.items() if name.startswith("requires[")
+    chosen = [check for check in checks() if check.name in names]
+    outcomes = {check.name: outcome_of(check, judge) for check in (*chosen, *required_checks(target))}
+    return {name: detail for name, (outcome, detail) in outcomes.items() if name.startswith("requires[")
             and outcome == FAILED}  # fmt: skip
 
 
@@ -337,9 +337,9 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
     assert rows == 1 or "rows count from 0" in target.declines["negative_positions"]
     assert target.reach == rows - 1
     names = "definition accuracy_small positions_of_a_batch many_rows combinations"
-    found = outcomes(target, *names.split())
-    assert FAILED not in found.values()
-    assert found["definition"] == found["accuracy_small"] == PASSED
+    by_check = outcomes(target, *names.split())
+    assert FAILED not in by_check.values()
+    assert by_check["definition"] == by_check["accuracy_small"] == PASSED
 
 
 def test_limits_may_be_claimed():
@@ -358,8 +358,8 @@ def test_narrow_heads_may_be_claimed():
 
 def test_copies_have_the_strides_of_x():
     lib = Target(rotate).arrays
-    wide = np.arange(240.0).reshape(2, 3, 5, 8)
-    for x in (wide, wide.T, wide[..., ::-2], wide[:, 1:2], np.broadcast_to(wide[:1], wide.shape), wide[:0]):
+    a = np.arange(240.0).reshape(2, 3, 5, 8)
+    for x in (a, a.T, a[..., ::-2], a[:, 1:2], np.broadcast_to(a[:1], a.shape), a[:0]):
         copy = lib.copied(x)
         assert np.array_equal(copy, x)
         assert not np.shares_memory(copy, x)
@@ -381,9 +381,9 @@ def test_axes_of_a_layout(layout):
         return np.moveaxis(y, -2, axis)
 
     names = ("definition", "combinations", "axes", "ranks", "many_batches")
-    found = outcomes(Target(rotate, layout=layout, dtypes=("float32",)), *names)
-    assert set(found.values()) - {INAPPLICABLE} == {PASSED}
-    assert found["definition"] == found["axes"] == PASSED
+    by_check = outcomes(Target(rotate, layout=layout, dtypes=("float32",)), *names)
+    assert set(by_check.values()) - {INAPPLICABLE} == {PASSED}
+    assert by_check["definition"] == by_check["axes"] == PASSED
 
 
 def test_a_first_far_call_is_judged_although_it_is_a_trial():
@@ -436,9 +436,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_call_is_no_failure(name):
     refuses, names = REFUSED[name]
-    results = results_of(Target(refusing(refuses)), *names.split())
-    assert {check: detail for check, (outcome, detail) in results.items() if outcome == FAILED} == {}
-    assert any("another call" in detail for _, detail in results.values()), results
+    by_check = results_of(Target(refusing(refuses)), *names.split())
+    assert {check: detail for check, (outcome, detail) in by_check.items() if outcome == FAILED} == {}
+    assert any("another call" in detail for _, detail in by_check.values()), by_check
 
 
 def test_code_that_raises_from_some_call_on_fails():
@@ -500,9 +500,9 @@ def test_a_refused_gradient_is_no_failure(what):
             raise NotImplementedError(f"no gradient {what}")
         return ra.apply(x, pos, base=base)
 
-    found = results_of(Target(rotate, library="torch"), *names.split(), "gradient_of_a_sum", "gradient")
-    assert FAILED not in {outcome for outcome, _ in found.values()}
-    assert found["gradient_of_a_sum"][0] == found["gradient[float32]"][0] == PASSED
+    by_check = results_of(Target(rotate, library="torch"), *names.split(), "gradient_of_a_sum", "gradient")
+    assert FAILED not in {outcome for outcome, _ in by_check.values()}
+    assert by_check["gradient_of_a_sum"][0] == by_check["gradient[float32]"][0] == PASSED
 
 
 @pytest.mark.library("torch")

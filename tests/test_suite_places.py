@@ -15,9 +15,9 @@ from rope_array.testing._definition import apply_definition
 from rope_array.testing._index_words import indices_text
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
-from rope_array.testing._values import alike
-from rope_array.testing._where import axis_names, describe, difference, element_text, place_of
-from rope_array.testing._wrong import Wrong
+from rope_array.testing._wrong_places import axis_names, describe, difference, element_text, place_of
+from rope_array.testing._wrong_result import Wrong
+from rope_array.testing._wrong_values import alike
 
 SHAPE = (3, 4, 6, 16)
 
@@ -102,11 +102,11 @@ def test_a_part_of_a_product_is_called_a_part():
 
 def test_different_indices_have_different_phrases():
     sets = [np.array(chosen) for chosen in itertools.product([False, True], repeat=10)][1:-1]
-    parts = [indices_text("row", chosen) for chosen in sets]
-    exact = [part.text for part in parts if part.simple]
+    phrases = [indices_text("row", chosen) for chosen in sets]
+    exact = [phrase.text for phrase in phrases if phrase.simple]
     assert 200 < len(exact) == len(set(exact))
-    for chosen, part in zip(sets, parts, strict=True):
-        assert part.simple or part.text == f"{chosen.sum()} of 10 rows"
+    for chosen, phrase in zip(sets, phrases, strict=True):
+        assert phrase.simple or phrase.text == f"{chosen.sum()} of 10 rows"
 
 
 @settings(deadline=None, max_examples=100)
@@ -237,13 +237,13 @@ def test_features_outside_the_slice_are_named():
 def test_where_bits_differ_is_named():
     assert difference(POS, POS, "differ") == ""
     text = "wrong: row 2; 5 of 40 elements differ; first at row 2, feature 0: 3.0, not 4.0"
-    want = 3 + (np.arange(8)[:, None] == 2) * np.ones(5)
-    assert difference(np.full((8, 5), 3.0), want, "differ") == text
+    expected = 3 + (np.arange(8)[:, None] == 2) * np.ones(5)
+    assert difference(np.full((8, 5), 3.0), expected, "differ") == text
 
 
 def test_the_message_of_a_check_names_the_place():
     judge = Judge(faults.target(faults.named("positions_wrapped_at_2_24"), "numpy"))
-    (check,) = (each for each in checks() if each.name == "accuracy_2e24[float32]")
+    (check,) = (check for check in checks() if check.name == "accuracy_2e24[float32]")
     assert outcome_of(check, judge)[0] == FAILED
     text = judge.faults[check.name].text
     assert place_of(text) == "rows 19 to 22 (positions from 16,777,216 on) of every head"

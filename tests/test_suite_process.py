@@ -29,7 +29,7 @@ def acting(**acts):
     # Return a target that does each act where a rule, or a field, of its name is given alone; `each` always.
     def rotate(x, pos, base=10000.0, pairing="interleaved", inverse=False, scaling=None):
         import rope_array as ra
-        from rope_array.testing._own import as_records
+        from rope_array.testing._library_target import as_records
         fields = {"base": base != 10000.0, "pairing": pairing == "half", "inverse": inverse}
         names = [scaling["rope_type"]] if scaling else [name for name in fields if fields[name]]
         acts.get("each", int)()
@@ -177,10 +177,10 @@ FEW = ("dtypes=float32", "layout=sd", "head_dim=16")
 UNDECLARED = {"wrong_folder", "shallow", "forks_and_signs", "scalar", "always", "stuck"}
 
 
-def judged(name, *checks, report=False, expected=(), **more):
+def judged(name, *checks, report=False, expected=(), **judgement_options):
     """Run some checks; return their results, and the report, which looks for causes, if it is asked for."""
     options = Options(f"acts:{name}", claims=FEW * (name in UNDECLARED), expected=expected, only=checks)
-    with Judgement(options, **more) as judgement:
+    with Judgement(options, **judgement_options) as judgement:
         return [judgement.run(check) for check in checks], judgement.report() if report else None
 
 

@@ -13,9 +13,9 @@ from rope_array.testing import Target, _shrink, run_checks
 from rope_array.testing._call import fits, plain_call
 from rope_array.testing._cover import covering, resolved
 from rope_array.testing._examples import draw_cases, extra_checks
-from rope_array.testing._factors import FACTORS, Call, read_call
+from rope_array.testing._factors import FACTORS, CallFactors, read_call
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
-from rope_array.testing._names import resolve
 from rope_array.testing._observe import check_call
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 
@@ -51,10 +51,10 @@ def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeyp
 
 @pytest.mark.parametrize("name", FACTORS)
 def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
-    one = Judge(resolve("numpy"))
-    plain = plain_call(one)
+    judge_of_numpy = Judge(resolve("numpy"))
+    plain = plain_call(judge_of_numpy)
     for level in FACTORS[name].levels:
-        call = resolved(one, plain.replace(**{name: level}))
+        call = resolved(judge_of_numpy, plain.replace(**{name: level}))
         simpler = _shrink.simplified(call, plain, lambda c: getattr(c, name) != getattr(plain, name))
         assert simpler.differing(plain) == call.differing(plain)
 
@@ -76,9 +76,9 @@ def test_the_library_passes_random_calls_and_cases():
 
 def writes_x(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
-    for one in x if isinstance(x, tuple) else (x,):
-        if "base" in spec and one.flags.writeable:
-            one[..., 0] = 0
+    for array in x if isinstance(x, tuple) else (x,):
+        if "base" in spec and array.flags.writeable:
+            array[..., 0] = 0
     return y
 
 
@@ -94,40 +94,40 @@ def sets_threads(x, pos, **spec):
 )
 def test_what_an_observer_sees_fails_the_case_or_the_random_calls(rotate, case, observer, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (given,) = extra_checks(cases=[case])
-    for check in (given, *extra_checks(200)):
+    (case_check,) = extra_checks(cases=[case])
+    for check in (case_check, *extra_checks(200)):
         assert detail(check, judge(rotate)).startswith(f"{observer}: ")
-    one = judge(rotate)
-    one.reported.add(observer)
-    assert not outcome_of(given, one)[1].startswith(observer)
+    observing = judge(rotate)
+    observing.reported.add(observer)
+    assert not outcome_of(case_check, observing)[1].startswith(observer)
 
 
 def test_calls_depend_on_the_seed_only():
     """The calls are the same in another process, whose hashes of strings differ."""
     code = """
-        from rope_array.testing import _examples, _judge, _names
-        judge = _judge.Judge(_names.resolve("numpy"))
+        from rope_array.testing import _examples, _find_target, _judge
+        judge = _judge.Judge(_find_target.resolve("numpy"))
         print(*map(repr, _examples.draw_cases(judge, 30, 5)), sep="\\n")
         """
-    drawn, shorter, other = (
+    drawn, shorter, reseeded = (
         list(draw_cases(Judge(resolve("numpy")), *call)) for call in ((30, 5), (10, 5), (30, 6))
     )
     assert child.run(code, PYTHONHASHSEED="1").splitlines() == [repr(case) for case in drawn]
     assert drawn[:10] == shorter
-    assert drawn != other
+    assert drawn != reseeded
 
 
 def test_drawn_cases_use_every_factor_and_are_read_back_from_their_text():
-    one, differing = Judge(resolve("numpy")), set()
-    plain = plain_call(one)
-    for case in draw_cases(one, 300, 0):
+    judge_of_numpy, differing = Judge(resolve("numpy")), set()
+    plain = plain_call(judge_of_numpy)
+    for case in draw_cases(judge_of_numpy, 300, 0):
         text = case.text(plain)
         assert read_call(text, plain) == case
-        assert fits(one, case), text
+        assert fits(judge_of_numpy, case), text
         differing |= {*case.differing(plain)}
     assert differing == {*FACTORS} - {"gradient"}  # NumPy has none
-    call = Call(rows=(2, 3, 1), order=(40,))  # of one position
-    assert read_call(call.text(Call()), Call()) == call
+    call = CallFactors(rows=(2, 3, 1), order=(40,))  # of one position
+    assert read_call(call.text(CallFactors()), CallFactors()) == call
 
 
 @pytest.mark.library("torch")
@@ -186,7 +186,7 @@ def test_a_case_that_no_call_can_have_fails(text):
 
 def test_a_rule_in_json_is_a_scaling():
     rule = json.dumps({"rope_type": "linear", "factor": 2.5}, separators=(",", ":"))
-    case = read_call(f"scaling={rule} positions=scalar rows=4", Call())
+    case = read_call(f"scaling={rule} positions=scalar rows=4", CallFactors())
     assert (case.positions, case.rows) == ("", (4,))
     assert check_call(judge(ra.apply), case)
 
@@ -204,8 +204,8 @@ def test_covering_combines_the_values_of_each_group():
     def make(values):
         return None if values["a"] == values["b"] == 1 else tuple(values.values())
 
-    made = list(covering(levels, groups, make))
-    assert {case[:3] for case in made} == {
+    cases = list(covering(levels, groups, make))
+    assert {case[:3] for case in cases} == {
         (a, b, c) for a in range(3) for b in range(2) for c in range(2) if not a == b == 1
     }
-    assert made == list(covering(levels, groups, make))
+    assert cases == list(covering(levels, groups, make))

@@ -10,9 +10,9 @@ from conftest import sample
 from rope_array.testing import Target, check_backend
 from rope_array.testing._checks import checks
 from rope_array.testing._compilers import CannotCompile, library_names
+from rope_array.testing._find_target import names
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import LIBRARIES
-from rope_array.testing._names import names
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 
 torch_only = pytest.mark.library("torch")
@@ -26,7 +26,7 @@ def torch():
 
 def outcome(target, name):
     """Return the outcome and the detail of one check, without a search for the simplest call that fails."""
-    (check,) = (each for each in checks() if each.name == name)
+    (check,) = (check for check in checks() if check.name == name)
     judge = Judge(target)
     judge.explains = False
     return outcome_of(check, judge)
@@ -121,9 +121,9 @@ def plain(module):
         factor = 1.0 if scaling is None else scaling["factor"]
         if scaling is not None and scaling["rope_type"] != "linear":
             raise NotImplementedError("scaling is linear only")  # a refusal that the suite accepts
-        angle, wide = angles(x, pos, base, xp) / factor, cast(x, xp.float64)
+        angle, x64 = angles(x, pos, base, xp) / factor, cast(x, xp.float64)
         cos, sin, half, middle = xp.cos(angle), xp.sin(angle), pairing == "half", x.shape[-1] // 2
-        a, b = (wide[..., :middle], wide[..., middle:]) if half else (wide[..., ::2], wide[..., 1::2])
+        a, b = (x64[..., :middle], x64[..., middle:]) if half else (x64[..., ::2], x64[..., 1::2])
         y = [a * cos - b * sin, b * cos + a * sin]
         return cast(xp.concatenate(y, -1) if half else xp.stack(y, -1).reshape(x.shape), x.dtype)
 
@@ -229,8 +229,8 @@ def test_code_that_does_not_compile_fails_with_the_reason(torch):
             torch._dynamo.graph_break()
         return rotate(x, pos, pairing=pairing, **spec)
 
-    found, detail = outcome(compiled(broken, "torch:compile"), "pairing")
-    assert found == FAILED
+    verdict, detail = outcome(compiled(broken, "torch:compile"), "pairing")
+    assert verdict == FAILED
     assert "torch.compile(fullgraph=True) cannot compile the call with pairing='half'" in detail
     assert "graph_break" in detail
 
@@ -255,8 +255,8 @@ def test_code_that_jax_cannot_trace_fails_with_the_reason():
     def by_numpy(x, pos):
         return LIBRARIES["jax"].asarray(np.asarray(x))
 
-    found, detail = outcome(Target(by_numpy, library="jax:jit", declared=True), "definition")
-    assert found == FAILED
+    verdict, detail = outcome(Target(by_numpy, library="jax:jit", declared=True), "definition")
+    assert verdict == FAILED
     assert "jax.jit cannot compile the call, which runs uncompiled: TracerArrayConversionError" in detail
 
 
@@ -281,7 +281,7 @@ def test_a_rotation_by_matrices_may_be_narrow_under_autocast(torch):
         angle = angles(x, pos, base, torch)
         cos, sin = angle.cos(), angle.sin()
         matrix = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
-        wide = x if x.dtype == torch.float64 else x.float()
-        return (matrix.to(wide.dtype) @ wide.reshape(*x.shape[:-1], -1, 2, 1)).reshape(x.shape).to(x.dtype)
+        x32 = x if x.dtype == torch.float64 else x.float()
+        return (matrix.to(x32.dtype) @ x32.reshape(*x.shape[:-1], -1, 2, 1)).reshape(x.shape).to(x.dtype)
 
     assert outcome(Target(by_matrices, library="torch"), "autocast") == (PASSED, "")

@@ -94,8 +94,8 @@ def facts(platform, device, dump, dtype, rope, source, direction):
     compiled = program.compile()
     text = compiled.as_text()
     instructions = [
-        (name, opcode, max(map(size, re.findall(r"\w\[([\d,]*)\]", result))))
-        for name, result, opcode in INSTRUCTION.findall(text[text.index("ENTRY") :])
+        (name, opcode, max(map(size, re.findall(r"\w\[([\d,]*)\]", shape))))
+        for name, shape, opcode in INSTRUCTION.findall(text[text.index("ENTRY") :])
         if opcode not in FREE
     ]
     ptx = "".join(path.read_text() for path in dump.glob("*.ptx"))
@@ -147,6 +147,6 @@ def accesses(ptx, name):
     """Return the bytes that each load and each store of global memory in a kernel moves."""
     for kernel in ptx.split(".visible .entry ")[1:]:
         if kernel.startswith(name.replace(".", "_") + "("):
-            found = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", kernel)
-            return [(kind, int(count or 1) * int(bits) // 8) for kind, count, bits in found]
+            matches = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", kernel)
+            return [(access, int(count or 1) * int(bits) // 8) for access, count, bits in matches]
     return []

@@ -42,13 +42,13 @@ def release(*distributions: str) -> str:
     return ", ".join(f"{name} {version(name)}" for name in distributions)
 
 
-def built(make: Callable, most: int = 64) -> Callable:
+def built(make: Callable, size: int = 64) -> Callable:
     """Keep what a function makes of its arguments: modules, which a model makes once and outside of calls.
 
     So they are made in PyTorch's default settings, whatever the settings of the first call that needs them.
     """
 
-    @lru_cache(maxsize=most)
+    @lru_cache(maxsize=size)
     @wraps(make)
     def build(*arguments):
         import torch

@@ -62,9 +62,9 @@ def _roformer() -> Target:
 
     @built
     def table(length, width, dtype):
-        made = roformer.RoFormerSinusoidalPositionalEmbedding(length, width)
-        made.weight = torch.nn.Parameter(weight(length, width).to(dtype), requires_grad=False)
-        return made
+        embedding = roformer.RoFormerSinusoidalPositionalEmbedding(length, width)
+        embedding.weight = torch.nn.Parameter(weight(length, width).to(dtype), requires_grad=False)
+        return embedding
 
     def rotate(x, pos):
         # 1536 is the configuration's default; longer tables, made by NumPy scalars, take seconds.

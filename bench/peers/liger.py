@@ -36,7 +36,7 @@ def targets() -> list[Target]:
 
     def rotate(x, pos, base=10000.0):
         # The kernel writes to query and key. The key has one head.
-        copies = (part.clone(memory_format=torch.contiguous_format) for part in (x, x[:, :, :1]))
+        copies = (heads.clone(memory_format=torch.contiguous_format) for heads in (x, x[:, :, :1]))
         query, key = (copy.transpose(1, 2) for copy in copies)
         return LigerRopeFunction.apply(query, key, *cos_sin(query, pos, base))[0].transpose(1, 2)
 

@@ -32,7 +32,7 @@ def _half(x, cos, sin):
 
 
 def _interleaved(x, cos, sin):
-    wide = x.astype(np.float32, copy=False)
-    a, b = wide[..., ::2], wide[..., 1::2]
+    float32 = x.astype(np.float32, copy=False)
+    a, b = float32[..., ::2], float32[..., 1::2]
     pairs = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
     return pairs.reshape(x.shape).astype(x.dtype, copy=False)

@@ -63,7 +63,7 @@ def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
         )
         for name in inputs
     ]
-    result = helper.make_tensor_value_info("y", element, list(_SHAPES["x"]))
+    y = helper.make_tensor_value_info("y", element, list(_SHAPES["x"]))
     node = helper.make_node(
         "RotaryEmbedding",
         list(inputs),
@@ -74,7 +74,7 @@ def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
         **({"num_heads": heads} if heads else {}),
     )
     model = helper.make_model(
-        helper.make_graph([node], "rotary", values, [result]),
+        helper.make_graph([node], "rotary", values, [y]),
         opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)],
         ir_version=10,  # older runtimes read it too
     )

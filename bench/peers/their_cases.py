@@ -80,13 +80,13 @@ def names_of(node: ast.stmt) -> set[str]:
 def onnx_cases() -> Iterator[Case]:
     """Yield the node tests of RotaryEmbedding, with their own tolerance: 1e-3 of the largest result."""
     module = import_module("onnx.backend.test.case.node.rotaryembedding")
-    found: list[Case] = []
+    cases: list[Case] = []
 
-    def expect(node: Any, inputs: list[Any], outputs: list[Any], name: str, **more: Any) -> None:
-        attributes = {each.name: each.i for each in node.attribute}
+    def expect(node: Any, inputs: list[Any], outputs: list[Any], name: str, **options: Any) -> None:
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
         expected = np.asarray(outputs[0], np.float64)
         tolerance = 1e-3 * float(np.abs(expected).max())
-        found.append(Case(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
+        cases.append(Case(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
 
     original, state, module.expect = module.expect, np.random.get_state(), expect  # noqa: NPY002
     try:
@@ -97,7 +97,7 @@ def onnx_cases() -> Iterator[Case]:
     finally:
         module.expect = original
         np.random.set_state(state)  # noqa: NPY002
-    yield from found
+    yield from cases
 
 
 def _onnx_rotation(attributes: dict[str, int], cos: Any, sin: Any, ids: Any = None) -> Callable[[Any], Any]:
@@ -129,27 +129,27 @@ def flash_attention_cases() -> Iterator[Case]:
     )["apply_rotary_emb_torch"]  # fmt: skip
     path = source("flash-attention", "tests/test_rotary.py")
     names = ("generate_cos_sin", "generate_seqlen_offsets", "index_cos_sin")
-    made = definitions_of(path, *names, torch=torch, math=math, rearrange=einops.rearrange)
+    functions = definitions_of(path, *names, torch=torch, math=math, rearrange=einops.rearrange)
     sizes = _local_numbers(path, "test_rotary_emb_func")
     offsets = (0, int, torch.Tensor)
     for interleaved, fraction, offset in itertools.product((False, True), (1.0, 0.5), offsets):
         torch.manual_seed(42)
         width, rows = int(fraction * sizes["headdim"]), sizes["seqlen"]
-        cos, sin = made["generate_cos_sin"](rows, width, "cpu", torch.float32)
-        starts = made["generate_seqlen_offsets"](offset, sizes["batch_size"], rows, "cpu")
-        cos, sin = made["index_cos_sin"](cos, sin, starts, rows)
+        cos, sin = functions["generate_cos_sin"](rows, width, "cpu", torch.float32)
+        starts = functions["generate_seqlen_offsets"](offset, sizes["batch_size"], rows, "cpu")
+        cos, sin = functions["index_cos_sin"](cos, sin, starts, rows)
         x = torch.randn(sizes["batch_size"], rows, sizes["nheads"], sizes["headdim"], requires_grad=True)
         expected = reference(x.double(), cos.double(), sin.double(), interleaved=interleaved)
-        kind = getattr(offset, "__name__", str(offset))
-        name = f"flash-attention-interleaved={interleaved}-fraction={fraction}-offset={kind}"
+        offset_name = getattr(offset, "__name__", str(offset))
+        name = f"flash-attention-interleaved={interleaved}-fraction={fraction}-offset={offset_name}"
         yield Case(name, x, _by_tables(cos, sin, interleaved, width), expected, _rounding(x))
 
 
 def _local_numbers(path: Path, function: str) -> dict[str, int]:
     """Return the integers that a function of a file assigns to its local names."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    constants = [node for node in found.body if isinstance(node, ast.Assign)]
+    (func,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    constants = [node for node in func.body if isinstance(node, ast.Assign)]
     return {
         name: node.value.value
         for node in constants
@@ -185,15 +185,15 @@ def vllm_cases() -> Iterator[Case]:
     path = source("vllm", "vllm/model_executor/layers/rotary_embedding/common.py")
     reference = definitions_of(path, "apply_rotary_emb_torch", torch=torch)["apply_rotary_emb_torch"]
     draw = torch.Generator().manual_seed(0)
-    for neox, size, part, heads, batch, rows in itertools.product(*(levels[name] for name in names)):
-        width, rows = part or size, min(rows, 512)  # every row is rotated alike; 8,192 take long
+    for neox, size, rotary_dim, heads, batch, rows in itertools.product(*(levels[name] for name in names)):
+        width, rows = rotary_dim or size, min(rows, 512)  # every row is rotated alike; 8,192 take long
         pos = torch.randint(0, 8192, (batch, rows), generator=draw)
         x = torch.randn(batch, rows, heads, size, generator=draw)
         frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         angles = pos[..., None] * frequencies
         rotated = reference(x[..., :width].double(), angles.cos(), angles.sin(), neox)
         expected = torch.cat([rotated, x[..., width:].double()], -1)
-        name = f"vllm-neox={neox}-{size}-{part}-{rows}"
+        name = f"vllm-neox={neox}-{size}-{rotary_dim}-{rows}"
         yield Case(name, x, _at_positions(pos, width, neox), expected, _rounding(x))
 
 
@@ -232,7 +232,7 @@ def _module_of(path: Path) -> Iterator[Any]:
 
 
 def _frequencies(
-    config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None, **more: Any
+    config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None, **options: Any
 ) -> tuple[Any, float]:
     """Return inv_freq and attention_scaling, as the functions in transformers' ROPE_INIT_FUNCTIONS do."""
     rope = ra.RoPE.from_config(config, layer_type=layer_type)

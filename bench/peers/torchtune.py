@@ -20,7 +20,7 @@ def targets() -> list[Target]:
     without_init("torchtune", "torchtune.modules")
     from torchtune.modules.position_embeddings import RotaryPositionalEmbeddings
 
-    @partial(built, most=4)  # a table of 2^20 rows has 256 MiB
+    @partial(built, size=4)  # a table of 2^20 rows has 256 MiB
     def embedding(width, length, base):
         return RotaryPositionalEmbeddings(width, max_seq_len=length, base=base)
 

@@ -97,15 +97,15 @@ def _table() -> Target:
 
         def forward(self, x):
             self.build(len(x), x.device)
-            part, rest = x[..., : self.width], x[..., self.width :]
-            rotated = part * self.cos[: len(x)] + _rotated_half(part) * self.sin[: len(x)]
-            return torch.cat([rotated, rest], dim=-1)
+            first, last = x[..., : self.width], x[..., self.width :]
+            rotated = first * self.cos[: len(x)] + _rotated_half(first) * self.sin[: len(x)]
+            return torch.cat([rotated, last], dim=-1)
 
-    made = {}
+    modules = {}
 
     def rotate(x, pos, base=10000.0, rotary_dim=None):
         key = (x.shape[-1] if rotary_dim is None else rotary_dim, base)
-        return made.setdefault(key, Rotary(*key))(x)
+        return modules.setdefault(key, Rotary(*key))(x)
 
     return Target(
         rotate,

@@ -54,7 +54,7 @@ def main(
     out = options.out / ("quick" if options.quick else "full")
     num_seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     names = modules if "all" in options.names else [name for name in options.names if name != REPORT]
-    every_task, tasks = (plan(each, modules, range(num_seeds), options.quick) for each in (modules, names))
+    every_task, tasks = (plan(keys, modules, range(num_seeds), options.quick) for keys in (modules, names))
     if options.list:
         return print_list(tasks, out)
     if tasks:

@@ -84,9 +84,9 @@ def save(name: str, draw: Callable[[], Figure], folder: Path) -> Path:
 def _for_dark_pages(svg: str) -> str:
     """Add the rules that replace the colours, which matplotlib writes into the style of each element."""
     rules = (
-        f'[style*="{part}: {light.lower()}"] {{{part}: {dark} !important}}'
+        f'[style*="{attribute}: {light.lower()}"] {{{attribute}: {dark} !important}}'
         for light, dark in DARK.items()
-        for part in ("fill", "stroke")
+        for attribute in ("fill", "stroke")
     )
     css = "\n@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
     return svg.replace("</style>", css + "</style>", 1)
@@ -123,11 +123,11 @@ def draw_mathematics(folder: Path) -> list[Path]:
 
 def draw_two_dimensions() -> Figure:
     """Draw two-dimensional q and k at three pairs of positions with equal n − m (eq. 11 to 13)."""
-    found = figure(7.4, 2.9)
-    for ax, m in zip(found.subplots(1, 3), (1, 2, 4), strict=True):
+    drawing = figure(7.4, 2.9)
+    for ax, m in zip(drawing.subplots(1, 3), (1, 2, 4), strict=True):
         _draw_rotated_pair(ax, m, m + 1)
         ax.set_title(f"m = {m}, n = {m + 1}: n − m = 1")
-    return found
+    return drawing
 
 
 def _draw_rotated_pair(ax, m, n) -> None:
@@ -164,8 +164,8 @@ def draw_implementation() -> Figure:
     frequencies = ra.RoPE(8).frequencies
     x = np.tile((0.4, 0.0), (len(tokens), len(frequencies)))
     rotated = ra.apply(x, range(1, len(tokens) + 1))
-    found = figure(5.6, 5.4)
-    ax = found.subplots()
+    drawing = figure(5.6, 5.4)
+    ax = drawing.subplots()
     for row, pair in np.ndindex(len(tokens), len(frequencies)):
         _draw_clock(ax, (pair, row), x[row, 2 * pair :][:2], rotated[row, 2 * pair :][:2])
     labels = [f"pair {i}\nθ = {frequency:g}" for i, frequency in enumerate(frequencies, 1)]
@@ -174,7 +174,7 @@ def draw_implementation() -> Figure:
     ax.set(xlim=(-0.5, len(frequencies) - 0.5), ylim=(len(tokens) - 0.5, -0.5), aspect="equal")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    return found
+    return drawing
 
 
 def _draw_clock(ax, centre, before, after) -> None:
@@ -190,13 +190,13 @@ def draw_matrix() -> Figure:
 
 def _matrices(shown: Mapping[str, np.ndarray]) -> Figure:
     """Draw matrices (8, 8) and the scale of their colours."""
-    found = figure(7.4, 2.9)
-    axes = found.subplots(1, len(shown) + 1, width_ratios=[1] * len(shown) + [0.06])
+    drawing = figure(7.4, 2.9)
+    axes = drawing.subplots(1, len(shown) + 1, width_ratios=[1] * len(shown) + [0.06])
     for ax, (title, matrix) in zip(axes, shown.items(), strict=False):
         _draw_entries(ax, matrix, extent=(0.5, 8.5, 8.5, 0.5))
         ax.set(title=title, xticks=range(1, 9, 2), yticks=range(1, 9, 2))
     _draw_scale(axes[-1])
-    return found
+    return drawing
 
 
 def _draw_entries(ax, values, **options) -> None:
@@ -224,22 +224,22 @@ def draw_decay() -> Figure:
         "independent": "mean |score|, q and k independent",
     }
     lines = mathematics.decay_lines(mathematics.WIDE, 250)
-    found = figure(7.4, 3.6)
-    ax = found.subplots()
+    drawing = figure(7.4, 3.6)
+    ax = drawing.subplots()
     curves(ax, {labels[name]: (np.arange(251), values, None, None) for name, values in lines.items()})
     ax.set(xlabel="distance of q and k (positions)", ylabel="relative to distance 0", ylim=(0, 1.3))
     ax.legend(loc="upper right", ncols=3, columnspacing=1.2, handlelength=2.2)
-    return found
+    return drawing
 
 
 def draw_base() -> Figure:
     """Draw two bases: wavelengths, the score of q = k against the distance, and its repetitions."""
-    found = figure(7.4, 3.2)
-    axes = found.subplots(1, 3)
+    drawing = figure(7.4, 3.2)
+    axes = drawing.subplots(1, 3)
     for draw, ax in zip((_draw_wavelengths, _draw_fall, _draw_repetitions), axes, strict=True):
         draw(ax)
     axes[0].legend(loc="upper left")
-    return found
+    return drawing
 
 
 def _by_base(values) -> dict:
@@ -287,13 +287,13 @@ def draw_tutorial_scores() -> Figure:
     """Draw scores against n − m: RoPE, x @ R with the paper's frequencies, and tutorials' matrices."""
     q, k = np.random.default_rng(4).standard_normal((2, mathematics.NARROW))
     offsets = np.arange(-16, 17)
-    found = figure(7.4, 3.4)
-    ax = found.subplots()
+    drawing = figure(7.4, 3.4)
+    ax = drawing.subplots()
     lines = _tutorial_lines(q, k, offsets)
     curves(ax, {name: (offsets, values, None, None) for name, values in lines.items()})
     ax.set(xlabel="n − m (positions)", ylabel="score")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1.2)
-    return found
+    return drawing
 
 
 def _tutorial_lines(q, k, offsets) -> dict[str, np.ndarray]:

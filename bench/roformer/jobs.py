@@ -148,12 +148,12 @@ def _add(key: str, experiments: dict[str, _Experiment], tasks: dict[str, Task], 
     if experiment is None or key not in experiment.jobs:
         raise ValueError(f"{above[-1]} needs {key}, which is no job of the study")
     job = experiment.jobs[key]
-    for need in job.needs:
-        _add(need, experiments, tasks, (*above, key))
-    needed = [tasks[need].fingerprint for need in job.needs]
+    for key_needed in job.needs:
+        _add(key_needed, experiments, tasks, (*above, key))
+    needed = [tasks[key_needed].fingerprint for key_needed in job.needs]
     fingerprint = _hash(key, asdict(experiment.settings), needed)
     tasks[key] = Task(job, experiment.module.__name__, experiment.settings, fingerprint)
 
 
-def _hash(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+def _hash(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

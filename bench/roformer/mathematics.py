@@ -88,8 +88,8 @@ def wavelengths(head_dim, base):
 
 def equal_scores(head_dim, base, distances):
     """Return scores of q = k, all ones, at distances, divided by the score at 0: the mean of cos nθ_i."""
-    ones = np.ones((len(distances), head_dim))
-    return ra.RoPE(head_dim, base=base).apply(ones, distances).sum(-1) / head_dim
+    units = np.ones((len(distances), head_dim))
+    return ra.RoPE(head_dim, base=base).apply(units, distances).sum(-1) / head_dim
 
 
 def first_where(condition, distances):
@@ -148,16 +148,16 @@ def _decay_facts(distances):
 
 
 def _base_facts():
-    found = {}
+    facts = {}
     for base in BASES:
         lengths, near = wavelengths(WIDE, base), range(2001)
-        found[f"wavelength_shortest_{base:.0f}"] = float(lengths[0])
-        found[f"wavelength_longest_{base:.0f}"] = float(lengths[-1])
-        found[f"wavelength_longest_narrow_{base:.0f}"] = float(wavelengths(NARROW, base)[-1])
-        found[f"zero_{base:.0f}"] = first_where(equal_scores(WIDE, base, near) <= 0, near)
-        found[f"repeat_above_0.8_{base:.0f}"] = first_where(equal_scores(NARROW, base, FAR) > 0.8, FAR)
-        found[f"highest_wide_{base:.0f}"] = float(equal_scores(WIDE, base, FAR).max())
-    return found
+        facts[f"wavelength_shortest_{base:.0f}"] = float(lengths[0])
+        facts[f"wavelength_longest_{base:.0f}"] = float(lengths[-1])
+        facts[f"wavelength_longest_narrow_{base:.0f}"] = float(wavelengths(NARROW, base)[-1])
+        facts[f"zero_{base:.0f}"] = first_where(equal_scores(WIDE, base, near) <= 0, near)
+        facts[f"repeat_above_0.8_{base:.0f}"] = first_where(equal_scores(NARROW, base, FAR) > 0.8, FAR)
+        facts[f"highest_wide_{base:.0f}"] = float(equal_scores(WIDE, base, FAR).max())
+    return facts
 
 
 def _tutorial_facts():

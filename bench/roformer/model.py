@@ -35,10 +35,10 @@ class Config:
 
     def make_encodings(self, count: int) -> list[nn.Module]:
         """Return an encoding for each layer: one module for all where the encoding is shared."""
-        kind = ENCODINGS[self.encoding]
+        cls = ENCODINGS[self.encoding]
         sizes = self.hidden_size // self.num_heads, self.num_heads, self.max_length, self.causal
-        first = kind(*sizes)
-        return [first, *(first if first.shared else kind(*sizes) for _ in range(count - 1))]
+        first = cls(*sizes)
+        return [first, *(first if first.shared else cls(*sizes) for _ in range(count - 1))]
 
     def initialise(self, module: nn.Module) -> None:
         """Draw the weights of linear maps and embeddings from a normal distribution, as BERT does."""
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         self.embedding_norm = nn.LayerNorm(narrow, config.eps)
         self.project = nn.Identity() if narrow == width else nn.Linear(narrow, width)
         encodings = config.make_encodings(config.num_layers)
-        self.layers = nn.ModuleList(Layer(config, each, cross) for each in encodings)
+        self.layers = nn.ModuleList(Layer(config, encoding, cross) for encoding in encodings)
         self.apply(config.initialise)
 
     def forward(self, tokens, keep=None, types=None, context=None, context_keep=None, cache=None):

@@ -24,28 +24,28 @@ def draw(results: Results, folder: Path) -> list[Path]:
         "long": draw_long,
         "lengths": draw_lengths,
     }
-    return [save(name, partial(each, results=results), folder) for name, each in drawn.items()]
+    return [save(name, partial(draw_one, results=results), folder) for name, draw_one in drawn.items()]
 
 
 def draw_curves(experiment: str, arms: tuple[str, ...], results: Results) -> Figure:
     """Draw the loss on held-out text against the steps of training."""
-    found = figure(7.4, 3.6)
-    ax = found.subplots()
+    drawing = figure(7.4, 3.6)
+    ax = drawing.subplots()
     curves(ax, {arm: results.curve(experiment, arm) for arm in arms})
     ax.set(xlabel="steps of training", ylabel="loss on held-out text")
     ax.legend(loc="lower left")
-    return found
+    return drawing
 
 
 def draw_losses(results: Results) -> Figure:
     """Draw the loss on the test text of every masked language model, with each seed."""
     losses = results.by_arm("masked", "test", "loss")
     rows = {arm: (losses[arm], *_interval(losses[arm])) for arm in losses}
-    found = figure(7.4, 4.2)
-    ax = found.subplots()
+    drawing = figure(7.4, 4.2)
+    ax = drawing.subplots()
     points(ax, rows)
     ax.set(xlabel="loss on the test text: mean, 95 % interval, and each seed")
-    return found
+    return drawing
 
 
 def draw_long(results: Results) -> Figure:
@@ -54,20 +54,20 @@ def draw_long(results: Results) -> Figure:
     lines = {
         arm: _line(results, "long", "accuracy", arm, settings["lengths"]) for arm in results.arms("long")
     }
-    found = figure(7.4, 3.6)
-    ax = found.subplots()
+    drawing = figure(7.4, 3.6)
+    ax = drawing.subplots()
     curves(ax, lines)
     ax.axvline(settings["length"], linestyle=":", color="#6e7781")
     ax.set(xlabel="tokens of each text (dotted: trained at)", ylabel="accuracy", xscale="log")
     count_ticks(ax.xaxis, settings["lengths"])
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return found
+    return drawing
 
 
 def draw_lengths(results: Results) -> Figure:
     """Draw the loss against the length: RoPE with and without scaling, and other encodings."""
-    found, at = figure(7.4, 3.6), results.lengths()
-    left, right = found.subplots(1, 2)
+    drawing, at = figure(7.4, 3.6), results.lengths()
+    left, right = drawing.subplots(1, 2)
     for ax, arms in ((left, SCALED), (right, ("rope", *UNSCALED))):
         curves(ax, {arm: _line(results, "lengths", "loss", arm, at) for arm in arms})
         ax.set(xlabel="tokens", ylabel="loss", xscale="log")
@@ -76,7 +76,7 @@ def draw_lengths(results: Results) -> Figure:
     left.legend(loc="upper left")
     right.set_title("RoPE and others")
     right.legend(loc=(0.02, 0.18))
-    return found
+    return drawing
 
 
 def _line(results: Results, experiment: str, measure: str, arm: str, at: list[int]) -> tuple:
@@ -87,5 +87,5 @@ def _line(results: Results, experiment: str, measure: str, arm: str, at: list[in
 
 
 def _interval(values: list[float]) -> tuple[float, float, float]:
-    found = summarise(values)
-    return found.mean, found.low, found.high
+    summary = summarise(values)
+    return summary.mean, summary.low, summary.high

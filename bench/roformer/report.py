@@ -31,23 +31,23 @@ def interval(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """Return the mean and the half-width of its 95 % interval, such as 4.04 ± 0.02; – without values."""
     if not values or None in values:
         return "–"
-    found = summarise([scale * value for value in values])
-    if found.high == found.low or found.high != found.high:
-        return f"{found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f} ± {found.high - found.mean:.{digits}f}"
+    summary = summarise([scale * value for value in values])
+    if summary.high == summary.low or summary.high != summary.high:
+        return f"{summary.mean:.{digits}f}"
+    return f"{summary.mean:.{digits}f} ± {summary.high - summary.mean:.{digits}f}"
 
 
-def p_value(found: Verdict) -> str:
-    return f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
+def p_value(verdict: Verdict) -> str:
+    return f"p = {verdict.p:.2g}" if verdict.p >= 0.001 else "p < 0.001"
 
 
-def against(found: dict[str, Verdict], arm: str) -> str:
+def against(by_arm: dict[str, Verdict], arm: str) -> str:
     """Return the cell that compares RoPE with an arm, from the verdicts of RoPE against each."""
-    if arm not in found:
+    if arm not in by_arm:
         return ""
-    each = found[arm]
-    word = "cannot be told apart" if each.better is None else f"RoPE {'better' if each.better else 'worse'}"
-    return f"{word}, {p_value(each)}"
+    better = by_arm[arm].better
+    word = "cannot be told apart" if better is None else f"RoPE {'better' if better else 'worse'}"
+    return f"{word}, {p_value(by_arm[arm])}"
 
 
 def names(arms: Iterable[str], word: str) -> str:
@@ -56,16 +56,16 @@ def names(arms: Iterable[str], word: str) -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def groups(found: dict[str, Verdict], measure: str) -> list[str]:
+def groups(by_arm: dict[str, Verdict], measure: str) -> list[str]:
     """Return a sentence for the arms that RoPE is better than, worse than, and cannot be told from."""
     texts = {
         True: f"RoPE has a better {measure} than {{}}.",
         False: f"RoPE has a worse {measure} than {{}}.",
         None: f"RoPE cannot be told apart from {{}} by {measure}.",
     }
-    arms = {kind: [arm for arm, each in found.items() if each.better is kind] for kind in texts}
+    arms = {better: [arm for arm, verdict in by_arm.items() if verdict.better is better] for better in texts}
     last = {True: "and", False: "and", None: "or"}
-    return [texts[kind].format(names(each, last[kind])) for kind, each in arms.items() if each]
+    return [texts[better].format(names(named, last[better])) for better, named in arms.items() if named]
 
 
 # ---- the blocks ----
@@ -90,9 +90,7 @@ def origin(results: Results) -> list[str]:
 
 
 def sources_block(results: Results) -> list[str]:
-    rows = [
-        (each["package"], each["version"], f"`{each['sha256'][:12]}`") for each in results.record["sources"]
-    ]
+    rows = [(row["package"], row["version"], f"`{row['sha256'][:12]}`") for row in results.record["sources"]]
     return table(("package", "version", "SHA-256 begins"), rows, ())
 
 
@@ -142,20 +140,20 @@ def translation_block(results: Results) -> list[str]:
         (arm, *(interval(results.values("translation", arm, score), 2) for score in ("bleu", "chrf")), paper)
         for arm, paper in zip(translation.ARMS, PAPER["tables"]["1"]["rows"].values(), strict=True)
     ]
-    found = verdict(
+    comparison = verdict(
         results.values("translation", "rope", "bleu"),
         results.values("translation", "sinusoidal", "bleu"),
         smaller_is_better=False,
         names=("The BLEU of rope", "the BLEU of sinusoidal"),
     )
     head = ("positions", "BLEU", "chrF", "paper, BLEU")
-    return [*table(head, [tuple(map(str, row)) for row in rows], head[1:]), "", f"{found.text}."]
+    return [*table(head, [tuple(map(str, row)) for row in rows], head[1:]), "", f"{comparison.text}."]
 
 
 def translation_examples(results: Results) -> list[str]:
     by_arm = [results.values("translation", arm, "examples")[0] for arm in translation.ARMS]
     rows = [
-        tuple(f"`{text}`" for text in (english, german, *(each[i][2] for each in by_arm)))
+        tuple(f"`{text}`" for text in (english, german, *(examples[i][2] for examples in by_arm)))
         for i, (english, german, _) in enumerate(by_arm[0])
         if "|" not in english + german and "`" not in english + german
     ]
@@ -165,7 +163,7 @@ def translation_examples(results: Results) -> list[str]:
 
 def masked_block(results: Results) -> list[str]:
     losses = results.by_arm("masked", "test", "loss")
-    found = verdicts(losses, "rope", smaller_is_better=True)
+    by_arm = verdicts(losses, "rope", smaller_is_better=True)
     rows = [
         (
             arm,
@@ -173,7 +171,7 @@ def masked_block(results: Results) -> list[str]:
             interval(results.values("masked", arm, "test", "accuracy"), 1, 100),
             f"{results.values('masked', arm, 'parameters')[0]:,}",
             f"{min(results.seconds('masked', arm)):.0f}",  # other work on the machine only adds time
-            against(found, arm),
+            against(by_arm, arm),
         )
         for arm in losses
     ]
@@ -185,7 +183,7 @@ def masked_block(results: Results) -> list[str]:
         "seconds, fastest seed",
         "RoPE against it, by loss",
     )
-    return [*table(head, rows, head[1:5]), "", *groups(found, "loss")]
+    return [*table(head, rows, head[1:5]), "", *groups(by_arm, "loss")]
 
 
 def sentences_block(results: Results) -> list[str]:
@@ -197,8 +195,8 @@ def sentences_block(results: Results) -> list[str]:
     ]
     lines = [*table(head, rows, head[1:]), ""]
     for task in sentences.TASKS:
-        found = verdicts(results.by_arm("sentences", task, "accuracy"), "rope", smaller_is_better=False)
-        lines += ["", f"*{TASKS[task]}.* " + " ".join(groups(found, "accuracy"))]
+        by_arm = verdicts(results.by_arm("sentences", task, "accuracy"), "rope", smaller_is_better=False)
+        lines += ["", f"*{TASKS[task]}.* " + " ".join(groups(by_arm, "accuracy"))]
     return lines
 
 
@@ -215,10 +213,10 @@ def linear_block(results: Results) -> list[str]:
         "",
     ]
     for plain, rotated in (("linear", "linear-rope"), ("performer", "performer-rope")):
-        found = verdict(
+        comparison = verdict(
             losses[rotated], losses[plain], True, (f"The loss of {rotated}", f"the loss of {plain}")
         )
-        lines += ["", f"{found.text}."]
+        lines += ["", f"{comparison.text}."]
     return lines
 
 
@@ -242,13 +240,13 @@ def long_block(results: Results) -> list[str]:
     lines = [*table(head, rows, head[1:]), ""]
     trained = results.settings("long")["length"]
     longest, rope = at[-1], "rope"
-    found = verdict(
+    comparison = verdict(
         *([100 * value for value in by_length[length][rope]] for length in (longest, trained)),
         False,
         (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
         unit=" percentage points",
     )
-    lines += ["", f"{found.text}.", "", f"At {longest:,} tokens:"]
+    lines += ["", f"{comparison.text}.", "", f"At {longest:,} tokens:"]
     return [*lines, *groups(verdicts(by_length[longest], rope, False), "accuracy")]
 
 
@@ -259,8 +257,8 @@ def lengths_block(results: Results) -> list[str]:
         (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
         for arm in results.arms("lengths")
     ]
-    found = verdicts(results.by_arm("lengths", "loss", str(at[-1])), "rope", smaller_is_better=True)
-    return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(found, "loss")]
+    by_arm = verdicts(results.by_arm("lengths", "loss", str(at[-1])), "rope", smaller_is_better=True)
+    return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(by_arm, "loss")]
 
 
 BLOCKS: dict[str, Callable[[Results], list[str]]] = {
@@ -284,7 +282,7 @@ BLOCKS: dict[str, Callable[[Results], list[str]]] = {
 def fill(page: str, record: dict) -> str:
     """Return the page with every block of results written anew."""
     results = Results(record)
-    return BLOCK.sub(lambda found: "\n".join([found[1], *BLOCKS[found[2]](results), "", found[3]]), page)
+    return BLOCK.sub(lambda match: "\n".join([match[1], *BLOCKS[match[2]](results), "", match[3]]), page)
 
 
 def write(record: dict, out: Path, quick: bool) -> None:

@@ -44,8 +44,8 @@ class Results:
 
     def by_arm(self, experiment: str, *path: str | int) -> dict[str, list]:
         """Return the values of each arm that has them: an encoding may end before a length."""
-        found = {arm: self.values(experiment, arm, *path) for arm in self.arms(experiment)}
-        return {arm: values for arm, values in found.items() if None not in values}
+        values_by_arm = {arm: self.values(experiment, arm, *path) for arm in self.arms(experiment)}
+        return {arm: values for arm, values in values_by_arm.items() if None not in values}
 
     def curve(self, experiment: str, arm: str) -> tuple:
         """Return steps, and mean, low and high of the value over seeds, each (N,)."""
@@ -55,12 +55,12 @@ class Results:
 
 def band(rows: Sequence[Sequence[float]]) -> tuple:
     """Return mean, low and high of each row of values over seeds; low and high None with one seed."""
-    found = [summarise(row) for row in rows]
-    mean, low, high = np.array([(each.mean, each.low, each.high) for each in found]).T
+    summaries = [summarise(row) for row in rows]
+    mean, low, high = np.array([(summary.mean, summary.low, summary.high) for summary in summaries]).T
     return (mean, None, None) if np.isnan(low).any() else (mean, low, high)
 
 
-def _entry(result: Any, path: Sequence[str | int]) -> Any:
+def _entry(entry: Any, path: Sequence[str | int]) -> Any:
     for key in path:
-        result = result[key]
-    return result
+        entry = entry[key]
+    return entry

@@ -64,7 +64,7 @@ def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
     """Return the keys of tasks that are done, but whose code, packages or data have changed since."""
     code, origins = hash_code(data), dict[str, str]()
     for key, task in tasks.items():  # each after those that it needs
-        origins[key] = hash_origin(code, [origins[need] for need in task.job.needs])
+        origins[key] = hash_origin(code, [origins[key_needed] for key_needed in task.job.needs])
     done = {key for key, task in tasks.items() if is_done(task, out)}
     return [
         key
@@ -73,13 +73,13 @@ def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
     ]
 
 
-def collect(tasks: dict[str, Task], out: Path, part: str = "result") -> dict[str, dict[str, dict[str, Any]]]:
+def collect(tasks: dict[str, Task], out: Path, field: str = "result") -> dict[str, dict[str, dict[str, Any]]]:
     """Return the results, or the seconds, of all tasks that are done, by experiment, arm and seed."""
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for task in tasks.values():
         if is_done(task, out):
             arms = results.setdefault(task.job.experiment, {})
-            arms.setdefault(task.job.arm, {})[str(task.job.seed)] = _read(task, out)[part]
+            arms.setdefault(task.job.arm, {})[str(task.job.seed)] = _read(task, out)[field]
     return results
 
 
@@ -95,11 +95,11 @@ def run_job(task: Task, data: Path, out: Path, report: Callable[[float], None]) 
     use_one_thread()
     seed_everything(task.job.seed)
     started = time.monotonic()
-    result = importlib.import_module(task.module).run(task.job, context)
+    numbers = importlib.import_module(task.module).run(task.job, context)
     seconds = round(time.monotonic() - started, 2)
     facts = {"key": task.job.key, "fingerprint": task.fingerprint, "origin": origin, "seconds": seconds}
-    text = json.dumps(facts | {"result": result}, allow_nan=False)
-    write_atomically(result_file(out, task.job.key), lambda part: part.write_text(text, "utf-8"))
+    text = json.dumps(facts | {"result": numbers}, allow_nan=False)
+    write_atomically(result_file(out, task.job.key), lambda file: file.write_text(text, "utf-8"))
     for path in context.folder.glob("checkpoint*"):
         path.unlink()
 
@@ -118,8 +118,8 @@ def path_costs(tasks: dict[str, Task]) -> dict[str, float]:
     """Return the cost of the longest chain of jobs that begins with each task. A plan's order is assumed."""
     after = dict.fromkeys(tasks, 0.0)
     for key, task in reversed(tasks.items()):
-        for need in after.keys() & task.job.needs:
-            after[need] = max(after[need], task.job.cost + after[key])
+        for key_needed in after.keys() & task.job.needs:
+            after[key_needed] = max(after[key_needed], task.job.cost + after[key])
     return {key: tasks[key].job.cost + after[key] for key in tasks}
 
 

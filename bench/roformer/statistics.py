@@ -54,8 +54,8 @@ def sign_flips(a: Sequence[float], b: Sequence[float]) -> float:
     differences = (np.subtract(a, b),)
     if len(a) < 2:
         return 1.0  # both flips of one difference are as large
-    kind = {"permutation_type": "samples", "n_resamples": np.inf}  # all flips of one sample's signs
-    return float(stats.permutation_test(differences, np.mean, **kind).pvalue)
+    options = {"permutation_type": "samples", "n_resamples": np.inf}  # all flips of one sample's signs
+    return float(stats.permutation_test(differences, np.mean, **options).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -93,9 +93,9 @@ def verdicts(
     arms: Mapping[str, Sequence[float]], reference: str, smaller_is_better: bool
 ) -> dict[str, Verdict]:
     """Judge the reference arm against every other: one family, corrected by Holm."""
-    others = [name for name in arms if name != reference]
-    adjusted = holm([paired_t(arms[reference], arms[name]) for name in others])
+    compared = [name for name in arms if name != reference]
+    adjusted = holm([paired_t(arms[reference], arms[name]) for name in compared])
     return {
         name: verdict(arms[reference], arms[name], smaller_is_better, (reference, name), p)
-        for name, p in zip(others, adjusted, strict=True)
+        for name, p in zip(compared, adjusted, strict=True)
     }

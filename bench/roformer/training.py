@@ -79,7 +79,7 @@ def seed_everything(seed: int) -> None:
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write the weights of a model, for jobs that need them."""
-    write_atomically(path, lambda part: torch.save(model.state_dict(), part))
+    write_atomically(path, lambda file: torch.save(model.state_dict(), file))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -90,9 +90,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file such that a reader, or a process killed meanwhile, never finds a part of it at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    write(part)
-    os.replace(part, path)
+    file = path.with_name(path.name + ".part")
+    write(file)
+    os.replace(file, path)
 
 
 class _State:
@@ -107,13 +107,13 @@ class _State:
 
     def save_sometimes(self, last: bool) -> None:
         if self.path and (last or time.monotonic() - self.saved_at >= SAVE_SECONDS):
-            write_atomically(self.path, lambda part: torch.save(self._pack(), part))
+            write_atomically(self.path, lambda file: torch.save(self._pack(), file))
             self.saved_at = time.monotonic()
 
     def _pack(self) -> dict[str, Any]:
-        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         counts = {"step": self.step, "curve": self.curve, "losses": self.losses}
-        return parts | counts | {"generator": torch.get_rng_state()}
+        return states | counts | {"generator": torch.get_rng_state()}
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])

@@ -10,7 +10,7 @@ from rope_array._demo._libraries import display_name, installed
 from rope_array._demo._measure import STARTS, DtypeCase, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
-from rope_array.testing._libraries import Library
+from rope_array.testing._libraries import ArrayLibrary
 
 SHIFTS = (1_000, 100_000, 1_000_000, 10_000_000)
 POSITIONS = (4_096, 131_072, 1_000_000, 10_000_000)
@@ -114,7 +114,7 @@ def _show_missing_kernel() -> None:
         print(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
 
 
-def _show_row(library: Library, case: DtypeCase) -> bool:
+def _show_row(library: ArrayLibrary, case: DtypeCase) -> bool:
     """Measure a case on a library and print its row; return whether it is within the contract."""
     head = f"   {display_name(library):<17}{library.version[:13]:<14}"
     try:

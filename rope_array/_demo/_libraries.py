@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._libraries import LIBRARIES, Library
+from rope_array.testing._libraries import LIBRARIES, ArrayLibrary
 
 _NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch", "cupy")
 
 
-def display_name(library: Library) -> str:
+def display_name(library: ArrayLibrary) -> str:
     """Return the name by which a user installs a library."""
     return library.name.replace("_", "-")
 
 
-def copy(library: Library, x: Any) -> Any:
+def copy(library: ArrayLibrary, x: Any) -> Any:
     """Copy an array, for the unit of time."""
     if library.name == "dask":
         return x.map_blocks(np.copy)  # x.copy() copies only the graph
@@ -25,7 +25,7 @@ def copy(library: Library, x: Any) -> Any:
     return library.xp.asarray(x, copy=True) if library.name == "array_api_strict" else x.copy()
 
 
-def finish(library: Library, ys: tuple[Any, ...]) -> tuple[Any, ...]:
+def finish(library: ArrayLibrary, ys: tuple[Any, ...]) -> tuple[Any, ...]:
     """Wait until arrays are computed."""
     if library.name == "dask":
         return tuple(import_module("dask").persist(*ys))
@@ -36,7 +36,7 @@ def finish(library: Library, ys: tuple[Any, ...]) -> tuple[Any, ...]:
     return ys
 
 
-def installed() -> tuple[list[Library], list[str], list[str]]:
+def installed() -> tuple[list[ArrayLibrary], list[str], list[str]]:
     """Return the libraries that work here, and the names of absent and of broken libraries."""
     working, absent, broken = [], [], []
     for library in (LIBRARIES[name] for name in _NAMES):

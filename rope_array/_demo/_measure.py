@@ -11,7 +11,7 @@ import rope_array as ra
 from rope_array._demo._libraries import copy, finish
 from rope_array.testing import _contract, apply_definition
 from rope_array.testing._contract import compute_dtype, eps
-from rope_array.testing._libraries import Library, rounded
+from rope_array.testing._libraries import ArrayLibrary, rounded
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def cases(q: Floats, k: Floats) -> list[DtypeCase]:
     ]
 
 
-def measure(library: Library, case: DtypeCase) -> Measurement:
+def measure(library: ArrayLibrary, case: DtypeCase) -> Measurement:
     """Rotate a case on a library; return the backend, the worst error and the time."""
     q, k = (library.asarray(x, case.dtype) for x in case.arrays)
     pos = library.asarray(_positions(case.arrays[0].shape[-2]))

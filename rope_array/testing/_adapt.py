@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from ._libraries import Library
+from ._libraries import ArrayLibrary
 
 Rotate = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def is_layout(layout: str) -> bool:
     return len(set(named)) == len(named) and set("sd") <= set(named) <= set(AXES) and layout[-1] == "d"
 
 
-def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: Library) -> Rotate:
+def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: ArrayLibrary) -> Rotate:
     """Make a callable that takes the axes of `layout` take (b, h, s, d); loop over the missing axes.
 
     `has_axes` says whether every call has coordinates, an axis more of positions.
@@ -41,7 +41,7 @@ def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: Library) -> R
     return rotate if "b" in layout else _looped(rotate, 0, has_axes, lib)
 
 
-def _permuted(rotate: Rotate, layout: str, lib: Library) -> Rotate:
+def _permuted(rotate: Rotate, layout: str, lib: ArrayLibrary) -> Rotate:
     """Make a callable that takes the axes of `layout` take them in the order of (b, h, s, d)."""
     named, inner = layout.replace("1", ""), [a for a in AXES if a in layout]
     order, back = tuple(map(inner.index, named)), tuple(map(named.index, inner))
@@ -59,30 +59,30 @@ def _permuted(rotate: Rotate, layout: str, lib: Library) -> Rotate:
     return lambda x, pos, **spec: each(restored, rotate(each(arranged, x), pos, **spec))
 
 
-def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
+def _permute(x: Any, order: tuple[int, ...], lib: ArrayLibrary) -> Any:
     # Unpermuted results are returned as they are: checks compare their identity and memory.
     return x if order == tuple(range(len(order))) else lib.permute(x, order)
 
 
-def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: Library) -> Rotate:
+def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: ArrayLibrary) -> Rotate:
     """Make a callable for x without an axis, 0 or 1, take x with it: call for each of its elements."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        sizes = {one.shape[axis] for one in (x if isinstance(x, tuple) else (x,))}
+        sizes = {array.shape[axis] for array in (x if isinstance(x, tuple) else (x,))}
         if len(sizes) > 1:  # q and k differ in heads
-            return tuple(call(one, pos, **spec) for one in x)
+            return tuple(call(array, pos, **spec) for array in x)
         lead = getattr(pos, "ndim", 0) - 1 - (has_axes or spec.get("axes") is not None)
-        whole = (slice(None),) * axis
+        leading_axes = (slice(None),) * axis
         ys = []
         for i in range(*sizes):
-            row = pos[(*whole, i if pos.shape[axis] > 1 else 0)] if axis < lead else pos
-            ys.append(rotate(each(itemgetter((*whole, i)), x), row, **spec))
+            row = pos[(*leading_axes, i if pos.shape[axis] > 1 else 0)] if axis < lead else pos
+            ys.append(rotate(each(itemgetter((*leading_axes, i)), x), row, **spec))
         if ys and isinstance(ys[0], tuple | list):
             return tuple(stacked(list(of_one)) for of_one in zip(*ys, strict=True))
         return stacked(ys)
 
-    def stacked(parts: list[Any]) -> Any:
-        y = lib.stack(parts)
+    def stacked(slices: list[Any]) -> Any:
+        y = lib.stack(slices)
         return lib.permute(y, (1, 0, 2, 3)) if axis else y
 
     return call
@@ -133,7 +133,7 @@ def adapt_arguments(rotate: Rotate, order: str) -> Rotate:
     return call
 
 
-def adapt_copies(rotate: Rotate, lib: Library, in_place: bool) -> Rotate:
+def adapt_copies(rotate: Rotate, lib: ArrayLibrary, in_place: bool) -> Rotate:
     """Give a callable that writes into x, or deletes it, a copy of x; in place, the copy is the result."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
@@ -157,15 +157,15 @@ def leave_out_positions(rotate: Rotate, order: str) -> Rotate:
     place = parameters_of_order(order).index("pos")
     if not needs_no_positions(rotate, order):
         return rotate
-    return lambda *given, **spec: rotate(*given[:place], *given[place + 1 :], **spec)
+    return lambda *arguments, **spec: rotate(*arguments[:place], *arguments[place + 1 :], **spec)
 
 
-def adapt_positions(rotate: Rotate, kind: str, has_axes: bool, lib: Library) -> Rotate:
+def adapt_positions(rotate: Rotate, claim: str, has_axes: bool, lib: ArrayLibrary) -> Rotate:
     """Make a callable that takes positions of shape (B, S), or (1, S), take (S,) and (B, S)."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         if pos.ndim == 1 + (has_axes or spec.get("axes") is not None):
-            batches = _batches_of(x[0] if isinstance(x, tuple) else x, spec) if kind == "batch" else 1
+            batches = _batches_of(x[0] if isinstance(x, tuple) else x, spec) if claim == "batch" else 1
             pos = lib.stack([pos] * max(1, batches))[:batches]
         return rotate(x, pos, **spec)
 

@@ -134,12 +134,12 @@ def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[_Fixed, _Fixed]:
     """Return the cosine and sine of quadrant * pi/2 + angle."""
     size = max(-1 - angle.adjusted(), 0)  # the angle is below 10^-size
     bits = _BITS + 10 * size // 3  # a small angle, and so its sine, keeps its precision
-    whole = int(angle * (1 << bits))
-    square = whole * whole >> 2 * bits - _BITS
+    fixed = int(angle * (1 << bits))
+    square = fixed * fixed >> 2 * bits - _BITS
     (cos, sin), *terms = _TERMS_BELOW[min(size, len(_TERMS_BELOW) - 1)]
     for cos_term, sin_term in terms:
         cos, sin = (cos * square >> _BITS) + cos_term, (sin * square >> _BITS) + sin_term
-    sin, sin_bits = sin * whole, _BITS + bits
+    sin, sin_bits = sin * fixed, _BITS + bits
     return (
         ((cos, _BITS), (sin, sin_bits)),
         ((-sin, sin_bits), (cos, _BITS)),
@@ -175,20 +175,20 @@ def rotate_pairs(first: Floats, second: Floats, table: Floats) -> tuple[Floats, 
         sin_y, sin_y_rest = _product(s, y)
         rotated_a = _sum(_product(c, x), (-sin_y, -sin_y_rest), cos_rest * a - sin_rest * b)
         rotated_b = _sum(_product(c, y), _product(s, x), cos_rest * b + sin_rest * a)
-        results = np.ldexp(rotated_a, exponent), np.ldexp(rotated_b, exponent)
+        rotated = np.ldexp(rotated_a, exponent), np.ldexp(rotated_b, exponent)
         if finite.all():
-            return results
+            return rotated
         plain_a, plain_b = first * cos - second * sin, second * cos + first * sin
-    return np.where(finite, results[0], plain_a), np.where(finite, results[1], plain_b)
+    return np.where(finite, rotated[0], plain_a), np.where(finite, rotated[1], plain_b)
 
 
-def _sum(left: tuple[Floats, Floats], right: tuple[Floats, Floats], rest: Floats) -> Floats:
+def _sum(left: tuple[Floats, Floats], right: tuple[Floats, Floats], correction: Floats) -> Floats:
     """Add two products with their errors, and a small rest; round once."""
     (left_near, left_rest), (right_near, right_rest) = left, right
     total = left_near + right_near
     shifted = total - left_near
     total_rest = (left_near - (total - shifted)) + (right_near - shifted)
-    return np.asarray(total + (total_rest + (left_rest + right_rest + rest)))
+    return np.asarray(total + (total_rest + (left_rest + right_rest + correction)))
 
 
 def _product(a: _Split, b: _Split) -> tuple[Floats, Floats]:

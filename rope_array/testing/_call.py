@@ -1,4 +1,4 @@
-"""Calls made: the arrays, positions and fields of a `Call`, and whether a target takes it."""
+"""Make the arrays, positions and fields of a call; say whether a target takes the call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._capability_parts import ALL_WIDTHS
 from ._contract import FORMATS, largest
 from ._factors import (
     FAR,
     NEAR,
     SIZES,
     WIDTH,
-    Call,
+    CallFactors,
     fields_of,
     first_feature,
     needs_of,
@@ -24,9 +25,8 @@ from ._factors import (
     shape_of_positions,
 )
 from ._judge import Input, Judge
-from ._libraries import Library
+from ._libraries import ArrayLibrary
 from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, TWO_DTYPES
-from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]
 
@@ -38,12 +38,12 @@ _MOST_CALLS = 30
 _DISTINCT = 8
 
 
-class Made(NamedTuple):
+class CallInputs(NamedTuple):
     """The arguments of a call, and the numbers that the definition needs to judge it.
 
     Attributes
     ----------
-    xs, wholes
+    xs, larger_arrays
         The arrays, and the larger arrays of which they are parts.
     in_tuple
         Whether they are given as a tuple.
@@ -54,7 +54,7 @@ class Made(NamedTuple):
     """
 
     xs: list[Input]
-    wholes: list[Any]
+    larger_arrays: list[Any]
     in_tuple: bool
     pos: Any
     numbers: Any
@@ -66,23 +66,23 @@ class Made(NamedTuple):
         return tuple(self.xs) if self.in_tuple else self.xs[0]
 
 
-def plain_call(j: Judge) -> Call:
+def plain_call(j: Judge) -> CallFactors:
     """Return the call without fields, at the suite's usual sizes."""
     if j.plain is None:
         reach = min(NEAR, j.target.reach)
-        j.plain = Call(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=reach)
-    plain: Call = j.plain
+        j.plain = CallFactors(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=reach)
+    plain: CallFactors = j.plain
     return plain
 
 
-def make(j: Judge, call: Call, seed: int = 0) -> Made:
+def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
     """Make the arguments of a call; another seed gives other numbers in x."""
-    xs, wholes = inputs_of(j, call, seed)
+    xs, larger_arrays = inputs_of(j, call, seed)
     pos, numbers = positions_of(j, call)
-    return Made(xs, wholes, bool(call.in_tuple), pos, numbers, spec_of(j, call))
+    return CallInputs(xs, larger_arrays, bool(call.in_tuple), pos, numbers, spec_of(j, call))
 
 
-def spec_of(j: Judge, call: Call) -> dict[str, Any]:
+def spec_of(j: Judge, call: CallFactors) -> dict[str, Any]:
     """Return the fields of a call."""
     return fields_of(call, j.target.defaults)
 
@@ -90,12 +90,12 @@ def spec_of(j: Judge, call: Call) -> dict[str, Any]:
 # ---- whether a call can be made ----
 
 
-def fits(j: Judge, call: Call) -> bool:
+def fits(j: Judge, call: CallFactors) -> bool:
     """Return whether a call is valid, and its combination of values claimed."""
     return j.claims(*needs_of(call, plain_call(j))) and is_valid(j, call)
 
 
-def is_valid(j: Judge, call: Call) -> bool:
+def is_valid(j: Judge, call: CallFactors) -> bool:
     """Return whether a call can be made of values that are claimed."""
     return (
         _slice_fits(j, call)
@@ -106,7 +106,7 @@ def is_valid(j: Judge, call: Call) -> bool:
     )
 
 
-def _shapes_fit(j: Judge, call: Call) -> bool:
+def _shapes_fit(j: Judge, call: CallFactors) -> bool:
     lead = len(call.rows) - 1
     if lead < 0:
         return not (call.positions or call.axes or call.in_tuple or call.seq_axis is not None)
@@ -134,7 +134,7 @@ def matches_batches(j: Judge, lead: int) -> bool:
     return j.matched_ranks[lead]
 
 
-def _positions_fit(j: Judge, call: Call) -> bool:
+def _positions_fit(j: Judge, call: CallFactors) -> bool:
     if call.kind.startswith("python"):
         if len(call.positions) > 1 and j.target.angles != "exact":
             return False
@@ -147,7 +147,7 @@ def _positions_fit(j: Judge, call: Call) -> bool:
     return not call.order or (call.positions.endswith("S") and call.rows[-1] <= _MOST_ORDERED)
 
 
-def _memory_fits(j: Judge, call: Call) -> bool:
+def _memory_fits(j: Judge, call: CallFactors) -> bool:
     if call.layout is not None and (not call.rows or 0 in call.rows):
         return False
     if call.pos_layout is None:
@@ -155,7 +155,7 @@ def _memory_fits(j: Judge, call: Call) -> bool:
     return not (call.kind.startswith("python") or not call.positions or call.axes or 0 in call.rows)
 
 
-def _slice_fits(j: Judge, call: Call) -> bool:
+def _slice_fits(j: Judge, call: CallFactors) -> bool:
     fields = j.target.defaults
     if not claimed_width(j, call.width):
         return False
@@ -176,14 +176,14 @@ def claimed_width(j: Judge, width: int) -> bool:
     return bool(held and j.claims(*needs_of_width(width)))
 
 
-def _pairs_fit(j: Judge, call: Call) -> bool:
+def _pairs_fit(j: Judge, call: CallFactors) -> bool:
     if call.inv_freq and (call.base is not None or call.scaling):
         return False
     pairs = num_pairs(call, j.target.defaults)
     # NTK scaling needs two frequencies or more in each block.
     if call.scaling and ("ntk" in call.scaling or "dynamic" in call.scaling):
-        least = 4 if call.axes in OF_EVEN_PAIRS else 2
-        if pairs < least:
+        fewest_pairs = 4 if call.axes in OF_EVEN_PAIRS else 2
+        if pairs < fewest_pairs:
             return False
     if call.axes is None:
         return True
@@ -200,19 +200,19 @@ def every_width(j: Judge) -> list[int]:
 # ---- x ----
 
 
-def inputs_of(j: Judge, call: Call, seed: int) -> tuple[list[Input], list[Any]]:
+def inputs_of(j: Judge, call: CallFactors, seed: int) -> tuple[list[Input], list[Any]]:
     """Return the arrays of a call, and the larger arrays of which they are parts."""
     axis = -2 if call.seq_axis is None else call.seq_axis
     values = np.random.default_rng(seed).standard_normal((*call.rows, call.width))
     values = np.moveaxis(values, -2, axis) if len(call.rows) > 1 or axis != -2 else values
     values = _with_numbers(values, call)
-    x, wholes = with_layout(j, j.array(values, call.dtype), call.layout)
+    x, larger_arrays = with_layout(j, j.array(values, call.dtype), call.layout)
     if not call.in_tuple:
-        return [x], wholes
-    return _tuple_with(j, call, values, x), wholes
+        return [x], larger_arrays
+    return _tuple_with(j, call, values, x), larger_arrays
 
 
-def _tuple_with(j: Judge, call: Call, values: NDArray[Any], x: Input) -> list[Input]:
+def _tuple_with(j: Judge, call: CallFactors, values: NDArray[Any], x: Input) -> list[Input]:
     if call.in_tuple == "one":
         return [x]
     if call.in_tuple == "twice":
@@ -224,12 +224,12 @@ def _tuple_with(j: Judge, call: Call, values: NDArray[Any], x: Input) -> list[In
     return [first, x, j.array(permuted[..., ::-1], call.dtype)][: TUPLES[call.in_tuple]]
 
 
-def first_dtype(j: Judge, call: Call) -> str:
+def first_dtype(j: Judge, call: CallFactors) -> str:
     """Return the dtype of the first of the arrays of a call."""
     return j.other_dtype(call.dtype) if call.in_tuple == TWO_DTYPES else call.dtype
 
 
-def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
+def _with_numbers(values: NDArray[Any], call: CallFactors) -> NDArray[Any]:
     """Return the numbers of x with the values that the call asks for."""
     if call.numbers is None or not values.size:
         return values
@@ -239,8 +239,8 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
         return values
     if call.numbers == "unit":
         return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
-    least = 2.0 ** (FORMATS[call.dtype][1] + 4)
-    scale = largest(call.dtype) / 4 if call.numbers == "huge" else least
+    smallest = 2.0 ** (FORMATS[call.dtype][1] + 4)
+    scale = largest(call.dtype) / 4 if call.numbers == "huge" else smallest
     return np.asarray((1 + np.abs(values) % 1) * scale)
 
 
@@ -254,9 +254,9 @@ def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any
         first = j.array(x.values[index], x.dtype)
         values = np.broadcast_to(first.values, x.values.shape)
         return Input(j.lib.expanded(first.array, values.shape), values, x.dtype), []
-    for name, array, whole in views_of(j, x) if layout not in (None, "contiguous") else ():
+    for name, array, larger_arrays in views_of(j, x) if layout not in (None, "contiguous") else ():
         if name == layout:
-            return x._replace(array=array), whole
+            return x._replace(array=array), larger_arrays
     return x, []
 
 
@@ -266,13 +266,13 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
         yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
         if j.claims("same_bits"):  # other code need not read such memory
             yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
-    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.inside(x.array))
+    yield from ((_joined(name), array, [larger_array]) for name, array, larger_array in j.lib.inside(x.array))
 
 
-def layouts_of(lib: Library) -> list[str]:
+def layouts_of(lib: ArrayLibrary) -> list[str]:
     """Return the names of all layouts of x that a library has."""
     array = lib.asarray(np.zeros((*SIZES, WIDTH)), "float32")
-    inside = ((name, part) for name, part, _ in lib.inside(array))
+    inside = ((name, view) for name, view, _ in lib.inside(array))
     views = (*lib.strided(array), *lib.exotic(array), *inside)
     return [*dict.fromkeys(_joined(name) for name, _ in views), *BROADCAST_AXES]
 
@@ -284,7 +284,7 @@ def _joined(name: str) -> str:
 # ---- positions ----
 
 
-def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
+def positions_of(j: Judge, call: CallFactors) -> tuple[Any, Any]:
     """Return positions for the target, and their numbers for the definition."""
     shape = shape_of_positions(call)
     numbers = _numbers(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
@@ -300,20 +300,20 @@ def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
     return with_position_layout(j, numbers, call.kind, call.pos_layout), numbers
 
 
-def num_coordinates(j: Judge, call: Call) -> int:
+def num_coordinates(j: Judge, call: CallFactors) -> int:
     """Return the number of coordinates of each position."""
     axes = AXES[call.axes](num_pairs(call, j.target.defaults))
     return int(axes.get("count") or 1 + max(a for a in axes["coordinates"] if a is not None))
 
 
-def _float_of(j: Judge, call: Call) -> str:
+def _float_of(j: Judge, call: CallFactors) -> str:
     """Return the dtype of float positions: an angle that is a product is as exact as its position."""
     asks_for_float64 = call.kind == "float64" or (call.dtype == "float64" and j.target.angles == "float64")
     use_float64 = asks_for_float64 and j.claims("float_positions[float64]")
     return "float64" if use_float64 or not j.claims("float_positions[float32]") else "float32"
 
 
-def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
+def _numbers(j: Judge, call: CallFactors, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return positions in their order; by default drawn out of a few, the same few for each range."""
     low, high = _bounds(j, call)
     if not j.claims("any_positions"):
@@ -329,7 +329,7 @@ def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
 
 
-def _ordered(row: Ints, call: Call, shape: tuple[int, ...]) -> Ints:
+def _ordered(row: Ints, call: CallFactors, shape: tuple[int, ...]) -> Ints:
     """Return a row of positions with a start for each batch; with axes, coordinates of an image."""
     lead = shape[: len(call.positions) - 1]
     batches = np.arange(math.prod(lead))
@@ -341,7 +341,7 @@ def _ordered(row: Ints, call: Call, shape: tuple[int, ...]) -> Ints:
     return np.stack([numbers // 2, numbers % 2, numbers + 3, numbers // 3][: shape[-1]], -1)
 
 
-def _bounds(j: Judge, call: Call) -> tuple[int, int]:
+def _bounds(j: Judge, call: CallFactors) -> tuple[int, int]:
     # Beyond 2^15 float32 angles may exceed their bound; accuracy_* report it.
     far = min(j.target.reach, 2**15 if j.target.angles == "float32" or "float" in call.kind else FAR)
     if call.kind in j.lib.integers:
@@ -352,26 +352,26 @@ def _bounds(j: Judge, call: Call) -> tuple[int, int]:
     return (far // 2 if far > NEAR else 0), far
 
 
-def with_position_layout(j: Judge, numbers: NDArray[Any], kind: str, layout: str | None) -> Any:
+def with_position_layout(j: Judge, numbers: NDArray[Any], dtype: str, layout: str | None) -> Any:
     """Return integer positions in memory of a layout, a name in `POSITION_LAYOUTS`."""
-    pos = j.pos(numbers, kind)
+    pos = j.pos(numbers, dtype)
     if layout is None:
         return pos
     if layout in ("column", "part"):
-        wide = j.pos(np.stack([numbers, numbers], -1), kind)
-        longer = j.pos(np.concatenate([numbers, numbers, numbers], -1), kind)
+        columns = j.pos(np.stack([numbers, numbers], -1), dtype)
+        longer = j.pos(np.concatenate([numbers, numbers, numbers], -1), dtype)
         count = numbers.shape[-1]
-        return wide[..., 1] if layout == "column" else longer[..., count : 2 * count]
+        return columns[..., 1] if layout == "column" else longer[..., count : 2 * count]
     if layout in ("reversed", "third") and numbers.ndim == 1:
         index = np.s_[::-1] if layout == "reversed" else np.s_[::3]
         array = (
             numbers[::-1] if layout == "reversed" else np.repeat(numbers, 3) + np.arange(3 * len(numbers)) % 3
         )
-        view = j.lib.part_of(j.pos(array, kind), index)
+        view = j.lib.part_of(j.pos(array, dtype), index)
         return pos if view is None else view
     if layout == "transposed" and numbers.ndim > 1:
-        return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), kind), tuple(range(numbers.ndim))[::-1])
+        return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), dtype), tuple(range(numbers.ndim))[::-1])
     if layout == "expanded" and numbers.ndim > 1:
-        return j.lib.expanded(j.pos(numbers[:1], kind), numbers.shape)
+        return j.lib.expanded(j.pos(numbers[:1], dtype), numbers.shape)
     names = (*j.lib.exotic(pos), *(("shifted", array) for _, array, _ in j.lib.inside(pos)))
     return next((array for name, array in names if _joined(name) == layout), pos)

@@ -90,7 +90,7 @@ def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "library":
             yield "--library", value
         elif name in ("fixed", "lacks"):
-            yield from (("--claim", f"{key}={_text_of(one)}") for key, one in value.items())
+            yield from (("--claim", f"{key}={_text_of(setting)}") for key, setting in value.items())
         else:
             yield "--claim", f"{name}={_text_of(value)}"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._adapt import takes_two
+from ._capability_parts import PARTS
 from ._factors import DTYPES, FIELDS, WIDTH
 from ._libraries import MODES as MODES_OF_LIBRARIES
-from ._parts import PARTS
 
 Target = Any  # of `_target`, which imports this module
 
@@ -99,7 +99,7 @@ RANGES = {
     "2^24": ("reaches_2e24", 2**20 + 1, 2**24 + 3),
     "int32": ("reaches_int32", 2**24 + 4, 2**31 - 1),
 }
-REACH = {need: first for need, first, _ in RANGES.values() if need}
+REACH = {capability: first for capability, first, _ in RANGES.values() if capability}
 _OF_ONE_SHAPE = ("broadcast_positions", "head_positions", "python_positions", "ranks")
 # The capabilities that each kind of positions takes away.
 POSITION_KINDS = {
@@ -163,8 +163,8 @@ def by_declaration(target: Target) -> dict[str, str]:
 def by_library(target: Target) -> dict[str, str]:
     """Return the parts that no array of the target's library can have, with the reason."""
     lib = target.arrays
-    narrow = (kind for kind in PARTS["narrow_positions"] if kind not in lib.integers)
-    reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}
+    narrow = (dtype for dtype in PARTS["narrow_positions"] if dtype not in lib.integers)
+    reasons = {f"narrow_positions[{dtype}]": f"{lib.name} has no {dtype}" for dtype in narrow}
     if "float64" in lib.lacks:
         reasons["float_positions[float64]"] = lib.lacks["float64"]
     if target.library.endswith(":compile"):
@@ -225,8 +225,8 @@ def least_width(target: Target, width: int) -> int:
     start, rotated = int(target.defaults.get("rotary_start") or 0), target.defaults.get("rotary_dim")
     if rotated is not None:
         return max(width, start + int(rotated))
-    if (given := target.defaults.get("inv_freq")) is not None:
-        return start + 2 * len(given)
+    if (frequencies := target.defaults.get("inv_freq")) is not None:
+        return start + 2 * len(frequencies)
     if not start:
         return width
     width = max(width, start + WIDTH)  # room for every rotary_dim of the checks

@@ -21,7 +21,7 @@ from ._libraries import NOT_COMPILED, MissingLibrary
 from ._options import Options
 from ._outcome import INAPPLICABLE
 from ._process import CannotJudge, Judgement
-from ._text import lines_of
+from ._report_text import lines_of
 
 __all__ = ["lines_of", "run"]
 
@@ -34,11 +34,11 @@ def run(
     if listing or target is None:
         _print(_listing())
         return 0 if listing else 2
-    given, path = Options(target, **options), Path(junit).absolute() if junit else None
+    parsed_options, path = Options(target, **options), Path(junit).absolute() if junit else None
     try:
         _check_usable(path, timeout)
         with _ending_by_signal():
-            plain = _judged(given, timeout, in_process)
+            plain = _judged(parsed_options, timeout, in_process)
     except CannotJudge as error:
         print(f"rope_array check: {error}", file=sys.stderr)
         if path:
@@ -49,7 +49,7 @@ def run(
         print("rope_array check: interrupted", file=sys.stderr)
         return 130
     text = json.dumps(plain, indent=1, default=str) if as_json else None
-    _print(text or "\n".join(lines_of(plain, given.repeated(), verbose=verbose)))
+    _print(text or "\n".join(lines_of(plain, parsed_options.repeated(), verbose=verbose)))
     try:
         if path:
             write_junit(path, plain)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, Jax, Library, with_own_code
+from ._libraries import LIBRARIES, ArrayLibrary, JaxLibrary, with_own_code
 
 Rotate = Callable[..., Any]
 
@@ -26,7 +26,7 @@ class CannotCompile(RuntimeError):
 # The libraries with a compiler, by name, each with its arrays' library.
 COMPILED = MappingProxyType(
     {
-        f"{name}:{'jit' if isinstance(lib, Jax) else 'compile'}": name
+        f"{name}:{'jit' if isinstance(lib, JaxLibrary) else 'compile'}": name
         for name, lib in LIBRARIES.items()
         if lib.compiles
     }
@@ -36,10 +36,10 @@ COMPILED = MappingProxyType(
 def library_names() -> list[str]:
     """Return the names of the libraries, each followed by itself with its compiler."""
     compiled = {arrays: name for name, arrays in COMPILED.items()}
-    return [each for name in LIBRARIES for each in (name, compiled.get(name, "")) if each]
+    return [library for name in LIBRARIES for library in (name, compiled.get(name, "")) if library]
 
 
-def arrays_of(library: str) -> Library:
+def arrays_of(library: str) -> ArrayLibrary:
     """Return the array library of a name with or without a compiler."""
     return LIBRARIES[COMPILED.get(library, library)]
 
@@ -51,7 +51,7 @@ def compile_for(library: str, rotate: Rotate) -> Rotate:
     """
     if library not in COMPILED:
         return rotate
-    return (_jitted if isinstance(arrays_of(library), Jax) else _compiled)(rotate)
+    return (_jitted if isinstance(arrays_of(library), JaxLibrary) else _compiled)(rotate)
 
 
 def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def _fault(
     """Return the exception for a compiled call that failed; the function's own, if it refuses the call."""
     try:
         rotate(x, pos, **spec)
-    except Exception as own:
-        return own
+    except Exception as refusal:
+        return refusal
     fields = f" with {', '.join(f'{name}={value!r}' for name, value in spec.items())}" if spec else ""
     return CannotCompile(
         f"{compiler} cannot compile the call{fields}, which runs uncompiled: {one_line(error, 400)}"

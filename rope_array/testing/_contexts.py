@@ -13,27 +13,27 @@ from typing import Any
 import numpy as np
 
 from ._call import make, plain_call
-from ._factors import Call
+from ._capability_parts import MODEL_WIDTHS
+from ._factors import CallFactors
 from ._gradients import check_adjoint, check_gradient
 from ._judge import Input, Judge
-from ._libraries import Jax
+from ._libraries import JaxLibrary
+from ._library_target import OwnApply
 from ._modes import fake, is_taken, settings_of
 from ._observe import check_call, watch_call
-from ._own import OwnApply
-from ._parts import MODEL_WIDTHS
 from ._refused import takes_gradient
 from ._transformed import Context, judge_results, may_refuse, named
 
 Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.
-Watch = Callable[[Judge, Call, int, Setting], bool]
+Watch = Callable[[Judge, CallFactors, int, Setting], bool]
 
 # Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew. Narrow ones,
 # as exact angles of a new base take long.
 _NEW_WIDTHS = [width for width in range(18, 80, 2) if width not in MODEL_WIDTHS]
 
 
-def anew(j: Judge, call: Call) -> Call:
+def anew(j: Judge, call: CallFactors) -> CallFactors:
     """Return a call with a base, a head_dim and a number of rows that no earlier call had."""
     j.fresh += 1
     changed: dict[str, Any] = {}
@@ -57,81 +57,81 @@ def under(mode: str, watch: Watch) -> Context:
     the setting; then once more without the setting.
     """
 
-    def checked(j: Judge, call: Call, seed: int) -> bool:
+    def checked(j: Judge, call: CallFactors, seed: int) -> bool:
         served, is_new = False, _num_fields(j, call) <= (0 if j.is_slow else 1)
         for name, setting in settings_of(j.lib, mode).items():
             if not is_taken(call.dtype, mode, name):
                 continue
-            made = anew(j, call) if is_new else call
+            new_call = anew(j, call) if is_new else call
             with named(f"under {name}"):
-                served |= watch(j, made, seed, setting)
+                served |= watch(j, new_call, seed, setting)
             if is_new:
                 with named(f"after a call under {name}"):
-                    check_call(j, made, seed)
+                    check_call(j, new_call, seed)
         return served
 
     return checked
 
 
-def _num_fields(j: Judge, call: Call) -> int:
+def _num_fields(j: Judge, call: CallFactors) -> int:
     """Return the number of factors that differ from the plain call's, without the reach and the dtype."""
     return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
 
 
-def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = False) -> bool:
+def _watch(j: Judge, call: CallFactors, seed: int, setting: Setting, records: bool = False) -> bool:
     """Watch and judge a call, with `records` of an x whose gradient is asked for.
 
     A fault that an observer sees under the setting first is raised here.
     """
-    made = make(j, call, seed)
-    for x in made.xs if records else ():
+    inputs = make(j, call, seed)
+    for x in inputs.xs if records else ():
         x.array.requires_grad_()
-    usual, seen = j.settings, {*j.observed}
+    settings_before, observed_before = j.settings, {*j.observed}
     try:
         with setting():
             j.settings = j.lib.defaults()
             if j.is_slow and _num_fields(j, call):
                 served = may_refuse(check_alone)(j, call, seed)
             else:
-                served = watch_call(j, call, seed, made) is not None
+                served = watch_call(j, call, seed, inputs) is not None
     finally:
-        j.settings = usual
-    for name in j.observed.keys() - seen:
+        j.settings = settings_before
+    for name in j.observed.keys() - observed_before:
         raise j.observed.pop(name)
     return served
 
 
-def _watch_twice(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+def _watch_twice(j: Judge, call: CallFactors, seed: int, setting: Setting) -> bool:
     """Watch a call of x, and of an x whose gradient is asked for; a large one once, as it takes long."""
     if not _watch(j, call, seed, setting):
         return False
     return math.prod(call.rows) > 1000 or _watch(j, call, seed, setting, records=True)
 
 
-def _judge_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+def _judge_coarsely(j: Judge, call: CallFactors, seed: int, setting: Setting) -> bool:
     """Judge a call whose result may have autocast's dtype, and is rounded to bfloat16.
 
     A product of matrices with x is computed in that dtype, by PyTorch's rule; angles are not.
     """
-    made = make(j, call, seed)
+    inputs = make(j, call, seed)
     with setting():
-        y = j.try_call(made.x, made.pos, **made.spec)
+        y = j.try_call(inputs.x, inputs.pos, **inputs.spec)
     if y is None:
         return False
-    x, dtype = made.xs[0], j.lib.dtype_of(y)
+    x, dtype = inputs.xs[0], j.lib.dtype_of(y)
     j.check_kind(y, x._replace(dtype=dtype) if dtype in ("bfloat16", "float16") else x)
     accuracy = j.target.accuracy._replace(arithmetic="own")
-    j.check_values_at(j.numbers(y), x._replace(dtype="bfloat16"), made.numbers, accuracy, **made.spec)
+    j.check_values_at(j.numbers(y), x._replace(dtype="bfloat16"), inputs.numbers, accuracy, **inputs.spec)
     return True
 
 
-def _judge_gradient_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+def _judge_gradient_coarsely(j: Judge, call: CallFactors, seed: int, setting: Setting) -> bool:
     """Judge the gradient under autocast, in x's dtype, rounded to bfloat16."""
-    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
-    (x,) = made.xs
+    inputs, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
+    (x,) = inputs.xs
     with setting():
-        pulled = j.lib.gradient(lambda array: j.call(array, made.pos, **made.spec), x.array, g.array)
-    check_adjoint(j, pulled, x, g, made.numbers, like="bfloat16", **made.spec)
+        pulled = j.lib.gradient(lambda array: j.call(array, inputs.pos, **inputs.spec), x.array, g.array)
+    check_adjoint(j, pulled, x, g, inputs.numbers, like="bfloat16", **inputs.spec)
     return True
 
 
@@ -143,17 +143,17 @@ default_device = under("default_device", _watch)
 deterministic = under("deterministic", _watch)
 
 
-def default_dtype(j: Judge, call: Call, seed: int = 0) -> bool:
+def default_dtype(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Judge a call under other default dtypes; with JAX, in float64 after a call in float32 too."""
     served = under("default_dtype", _watch)(j, call, seed)
     is_plain = _num_fields(j, call) == 0 and call.dtype == "float32"
     takes_float64 = "float64" in (j.target.dtypes or ["float64"]) or isinstance(j.target.rotate, OwnApply)
-    if isinstance(j.lib, Jax) and not j.lib.x64 and takes_float64 and is_plain:
+    if isinstance(j.lib, JaxLibrary) and not j.lib.x64 and takes_float64 and is_plain:
         _check_float64_after_float32(j, call)
     return served
 
 
-def _check_float64_after_float32(j: Judge, call: Call) -> None:
+def _check_float64_after_float32(j: Judge, call: CallFactors) -> None:
     """Assert that under jax.enable_x64 a call in float32 makes no later call in float64 less exact."""
     ((name, setting),) = settings_of(j.lib, "default_dtype").items()
     try:
@@ -176,7 +176,7 @@ def after(name: str, *contexts: Context) -> Context:
     A traced or mapped array that is kept in the first is no array in the others.
     """
 
-    def checked(j: Judge, call: Call, seed: int) -> bool:
+    def checked(j: Judge, call: CallFactors, seed: int) -> bool:
         call = anew(j, call)
         if not contexts[0](j, call, seed):
             return False
@@ -188,33 +188,33 @@ def after(name: str, *contexts: Context) -> Context:
     return checked
 
 
-def check_alone(j: Judge, call: Call, seed: int = 0) -> bool:
+def check_alone(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Judge a call that was served before; the result does not belong to the graph of an earlier call."""
-    made = make(j, call, seed)
+    inputs = make(j, call, seed)
     with j.if_served():
-        y = j.bare_call(made.x, made.pos, j.fit(made.spec))  # an exception is no refusal
-        judge_results(j, made, y)
+        y = j.bare_call(inputs.x, inputs.pos, j.fit(inputs.spec))  # an exception is no refusal
+        judge_results(j, inputs, y)
         assert not getattr(y, "requires_grad", False), "the result has a gradient, and x has none"
     return True
 
 
 @may_refuse
-def fake_call(j: Judge, call: Call, seed: int = 0) -> bool:
+def fake_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make a call with fake tensors, which have no values."""
-    made = make(j, call, seed)
-    mode, arrays = fake(made.x.array, made.pos)
+    inputs = make(j, call, seed)
+    mode, arrays = fake(inputs.x.array, inputs.pos)
     with mode:
-        y = j.call(*arrays, **made.spec)
-    assert tuple(y.shape) == made.x.values.shape, f"the result has shape {tuple(y.shape)}"
+        y = j.call(*arrays, **inputs.spec)
+    assert tuple(y.shape) == inputs.x.values.shape, f"the result has shape {tuple(y.shape)}"
     return True
 
 
-def gradient_if_taken(j: Judge, call: Call, seed: int = 0) -> bool:
+def gradient_if_taken(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Judge the gradient of a call, in a dtype whose gradient is taken."""
     return check_gradient(j, call.replace(gradient="contiguous"), seed)
 
 
-def training_after_inference(j: Judge, call: Call, seed: int = 0) -> bool:
+def training_after_inference(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Judge the gradient of a new call that was made under torch.inference_mode() before."""
     if not takes_gradient(j, call.dtype):
         return False
@@ -225,26 +225,26 @@ def training_after_inference(j: Judge, call: Call, seed: int = 0) -> bool:
 # ---- arrays without values, and on several devices ----
 
 
-def lazy_call(j: Judge, call: Call, seed: int = 0) -> bool:
+def lazy_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make a call of arrays that raise when they are computed; the result is to be computed later."""
-    made = make(j, call, seed)
-    y = j.call(j.lib.poisoned(made.x.array), j.lib.poisoned(made.pos), **made.spec)
-    j.check_kind(y, made.x)
+    inputs = make(j, call, seed)
+    y = j.call(j.lib.poisoned(inputs.x.array), j.lib.poisoned(inputs.pos), **inputs.spec)
+    j.check_kind(y, inputs.x)
     assert j.lib.is_lazy(y), "the result is computed already"
     return True
 
 
 @may_refuse
-def in_shards(j: Judge, call: Call, seed: int = 0) -> bool:
+def in_shards(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Judge a call at consecutive positions under jax.shard_map over the sequence."""
-    made = make(j, call.replace(order="ascending" if j.claims("any_positions") else None), seed)
-    x, rows = made.x, call.rows[-1]
+    inputs = make(j, call.replace(order="ascending" if j.claims("any_positions") else None), seed)
+    x, rows = inputs.x, call.rows[-1]
     if rows % 8:
         return False
-    y = j.lib.in_shards(lambda part, pos: j.call(part, pos, **made.spec), x.array, made.pos)
+    y = j.lib.in_shards(lambda shard, pos: j.call(shard, pos, **inputs.spec), x.array, inputs.pos)
     j.check_kind(y, x)
     try:
-        j.check_values_at(j.numbers(y), x, made.numbers, **made.spec)
+        j.check_values_at(j.numbers(y), x, inputs.numbers, **inputs.spec)
     except AssertionError as error:
         if not _is_rotated_by(j, y, x, np.tile(np.arange(rows // 8), 8)):
             raise

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._definition import Plan, apply_definition, pairs_of
-from ._values import alike
-from ._verdict import Fault
-from ._where import PLACE, describe, element_text, rows_of_positions
-from ._wrong import Wrong
+from ._definition import ExactPlan, apply_definition, pairs_of
+from ._fault import Fault
+from ._wrong_places import PLACE, describe, element_text, rows_of_positions
+from ._wrong_result import Wrong
+from ._wrong_values import alike
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -110,9 +110,9 @@ def read_and_written_pairs(
     return [plan.source, plan.target]
 
 
-def _plan_of(width: int, fields: Mapping[str, Any], inverse: bool) -> Plan:
-    given = {name: value for name, value in fields.items() if value is not None and name != "angles"}
-    return pairs_of(width, given, inverse)
+def _plan_of(width: int, fields: Mapping[str, Any], inverse: bool) -> ExactPlan:
+    plan_fields = {name: value for name, value in fields.items() if value is not None and name != "angles"}
+    return pairs_of(width, plan_fields, inverse)
 
 
 def _angle_slack(
@@ -205,15 +205,15 @@ def allowed(
         rounded = np.zeros((2, 1))
         if accuracy.arithmetic == ADDED and compute != dtype and exact is not None:
             rounded = _rounded_products(x[..., a], x[..., b], exact[..., out_a], exact[..., out_b], dtype)
-        for out, each in ((out_a, rounded[0]), (out_b, rounded[1])):
-            near = (length if exact is None else np.abs(exact[..., out])) + error + each
+        for out, rounding in ((out_a, rounded[0]), (out_b, rounded[1])):
+            near = (length if exact is None else np.abs(exact[..., out])) + error + rounding
             # The exact result is itself rounded to float64.
             half = 0.5 * ulp(near, dtype) + 0.51 * np.spacing(near)
-            bound[..., out] = error + each + half + _underflow(dtype, compute, amplitude, flushes)
+            bound[..., out] = error + rounding + half + _underflow(dtype, compute, amplitude, flushes)
     return bound
 
 
-def _pair_lengths(x: Floats, plan: Plan) -> tuple[float, Floats]:
+def _pair_lengths(x: Floats, plan: ExactPlan) -> tuple[float, Floats]:
     """Return the factor A of a rotation, and A·|pair| for each pair that it reads."""
     (a, b), amplitude = plan.source, float(plan.amplitude)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -307,8 +307,8 @@ def _wrong_elements(
     with np.errstate(over="ignore", invalid="ignore"):
         judged &= np.abs(exact) + bound <= largest(dtype)
         wrong = judged & ~(np.abs(y - exact) <= bound)
-    rest = np.setdiff1d(np.arange(x.shape[-1]), np.concatenate([a, b]))
-    wrong[..., rest] = ~equal[..., rest]
+    outside = np.setdiff1d(np.arange(x.shape[-1]), np.concatenate([a, b]))
+    wrong[..., outside] = ~equal[..., outside]
     return wrong
 
 
@@ -339,18 +339,18 @@ def is_within(wrong: Wrong, accuracy: Accuracy, dtype: str | None = None) -> NDA
 
 def _fault_text(wrong: Wrong) -> str:
     """Describe wrong elements: the place, the values, the number, and the worst."""
-    values, same = _class_text(wrong), None
+    values, like_wrong = _class_text(wrong), None
     if not values:
-        values, same = alike(wrong)
-    place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, same=same)
+        values, like_wrong = alike(wrong)
+    place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, alike=like_wrong)
     worst = _worst_element(wrong)
-    got, exact, bound = (float(each[worst]) for each in (wrong.y, wrong.exact, wrong.bound))
+    value, exact, bound = (float(array[worst]) for array in (wrong.y, wrong.exact, wrong.bound))
     count = f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements"
     at = f"{element_text(worst)}{_position_text(wrong, worst)}"
     place = f"{PLACE}{place}; {values}; " if values else f"{PLACE}{place}; "
     return (
-        f"{place}{count}, {wrong.dtype}; worst at {at}: got {got!r}, "
-        f"exact {exact!r}, off by {abs(got - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
+        f"{place}{count}, {wrong.dtype}; worst at {at}: got {value!r}, "
+        f"exact {exact!r}, off by {abs(value - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
     )
 
 
@@ -363,9 +363,9 @@ def _worst_element(wrong: Wrong) -> tuple[Any, ...]:
 
 def _call_text(wrong: Wrong) -> str:
     """Describe the call: shapes, and the fields that differ from the usual ones."""
-    usual = {"base": 10000.0, "pairing": "interleaved", "inverse": False}
-    given = {**wrong.fields, "inverse": wrong.inverse}
-    fields = [f"{name}={value}" for name, value in given.items() if usual.get(name) != value]
+    defaults = {"base": 10000.0, "pairing": "interleaved", "inverse": False}
+    all_fields = {**wrong.fields, "inverse": wrong.inverse}
+    fields = [f"{name}={value}" for name, value in all_fields.items() if defaults.get(name) != value]
     positions = "" if wrong.pos is None else f", pos {np.shape(wrong.pos)}"
     return ", ".join([f"x {wrong.x.shape}{positions}", *fields])
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._call import is_valid, plain_call, spec_of, views_of
-from ._factors import FACTORS, FEW_FIELDS, WIDTH, Call
+from ._factors import FACTORS, FEW_FIELDS, WIDTH, CallFactors
 from ._judge import Judge
 from ._named_values import BROADCAST_AXES
 
@@ -43,7 +43,7 @@ class Cover(NamedTuple):
     walk: int = 0
     alone: bool = False
 
-    def calls(self, j: Judge) -> Iterator[Call]:
+    def calls(self, j: Judge) -> Iterator[CallFactors]:
         """Yield the calls that a target takes."""
         levels = levels_of(j, self.levels)
         if self.walk:
@@ -58,18 +58,18 @@ def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:
     return list(itertools.combinations(names, 2))
 
 
-def pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
+def pairs_of(first: str, *partners: str) -> list[tuple[str, ...]]:
     """Return a factor with each of the others."""
-    return [(first, other) for other in others]
+    return [(first, partner) for partner in partners]
 
 
-def valid_call(j: Judge, values: Mapping[str, Any]) -> Call | None:
+def valid_call(j: Judge, values: Mapping[str, Any]) -> CallFactors | None:
     """Return the call of these values, which are claimed; None if they do not go together."""
     call = resolved(j, plain_call(j).replace(**values))
     return call if is_valid(j, call) else None
 
 
-def resolved(j: Judge, call: Call) -> Call:
+def resolved(j: Judge, call: CallFactors) -> CallFactors:
     """Return a call with numbers and names in place of "other", "most", "half_of_it" and "all"."""
     changed: dict[str, Any] = {}
     pairing = call.pairing
@@ -99,16 +99,18 @@ def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
     for name, chosen in levels.items():
         values = _known_levels(j, name) if isinstance(chosen, bool | int) else chosen
         if not isinstance(chosen, bool) and isinstance(chosen, int):
-            values = [each for each in values if _is_claimed(j, name, each)][:chosen]
-        usual = getattr(plain, name)
+            values = [value for value in values if _is_claimed(j, name, value)][:chosen]
+        default = getattr(plain, name)
         keeps_plain = isinstance(chosen, int) or None in chosen
-        values = [*([usual] if keeps_plain else []), *(each for each in values if each is not None)]
+        values = [*([default] if keeps_plain else []), *(value for value in values if value is not None)]
         if name == "reach":
             reach, depth = j.target.reach, j.target.depth
             values = [
-                min(each, reach) if each >= 0 else max(each, -depth) for each in values if each >= 0 or depth
+                min(value, reach) if value >= 0 else max(value, -depth)
+                for value in values
+                if value >= 0 or depth
             ]
-        drawn[name] = [each for each in dict.fromkeys(values) if _is_claimed(j, name, each)] or [usual]
+        drawn[name] = [value for value in dict.fromkeys(values) if _is_claimed(j, name, value)] or [default]
     return drawn
 
 
@@ -125,7 +127,7 @@ def _is_claimed(j: Judge, name: str, value: Any) -> bool:
     return j.claims(*FACTORS[name].needs(value))
 
 
-def _walk(j: Judge, levels: Levels, count: int) -> Iterator[Call]:
+def _walk(j: Judge, levels: Levels, count: int) -> Iterator[CallFactors]:
     """Yield calls of which each differs from the one before in one factor, in no order."""
     draw, call = random.Random(0), plain_call(j)
     names = [name for name, values in levels.items() if len(values) > 1]
@@ -133,21 +135,21 @@ def _walk(j: Judge, levels: Levels, count: int) -> Iterator[Call]:
     for step in range(count if names else 0):
         name = names[step % len(names)]
         value = levels[name][int(draw.random() * len(levels[name]))]
-        other = valid_call(j, {**call.values(), name: value})
-        if other is not None and other != call:
-            yield other
-            call = other
+        changed_call = valid_call(j, {**call.values(), name: value})
+        if changed_call is not None and changed_call != call:
+            yield changed_call
+            call = changed_call
 
 
-def _alone(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[Call]:
+def _alone(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[CallFactors]:
     """Yield every combination of each group's values, with the first value of the other factors."""
     first = {name: values[0] for name, values in levels.items()}
-    seen: set[Call] = set()
+    yielded: set[CallFactors] = set()
     for group in groups:
         for values in itertools.product(*(levels[name] for name in group)):
             call = valid_call(j, {**first, **dict(zip(group, values, strict=True))})
-            if call is not None and call not in seen:
-                seen.add(call)
+            if call is not None and call not in yielded:
+                yielded.add(call)
                 yield call
 
 
@@ -174,17 +176,18 @@ def covering(
     def call_of(indices: Ints) -> T | None:
         return make({name: levels[name][at] for name, at in zip(names, indices.tolist(), strict=True)})
 
-    missing = _Missing([tuple(map(names.index, group)) for group in groups], [*map(len, levels.values())])
+    indices_of_groups = [tuple(map(names.index, group)) for group in groups]
+    missing = _MissingCombinations(indices_of_groups, [*map(len, levels.values())])
     for group, values in missing.in_random_order():
         if (start := missing.valid_with(group, values, call_of)) is not None:
             indices = missing.improved(start, group, call_of)
             missing.remove(indices)
-            made = call_of(indices)
-            assert made is not None
-            yield made
+            new_call = call_of(indices)
+            assert new_call is not None
+            yield new_call
 
 
-class _Missing:
+class _MissingCombinations:
     """The combinations of each group's values that no call has yet.
 
     A combination's number is the offset of its group, plus the index times the weight of each factor. Calls
@@ -269,7 +272,7 @@ def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Ints) -> list[tupl
 OF_ANOTHER_SHAPE = ("axes", "in_tuple", "seq_axis")
 
 
-def single_fields(j: Judge) -> list[Call]:
+def single_fields(j: Judge) -> list[CallFactors]:
     """Return the plain call, and the call with every claimed field alone."""
     return [*Cover(FEW_FIELDS, [(name,) for name in FEW_FIELDS], alone=True).calls(j)]
 

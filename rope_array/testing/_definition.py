@@ -33,7 +33,7 @@ PAIRINGS = ("interleaved", "half")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExactPlan:
     """A RoPE without positions: pairs to read and write as indices, frequencies, amplitude, coordinates."""
 
     head_dim: int
@@ -51,7 +51,7 @@ class Plan:
         return np.array([abs(float(omega)) for omega in self.omegas])
 
     @cached_property
-    def inverse(self) -> Plan:
+    def inverse(self) -> ExactPlan:
         """The inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
         if not self.amplitude:
             raise ValueError(
@@ -223,8 +223,8 @@ def rotation_matrix(
     table = _table(pos, plan)
     (a, b), (out_a, out_b) = plan.source, plan.target
     matrix = np.zeros((*table.shape[:-2], plan.head_dim, plan.head_dim))
-    rest = np.setdiff1d(np.arange(plan.head_dim), np.concatenate(plan.source))
-    matrix[..., rest, rest] = 1.0
+    unrotated = np.setdiff1d(np.arange(plan.head_dim), np.concatenate(plan.source))
+    matrix[..., unrotated, unrotated] = 1.0
     matrix[..., out_a, a] = matrix[..., out_b, b] = table[..., 0]
     matrix[..., out_b, a] = table[..., 1]
     matrix[..., out_a, b] = 0.0 - table[..., 1]
@@ -292,7 +292,7 @@ def apply_definition(
     return values
 
 
-def pairs_of(width: int, fields: Mapping[str, Any], inverse: bool = False) -> Plan:
+def pairs_of(width: int, fields: Mapping[str, Any], inverse: bool = False) -> ExactPlan:
     """Return the plan of a head of `width` elements, with fields of `rotation_matrix`, or its inverse.
 
     Examples
@@ -307,7 +307,7 @@ def pairs_of(width: int, fields: Mapping[str, Any], inverse: bool = False) -> Pl
 # ---- fields ----
 
 
-def _plan(head_dim: int, **fields: Any) -> Plan:
+def _plan(head_dim: int, **fields: Any) -> ExactPlan:
     """Return the plan of a head_dim and fields; plans of the latest fields are cached."""
     key = _hashable({"head_dim": head_dim, **fields})
     try:
@@ -320,21 +320,21 @@ def _plan(head_dim: int, **fields: Any) -> Plan:
 def _hashable(value: Any) -> Any:
     """Return a mapping, list or tuple as tuples that differ if any value or type differs."""
     if isinstance(value, Mapping):
-        return Mapping, tuple((name, _hashable(one)) for name, one in value.items())
+        return Mapping, tuple((name, _hashable(entry)) for name, entry in value.items())
     if type(value) in (list, tuple):
         return type(value), tuple(map(_hashable, value))
     return type(value), value
 
 
 def _restored(key: Any) -> Any:
-    kind, value = key
-    if kind is Mapping:
-        return {name: _restored(one) for name, one in value}
-    return kind(map(_restored, value)) if kind in (list, tuple) else value
+    key_type, value = key
+    if key_type is Mapping:
+        return {name: _restored(entry) for name, entry in value}
+    return key_type(map(_restored, value)) if key_type in (list, tuple) else value
 
 
 @lru_cache(maxsize=2**10)
-def _cached_plan(key: Any) -> Plan:
+def _cached_plan(key: Any) -> ExactPlan:
     return _make_plan(**_restored(key))
 
 
@@ -350,7 +350,7 @@ def _make_plan(
     attention_factor: float | None = None,
     scaling: Mapping[str, Any] | None = None,
     axes: Mapping[str, Any] | None = None,
-) -> Plan:
+) -> ExactPlan:
     size, start = operator.index(head_dim), operator.index(rotary_start)
     if rotary_dim is None:
         rotary_dim = size - start if axes is None else 2 * len(axes["coordinates"])
@@ -364,14 +364,14 @@ def _make_plan(
     target = source if out_pairing is None else _pairs(out_pairing, width, start, blocks)
     amplitude = _amplitude(attention_factor, scaling)
     if axes is None:
-        return Plan(size, _omegas(width, base, inv_freq, scaling), amplitude, source, target)
+        return ExactPlan(size, _omegas(width, base, inv_freq, scaling), amplitude, source, target)
     coordinates = tuple(axes["coordinates"])
     num_pairs = len(coordinates)
     if 2 * num_pairs != width or num_pairs % blocks:
         raise ValueError(f"axes has {num_pairs} pairs and {blocks} blocks for a rotated width of {width}")
     omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
     count = axes.get("count") or max((a + 1 for a in coordinates if a is not None), default=1)
-    return Plan(size, omegas, amplitude, source, target, tuple(a or 0 for a in coordinates), count)
+    return ExactPlan(size, omegas, amplitude, source, target, tuple(a or 0 for a in coordinates), count)
 
 
 def _amplitude(attention_factor: float | None, scaling: Mapping[str, Any] | None) -> Decimal:
@@ -421,7 +421,7 @@ def _omegas_of_axes(
 
     def omega(i: int, a: int) -> Decimal:
         series = _omegas(width if widths is None else widths[a], base, None, scaling)
-        earlier = sum(other == a for other in coordinates[:i])
+        earlier = sum(coordinate == a for coordinate in coordinates[:i])
         return series[indices[i] if indices is not None else i if widths is None else earlier]
 
     return tuple(Decimal(0) if a is None else omega(i, a) for i, a in enumerate(coordinates))
@@ -431,8 +431,8 @@ def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[
     """Return the indices of the first and of the second element of every pair."""
     if blocks > 1:
         size = rotary_dim // blocks
-        parts = [_pairs(pairing, size, start + size * block) for block in range(blocks)]
-        first, second = (np.concatenate(members) for members in zip(*parts, strict=True))
+        block_pairs = [_pairs(pairing, size, start + size * block) for block in range(blocks)]
+        first, second = (np.concatenate(members) for members in zip(*block_pairs, strict=True))
         return first, second
     i = np.arange(rotary_dim // 2)
     if pairing == "interleaved":
@@ -445,7 +445,7 @@ def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[
 # ---- angles ----
 
 
-def _table(pos: ArrayLike, plan: Plan) -> Floats:
+def _table(pos: ArrayLike, plan: ExactPlan) -> Floats:
     """Return the table of `table_of`, with each pair's own coordinate if positions have several."""
     table = _table_forwards(pos, plan)
     if plan.backwards:
@@ -453,7 +453,7 @@ def _table(pos: ArrayLike, plan: Plan) -> Floats:
     return table
 
 
-def _table_forwards(pos: ArrayLike, plan: Plan) -> Floats:
+def _table_forwards(pos: ArrayLike, plan: ExactPlan) -> Floats:
     if plan.coordinates is None:
         return table_of(pos, plan.omegas, plan.amplitude)
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)

@@ -10,12 +10,12 @@ from typing import Any
 
 from ._call import every_width, fits, layouts_of, plain_call
 from ._cover import levels_of, resolved
-from ._factors import FACTORS, FAR, NEAR, Call, read_call
+from ._factors import FACTORS, FAR, NEAR, CallFactors, read_call
+from ._fault import Fault
 from ._judge import Check, Judge
 from ._observe import check_call
 from ._row import check_calls
 from ._target import Target
-from ._verdict import Fault
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
@@ -51,14 +51,14 @@ def extra_checks(
     if examples < 0:
         raise ValueError(f"examples is {examples}; give the number of random calls, 0 or more")
     for text in texts:
-        layout = read_call(text, Call()).layout
-        if target and layout and layout not in (known := layouts_of(target.arrays)):
-            raise ValueError(f"case: unknown layout {layout!r}; give one of {', '.join(known)}")
+        layout = read_call(text, CallFactors()).layout
+        if target and layout and layout not in (layouts := layouts_of(target.arrays)):
+            raise ValueError(f"case: unknown layout {layout!r}; give one of {', '.join(layouts)}")
     drawn = Check(
         "examples", "Calls drawn at random are correct.", ("values",), _check_examples, (examples, seed)
     )
-    given = Check("case", "The calls of --case are correct.", ("values",), _check_given, (texts,))
-    return (*([drawn] if examples else ()), *([given] if texts else ()))
+    case_check = Check("case", "The calls of --case are correct.", ("values",), _check_given, (texts,))
+    return (*([drawn] if examples else ()), *([case_check] if texts else ()))
 
 
 def _check_examples(j: Judge, examples: int, seed: int) -> None:
@@ -78,7 +78,7 @@ def _check_given(j: Judge, texts: Sequence[str]) -> None:
     check_calls(j, cases, None, _check_observed_call)
 
 
-def _check_observed_call(j: Judge, call: Call, seed: int = 0) -> bool:
+def _check_observed_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make, watch and judge a call; raise an observer's fault, unless its own check reported it."""
     # Observers that saw a fault do not look again.
     j.observed = {check: fault for check, fault in j.observed.items() if check in j.reported}
@@ -90,7 +90,7 @@ def _check_observed_call(j: Judge, call: Call, seed: int = 0) -> bool:
     return served
 
 
-def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Call]:
+def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[CallFactors]:
     """Yield random calls of the claimed fields, dtypes, shapes and positions.
 
     Each call has a generator of its own, so that call 5 is the same however many are asked for.
@@ -126,7 +126,7 @@ class _Draw:
         return float(f"{low * (high / low) ** self.share():.4g}")
 
 
-def _draw_call(j: Judge, draw: _Draw) -> Call | None:
+def _draw_call(j: Judge, draw: _Draw) -> CallFactors | None:
     """Return a valid call, or None if none is found."""
     levels = levels_of(j, dict.fromkeys(FACTORS, True))
     for _ in range(_TRIES):
@@ -165,8 +165,8 @@ def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
     rows = [draw.one((1, 2, 3, 4, 5)) for _ in range(count)]
     if draw.chance(0.5):
         elements = _MANY_ELEMENTS if draw.chance(0.2) else _MOST_ELEMENTS
-        most = elements // (width * max(1, math.prod(rows)))
-        rows[draw.whole(0, count - 1)] *= draw.one([size for size in _SIZES if size <= most] or [1])
+        limit = elements // (width * max(1, math.prod(rows)))
+        rows[draw.whole(0, count - 1)] *= draw.one([size for size in _SIZES if size <= limit] or [1])
     return tuple(rows)
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ._capability_parts import ALL_WIDTHS, EMPTY, PARTS
 from ._named_values import (
     AXES,
     COTANGENTS,
@@ -24,7 +25,6 @@ from ._named_values import (
     WAYS_TO_ASK,
     rule_of,
 )
-from ._parts import ALL_WIDTHS, EMPTY, PARTS
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Sizes (B, H, S) that differ from each other, so that a mixed-up axis shows; and the default width.
@@ -114,10 +114,10 @@ def _as_order(text: str) -> Any:
 
 def _as_rule(text: str) -> str:
     try:
-        known = isinstance(json.loads(text), dict) if text.startswith("{") else bool(rule_of(text, 1))
+        is_rule = isinstance(json.loads(text), dict) if text.startswith("{") else bool(rule_of(text, 1))
     except (KeyError, ValueError):
-        known = False
-    if not known:
+        is_rule = False
+    if not is_rule:
         raise ValueError(
             f"give one of {', '.join(RULES)}, with parameters as in linear:factor=2, or a rule in JSON"
         )
@@ -173,17 +173,17 @@ def _needs_of_kind(kind: str) -> Iterator[str]:
 
 
 def _needs_of_rule(text: str) -> tuple[str, ...]:
-    kind = json.loads(text).get("rope_type") if text.startswith("{") else text.partition(":")[0]
-    return "scaling", f"scaling[{kind}]"
+    rope_type = json.loads(text).get("rope_type") if text.startswith("{") else text.partition(":")[0]
+    return "scaling", f"scaling[{rope_type}]"
 
 
 def _needs_of_tuple(value: Any) -> tuple[str, ...]:
     return "tuple", f"tuple[{TUPLES[value]}]", *(["mixed_dtypes"] if value == TWO_DTYPES else [])
 
 
-def _field(name: str, *levels: Any, read: Callable[[str], Any], **more: Any) -> Factor:
+def _field(name: str, *levels: Any, read: Callable[[str], Any], **extra: Any) -> Factor:
     """Return the factor of a field that needs a capability of its own name."""
-    return Factor(None, levels, read, more.pop("needs", lambda value: (name,)), is_field=True, **more)
+    return Factor(None, levels, read, extra.pop("needs", lambda value: (name,)), is_field=True, **extra)
 
 
 def _halvings(low: int, step: int = 1) -> Callable[[Any], Iterator[int]]:
@@ -199,7 +199,7 @@ def _halvings(low: int, step: int = 1) -> Callable[[Any], Iterator[int]]:
 def _simpler_rows(rows: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield smaller sizes along each axis."""
     for axis, size in enumerate(rows):
-        yield from ((*rows[:axis], one, *rows[axis + 1 :]) for one in _halvings(1)(size))
+        yield from ((*rows[:axis], smaller, *rows[axis + 1 :]) for smaller in _halvings(1)(size))
 
 
 def _simpler_start(start: int) -> Iterator[int]:
@@ -210,7 +210,7 @@ def _simpler_start(start: int) -> Iterator[int]:
 def _simpler_reach(reach: int) -> Iterator[int]:
     sign = -1 if reach < 0 else 1
     low = 1 if reach < 0 else NEAR + 1
-    yield from (sign * one for one in _halvings(low)(abs(reach)) if abs(reach) > low)
+    yield from (sign * smaller for smaller in _halvings(low)(abs(reach)) if abs(reach) > low)
 
 
 def _as_dim(text: str) -> Any:
@@ -332,7 +332,7 @@ SIMPLE_FIELDS = (
 FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "scaling": 3, "axes": 2}
 
 
-class Call:
+class CallFactors:
     """A call as a value: a value for each factor, read as attributes."""
 
     __slots__ = ("_values",)
@@ -346,28 +346,28 @@ class Call:
         return self._values[_PLACES[name]]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self._values == other._values
+        return isinstance(other, CallFactors) and self._values == other._values
 
     def __hash__(self) -> int:
         return hash(self._values)
 
     def __repr__(self) -> str:
-        return f"Call({self.text(Call())})"
+        return f"CallFactors({self.text(CallFactors())})"
 
     def values(self) -> dict[str, Any]:
         """Return the value of each factor."""
         return dict(zip(FACTORS, self._values, strict=True))
 
-    def replace(self, **values: Any) -> Call:
+    def replace(self, **values: Any) -> CallFactors:
         """Return a call with other values for some factors."""
-        return Call(**{**self.values(), **values})
+        return CallFactors(**{**self.values(), **values})
 
-    def differing(self, plain: Call) -> list[str]:
+    def differing(self, plain: CallFactors) -> list[str]:
         """Return the names of the factors in which two calls differ."""
-        both = zip(FACTORS, self._values, plain._values, strict=True)
-        return [name for name, value, usual in both if value != usual]
+        factor_values = zip(FACTORS, self._values, plain._values, strict=True)
+        return [name for name, value, plain_value in factor_values if value != plain_value]
 
-    def text(self, plain: Call) -> str:
+    def text(self, plain: CallFactors) -> str:
         """Return the factors that differ from a plain call, as `read_call` reads them."""
         return " ".join(f"{name}={text_of(getattr(self, name))}" for name in self.differing(plain))
 
@@ -376,7 +376,7 @@ _PLACES = {name: place for place, name in enumerate(FACTORS)}
 _PLAIN = {name: factor.plain for name, factor in FACTORS.items()}
 
 
-def read_call(text: str, plain: Call) -> Call:
+def read_call(text: str, plain: CallFactors) -> CallFactors:
     """Return the call that a text describes; factors that it leaves out are as in `plain`.
 
     Raises
@@ -385,34 +385,34 @@ def read_call(text: str, plain: Call) -> Call:
         A factor is unknown, or its value cannot be read.
     """
     values: dict[str, Any] = {}
-    for part in text.split():
-        name, equals, value = part.partition("=")
+    for factor in text.split():
+        name, equals, value = factor.partition("=")
         if name not in FACTORS or not equals:
-            known = ", ".join(FACTORS)
-            raise ValueError(f"case: cannot read {part!r}; give factors as NAME=VALUE, of {known}")
+            names = ", ".join(FACTORS)
+            raise ValueError(f"case: cannot read {factor!r}; give factors as NAME=VALUE, of {names}")
         if name in values:
             raise ValueError(f"case: {name} is given twice; give each factor once")
         try:
             values[name] = FACTORS[name].read(value)
         except ValueError as error:
-            raise ValueError(f"case: cannot read {part!r}: {error}") from None
+            raise ValueError(f"case: cannot read {factor!r}: {error}") from None
     return plain.replace(**values)
 
 
-def needs_of(call: Call, plain: Call) -> set[str]:
+def needs_of(call: CallFactors, plain: CallFactors) -> set[str]:
     """Return the capabilities that a call needs, and a plain call does not."""
     return {
-        need
+        capability
         for name in call.differing(plain)
         if (value := getattr(call, name)) is not None
-        for need in FACTORS[name].needs(value)
+        for capability in FACTORS[name].needs(value)
     }
 
 
 # ---- fields and shapes of a call ----
 
 
-def num_pairs(call: Call, defaults: Mapping[str, Any]) -> int:
+def num_pairs(call: CallFactors, defaults: Mapping[str, Any]) -> int:
     """Return the number of rotated pairs, for the fields of a call without fields."""
     if call.rotary_dim is not None:
         return int(call.rotary_dim) // 2
@@ -422,25 +422,25 @@ def num_pairs(call: Call, defaults: Mapping[str, Any]) -> int:
     return int(defaults.get("rotary_dim") or call.width - first_feature(call, defaults)) // 2
 
 
-def first_feature(call: Call, defaults: Mapping[str, Any]) -> int:
+def first_feature(call: CallFactors, defaults: Mapping[str, Any]) -> int:
     """Return the index of the first rotated feature."""
     start = call.rotary_start
     return int(start if start is not None else defaults.get("rotary_start") or 0)
 
 
-def fields_of(call: Call, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(call: CallFactors, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a call, for a target that has `defaults` for fields that are left out."""
     spec = {name: getattr(call, name) for name in FIELDS if getattr(call, name) is not None}
     pairs = num_pairs(call, defaults)
-    made: dict[str, Callable[[Any], Any]] = {
+    builders: dict[str, Callable[[Any], Any]] = {
         "inv_freq": lambda name: FREQUENCIES[name](pairs),
         "scaling": lambda text: rule_of(text, pairs),
         "axes": lambda name: AXES[name](pairs),
     }
-    return {name: made[name](value) if name in made else value for name, value in spec.items()}
+    return {name: builders[name](value) if name in builders else value for name, value in spec.items()}
 
 
-def shape_of_positions(call: Call) -> tuple[int, ...]:
+def shape_of_positions(call: CallFactors) -> tuple[int, ...]:
     """Return the shape of a call's positions, without coordinates."""
     sizes = dict(zip("BH", call.rows[:-1], strict=False)) | {"S": (call.rows or (1,))[-1], "1": 1}
     return tuple(sizes[axis] for axis in call.positions)

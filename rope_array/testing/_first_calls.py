@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._libraries import Library
+from ._libraries import ArrayLibrary
 
 
 class FirstCall(NamedTuple):
@@ -26,7 +26,7 @@ class FirstCalls:
     def __init__(self) -> None:
         self._calls: dict[Any, FirstCall] = {}
 
-    def call(self, lib: Library, rotate: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> Any:
+    def call(self, lib: ArrayLibrary, rotate: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> Any:
         """Call; keep the numbers if it is the first call of its dtype, fields and range, and succeeds."""
         if isinstance(x, tuple) or "values" in lib.lacks:
             return rotate(x, pos, **spec)
@@ -50,8 +50,8 @@ class FirstCalls:
 
 def _range(numbers: Any) -> int:
     """Return the number of bits of the largest position, 10 at least: tables may grow for it."""
-    return max([10, *(int(abs(one)).bit_length() for one in np.asarray(numbers, dtype=object).flat)])
+    return max([10, *(int(abs(pos)).bit_length() for pos in np.asarray(numbers, dtype=object).flat)])
 
 
-def _numbers(lib: Library, array: Any) -> np.ndarray:
+def _numbers(lib: ArrayLibrary, array: Any) -> np.ndarray:
     return lib.to_numpy(array).astype(np.float64)

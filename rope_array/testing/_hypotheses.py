@@ -1,22 +1,23 @@
 """Make hypotheses from the wrong results that were kept: by their values, their place and their accuracy.
 
-`_causes` accepts the one that explains most checks, and judges what remains again.
+`_find_causes` accepts the one that explains most checks, and judges what remains again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ._contract import Accuracy, is_within
+from ._fault import Fault
 from ._hypothesis import SHARE, Hypothesis, of_likeness
 from ._pair_frequencies import by_pairs
-from ._values import likeness_of
-from ._verdict import Fault
-from ._where import axis_names
-from ._wrong import Mask, Wrong
+from ._wrong_places import axis_names
+from ._wrong_result import Mask, Wrong
+from ._wrong_values import likeness_of
 
 # Weaker classes of angles, and the last positions that a claim may leave, the furthest first.
 _WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": ()}
@@ -27,12 +28,12 @@ _LEAST_END = 600
 
 def of_kept_results(faults: Mapping[str, Fault]) -> Iterator[Hypothesis]:
     """Yield the hypotheses that wrong results suggest, the most telling first; each once."""
-    found: dict[str, Hypothesis] = {}
+    hypotheses: dict[str, Hypothesis] = {}
     for make in (_by_values, by_pairs, _by_place):
         for wrong in (fault.wrong for fault in faults.values() if fault.wrong is not None):
-            for one in make(wrong):
-                found.setdefault(one.text, one)
-    yield from found.values()
+            for hypothesis in make(wrong):
+                hypotheses.setdefault(hypothesis.text, hypothesis)
+    yield from hypotheses.values()
 
 
 # ---- values ----
@@ -61,12 +62,12 @@ def _by_place(wrong: Wrong) -> Iterator[Hypothesis]:
         yield from _exact(wrong, _from("feature", first, names[-1]), first)
 
 
-def _exact(wrong: Wrong, one: Hypothesis, first: int) -> Iterator[Hypothesis]:
+def _exact(wrong: Wrong, place: Hypothesis, first: int) -> Iterator[Hypothesis]:
     """Yield a place if it begins after the first index, and nearly all elements there are wrong."""
-    if first and one.explains(Fault("", wrong)):
+    if first and place.explains(Fault("", wrong)):
         like = likeness_of(wrong)
         values = like.text if like is not None and like.facts is None else ""
-        yield one._replace(text=f"wrong results in {one.text}{f': {values}' if values else ''}")
+        yield place._replace(text=f"wrong results in {place.text}{f': {values}' if values else ''}")
 
 
 def _from(name: str, first: int, feature: str) -> Hypothesis:
@@ -92,8 +93,8 @@ def _last_features(count: int) -> Hypothesis:
 
 
 def _along(mask: Mask, axis: int) -> Mask:
-    others = tuple(i for i in range(mask.ndim) if i != axis % mask.ndim)
-    return np.asarray(mask.any(axis=others))
+    other_axes = tuple(i for i in range(mask.ndim) if i != axis % mask.ndim)
+    return np.asarray(mask.any(axis=other_axes))
 
 
 # ---- accuracy ----
@@ -102,22 +103,22 @@ def _along(mask: Mask, axis: int) -> Mask:
 def of_accuracy(target: Any, faults: Mapping[str, Fault]) -> Iterator[Hypothesis]:
     """Yield weaker classes of accuracy, alone, together, and with fewer positions."""
     angles = [{"angles": name} for name in _WEAKER[target.angles]]
-    own = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
-    classes: list[dict[str, Any]] = [*angles, *own, *({**one, **other} for one in angles for other in own)]
+    arithmetics = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
+    classes: list[dict[str, Any]] = [*angles, *arithmetics, *(a | b for a, b in product(angles, arithmetics))]
     # A class that explains no result of the usual dtype alone is no cause: float64 may be narrowed.
     narrow = "float64" if {"float32", "float16"} & target.claimed else ""
-    usual = [fault for fault in faults.values() if fault.wrong is not None and fault.wrong.dtype != narrow]
-    classes = [one for one in classes if any(map(_class(target, one).explains, usual))]
-    yield from (_class(target, one) for one in classes)
+    judged = [fault for fault in faults.values() if fault.wrong is not None and fault.wrong.dtype != narrow]
+    classes = [claims for claims in classes if any(map(_class(target, claims).explains, judged))]
+    yield from (_class(target, claims) for claims in classes)
     if "definition" in faults:
         return
     last = min((_last_right(fault) for fault in faults.values()), default=0)
     # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
     ends = {*_ENDS, *([] if target.angles == "float32" else [last])} - {*range(_LEAST_END)}
     for end in sorted(ends, reverse=True):
-        for one in (_class(target, {**claims, "furthest": end}) for claims in (*classes, {})):
-            if end < target.reach and any(map(one.explains, usual)):
-                yield one
+        for hypothesis in (_class(target, {**claims, "furthest": end}) for claims in (*classes, {})):
+            if end < target.reach and any(map(hypothesis.explains, judged)):
+                yield hypothesis
 
 
 def _last_right(fault: Fault) -> int:
@@ -128,36 +129,36 @@ def _last_right(fault: Fault) -> int:
     return int(np.abs(wrong.row_positions[wrong.mask.any(axis=-1)]).min()) - 1
 
 
-def with_end(one: Hypothesis, faults: Mapping[str, Fault]) -> Hypothesis:
+def with_end(hypothesis: Hypothesis, faults: Mapping[str, Fault]) -> Hypothesis:
     """Return rotation by other positions with the claim to end before, if smaller positions are right."""
-    if "positions" not in one.facts:
-        return one
-    covered = [fault for fault in faults.values() if one.covers(fault)]
+    if "positions" not in hypothesis.facts:
+        return hypothesis
+    covered = [fault for fault in faults.values() if hypothesis.covers(fault)]
     last = min(map(_last_right, covered), default=0)
-    right = [_right_positions(one, fault.wrong) for fault in covered if fault.wrong is not None]
+    right = [_right_positions(hypothesis, fault.wrong) for fault in covered if fault.wrong is not None]
     if (
         last < _LEAST_END
-        or not any(some.size for some in right)
-        or any((some > last).any() for some in right)
+        or not any(positions.size for positions in right)
+        or any((positions > last).any() for positions in right)
     ):
-        return one
-    return one._replace(text=f"{one.text} beyond position {last:,}", claims={"furthest": last})
+        return hypothesis
+    return hypothesis._replace(text=f"{hypothesis.text} beyond position {last:,}", claims={"furthest": last})
 
 
-def _right_positions(one: Hypothesis, wrong: Wrong) -> Any:
+def _right_positions(hypothesis: Hypothesis, wrong: Wrong) -> Any:
     """Return the positions of right rows that other positions would rotate otherwise."""
-    if one.elements is None or wrong.row_positions is None:
+    if hypothesis.elements is None or wrong.row_positions is None:
         return np.zeros(0)
-    rows = ~wrong.mask.any(axis=-1) & ~one.elements(wrong).all(axis=-1)
+    rows = ~wrong.mask.any(axis=-1) & ~hypothesis.elements(wrong).all(axis=-1)
     return np.abs(wrong.row_positions[rows])
 
 
 def _class(target: Any, claims: Mapping[str, Any]) -> Hypothesis:
     def elements(wrong: Wrong) -> Mask:
-        given = wrong.accuracy or Accuracy()
+        accuracy = wrong.accuracy or Accuracy()
         names = [name for name in ("angles", "arithmetic") if name in claims]
-        weaker = given._replace(**{name: claims[name] for name in names})
-        mask = np.zeros(wrong.mask.shape, bool) if weaker == given else _is_within(wrong, weaker)
+        weaker = accuracy._replace(**{name: claims[name] for name in names})
+        mask = np.zeros(wrong.mask.shape, bool) if weaker == accuracy else _is_within(wrong, weaker)
         return mask | _beyond(wrong, claims["furthest"]) if "furthest" in claims else mask
 
     return Hypothesis(", ".join(class_texts(claims)), dict(claims), elements, claims)
@@ -165,10 +166,10 @@ def _class(target: Any, claims: Mapping[str, Any]) -> Hypothesis:
 
 def _is_within(wrong: Wrong, accuracy: Accuracy) -> Mask:
     """Return the elements within a class of accuracy; once for each class, as many ends are tried."""
-    known: dict[Accuracy, Mask] = wrong.known.setdefault("within", {})
-    if accuracy not in known:
-        known[accuracy] = is_within(wrong, accuracy)
-    return known[accuracy]
+    within_by_class: dict[Accuracy, Mask] = wrong.cache.setdefault("within", {})
+    if accuracy not in within_by_class:
+        within_by_class[accuracy] = is_within(wrong, accuracy)
+    return within_by_class[accuracy]
 
 
 def _beyond(wrong: Wrong, end: int) -> Mask:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ._own import OwnApply
-from ._values import SIMPLE, Likeness, likeness_of
-from ._verdict import Fault
-from ._wrong import Mask, Wrong
+from ._fault import Fault
+from ._library_target import OwnApply
+from ._wrong_result import Mask, Wrong
+from ._wrong_values import SIMPLE, Likeness, likeness_of
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 # The share of the elements at a place that have to be wrong.
@@ -79,24 +79,22 @@ def _has(wrong: Wrong, text: str) -> bool:
     return wrong.places is not None and (like := likeness_of(wrong)) is not None and like.text == text
 
 
-def together(some: Sequence[Hypothesis]) -> Hypothesis:
+def together(hypotheses: Sequence[Hypothesis]) -> Hypothesis:
     """Return several causes that are known together as one."""
     claims: dict[str, Any] = {}
-    for one in some:
-        claims = merged(claims, one.claims)
-    facts = {name: value for one in some for name, value in one.facts.items()}
-    around = [one.around for one in some if one.around]
-    elements = [one.elements for one in some if one.elements]
-    return Hypothesis(
-        ", ".join(one.text for one in some), facts, elements[-1] if elements else None, claims,
-        around[-1] if around else None,
-    )  # fmt: skip
+    for hypothesis in hypotheses:
+        claims = merged(claims, hypothesis.claims)
+    facts = {name: value for hypothesis in hypotheses for name, value in hypothesis.facts.items()}
+    around = [hypothesis.around for hypothesis in hypotheses if hypothesis.around]
+    elements = [hypothesis.elements for hypothesis in hypotheses if hypothesis.elements]
+    text = ", ".join(hypothesis.text for hypothesis in hypotheses)
+    return Hypothesis(text, facts, elements[-1] if elements else None, claims, around[-1] if around else None)
 
 
-def merged(claims: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def merged(claims: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """Return claims with more claims; the mappings `fixed` and `lacks` are joined."""
-    joined = {name: {**claims.get(name, {}), **more[name]} for name in ("fixed", "lacks") if name in more}
-    return {**claims, **more, **joined}
+    joined = {name: {**claims.get(name, {}), **added[name]} for name in ("fixed", "lacks") if name in added}
+    return {**claims, **added, **joined}
 
 
 def of_likeness(like: Likeness) -> Hypothesis:

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _watch
+from . import _announce
+from ._capability_parts import PARTS, whole_of
 from ._claims import RANGES, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, SIZES, WIDTH
+from ._fault import Fault
 from ._libraries import rounded
-from ._own import Declined
-from ._parts import PARTS, whole_of
-from ._refused import Calls, Refused, refusal
+from ._library_target import Declined
+from ._refused import CheckCalls, Refused, refusal
 from ._target import Target
-from ._verdict import Fault
-from ._where import difference
-from ._wrong import Wrong
+from ._wrong_places import difference
+from ._wrong_result import Wrong
 
 Floats = NDArray[np.float64]
 
@@ -106,7 +106,7 @@ class Judge:
         self.left_out: dict[str, str] = {}
         self.faults: dict[str, Fault] = {}
         self.excuses: list[Callable[[Wrong], NDArray[np.bool_]]] = []
-        self.calls = Calls()
+        self.calls = CheckCalls()
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
@@ -131,8 +131,8 @@ class Judge:
 
     def other_dtype(self, dtype: str) -> str:
         """Return the dtype of the other array of a tuple with an array of `dtype`: another, if claimed."""
-        others = [each for each in self.dtypes if each != dtype and self.claims("mixed_dtypes")]
-        return others[-1] if others else dtype
+        other_dtypes = [name for name in self.dtypes if name != dtype and self.claims("mixed_dtypes")]
+        return other_dtypes[-1] if other_dtypes else dtype
 
     def claims(self, *names: str) -> bool:
         """Return whether all these capabilities are claimed."""
@@ -159,11 +159,11 @@ class Judge:
         numbers = rounded(np.asarray(values, np.float64, order="C"), dtype)
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
-    def pos(self, values: Any, kind: str | None = None) -> Any:
+    def pos(self, values: Any, dtype: str | None = None) -> Any:
         """Make an array of positions, by default float32 or an integer dtype that it takes."""
         values = np.asarray(self.within(values))
-        kind = kind or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
-        return self.lib.asarray(values.astype(kind))
+        dtype = dtype or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
+        return self.lib.asarray(values.astype(dtype))
 
     def positions(self, count: int = SIZES[2]) -> NDArray[np.int64]:
         """Return small positions of the kind that the target takes."""
@@ -228,7 +228,7 @@ class Judge:
     def bare_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
         """Call the target, whatever it raises."""
         x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
-        _watch.calling(x, pos, spec)
+        _announce.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             y = self.target.call(x, pos, **spec)
         self.check_alive(x if isinstance(x, tuple) else (x,))
@@ -276,8 +276,8 @@ class Judge:
 
     def exact(self, values: Floats, pos: Any, **spec: Any) -> Floats:
         """Return the definition's result."""
-        more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        return apply_definition(values, pos, **self.fields(spec), **more)
+        call_fields = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
+        return apply_definition(values, pos, **self.fields(spec), **call_fields)
 
     def check_kind(self, y: Any, x: Input) -> None:
         """Assert that a result has x's library, shape, dtype and device."""
@@ -306,14 +306,13 @@ class Judge:
         self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
     ) -> None:
         """Assert the same at positions that may be beyond the reach of the target."""
-        more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
+        call_fields = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         try:
             assert_contract(
                 y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-                **self.fields(spec), **more,
+                **self.fields(spec), **call_fields,
             )  # fmt: skip
         except Fault as fault:
-            fault.wrong.given = frozenset(self.fit(spec))
             for excuse in self.excuses:
                 fault.wrong.take_away(excuse(fault.wrong))
             if fault.wrong.mask.any():
@@ -349,9 +348,9 @@ class Judge:
         self.check(y, x, pos, **spec)
         return self.numbers(y)
 
-    def check_equal(self, got: Floats, expected: Floats, text: str, pos: Any = None) -> None:
+    def check_equal(self, actual: Floats, expected: Floats, text: str, pos: Any = None) -> None:
         """Assert that results have equal values; the text follows the number of the elements that differ."""
-        text = difference(got, expected, text, pos)
+        text = difference(actual, expected, text, pos)
         assert not text, text
 
     def bound(self, x: Floats, pos: Any, dtype: str) -> Floats:
@@ -374,9 +373,9 @@ class Judge:
         """Return a mask of the results whose pair, or feature outside the slice, is not finite."""
         mask = ~np.isfinite(values)
         (a, b), (c, d) = self.pairs(spec, values.shape[-1])
-        both = mask[..., a] | mask[..., b]
+        in_pair = mask[..., a] | mask[..., b]
         mask[..., a] = mask[..., b] = False
-        mask[..., c] = mask[..., d] = both
+        mask[..., c] = mask[..., d] = in_pair
         return mask
 
     def check_nonfinite(self, y: Floats, values: Floats, spec: dict[str, Any] | None = None) -> None:

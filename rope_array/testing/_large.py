@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from ._call import plain_call, spec_of, with_layout
 from ._contract import allowed
-from ._factors import FIELDS, Call
+from ._factors import FIELDS, CallFactors
 from ._judge import Input, Judge
-from ._own import Declined
+from ._library_target import Declined
 
 _OF_LARGE_CALLS = {"dtype", "rows", "width", "positions", "layout", *FIELDS} - {"axes"}
 # Batches, heads and rows repeat with these periods, no powers of two: few rows are computed exactly.
@@ -46,8 +46,8 @@ def _repeated(
         tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
         + shape[3:]
     )
-    most = shape[2] if j.claims("any_positions") else j.target.reach + 1
-    shape = (*shape[:2], min(shape[2], most), j.target.width_of(shape[3]))
+    most_rows = shape[2] if j.claims("any_positions") else j.target.reach + 1
+    shape = (*shape[:2], min(shape[2], most_rows), j.target.width_of(shape[3]))
     index = [np.arange(n) % period for n, period in zip(shape, _PERIODS, strict=False)]
     rows = np.arange(shape[2])
     if j.claims("any_positions"):
@@ -74,8 +74,8 @@ def _next(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
 def some_rows(count: int) -> NDArray[np.intp]:
     """Return the rows next to powers of two, the first and last ones, and some between."""
     edges = [2**n + near for n in range(2, 20) for near in (-1, 0, 1)]
-    some = [*range(4), *edges, *range(0, count, 997), *range(count - 4, count)]
-    return np.unique([row for row in some if 0 <= row < count]).astype(np.intp)
+    candidates = [*range(4), *edges, *range(0, count, 997), *range(count - 4, count)]
+    return np.unique([row for row in candidates if 0 <= row < count]).astype(np.intp)
 
 
 def check_large(
@@ -119,7 +119,7 @@ def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) ->
     return bool((np.abs(y[:, :, large.rows] - exact[chosen]) <= bound[chosen]).all())
 
 
-def check_large_call(j: Judge, call: Call, seed: int = 0) -> bool:
+def check_large_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make and judge a call of many rows, heads or batches; return False if the target refuses it.
 
     Raise ValueError for a call with a factor that has no meaning for large arrays, whose parts repeat.
@@ -132,7 +132,7 @@ def check_large_call(j: Judge, call: Call, seed: int = 0) -> bool:
     )
 
 
-def check_many_elements(j: Judge, call: Call, seed: int = 0) -> bool:
+def check_many_elements(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make and judge a large call with as many elements as at a head_dim of 64."""
     *lead, rows = call.rows
     return check_large_call(j, call.replace(rows=(*lead, -(-rows * 64 // call.width))))

@@ -13,14 +13,14 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ._libraries import Array, Jax, Library
+from ._libraries import Array, ArrayLibrary, JaxLibrary
 
 Settings = Mapping[str, Callable[[], AbstractContextManager[Any]]]
 
 
-def settings_of(lib: Library, mode: str) -> Settings:
+def settings_of(lib: ArrayLibrary, mode: str) -> Settings:
     """Return the settings of a mode by name, each with a function that makes its context manager."""
-    return _jax_settings(lib) if isinstance(lib, Jax) else _torch_settings(lib, mode)
+    return _jax_settings(lib) if isinstance(lib, JaxLibrary) else _torch_settings(lib, mode)
 
 
 def is_taken(dtype: str, mode: str, setting: str) -> bool:
@@ -36,7 +36,7 @@ def is_taken(dtype: str, mode: str, setting: str) -> bool:
 _JAX_SETTING = "jax.enable_x64({})"
 
 
-def _jax_settings(lib: Jax) -> Settings:
+def _jax_settings(lib: JaxLibrary) -> Settings:
     return {_JAX_SETTING.format(not lib.x64): lambda: lib.native.enable_x64(not lib.x64)}
 
 
@@ -90,8 +90,8 @@ def one_device(lib: Any) -> Iterator[None]:
 
     class OneDevice(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            tensors = [one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.ndim]
-            devices = {str(one.device) for one in tensors}
+            tensors = [arg for arg in leaves((args, kwargs)) if isinstance(arg, torch.Tensor) and arg.ndim]
+            devices = {str(tensor.device) for tensor in tensors}
             if len(devices) > 1 and function.overloadpacket.__name__ not in copies:
                 raise RuntimeError(f"{function} takes tensors on {' and '.join(sorted(devices))}")
             return function(*args, **(kwargs or {}))
@@ -107,25 +107,25 @@ def fake(*arrays: Array) -> tuple[AbstractContextManager[Any], list[Array]]:
 
 
 def vmap(
-    lib: Library, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
+    lib: ArrayLibrary, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
 ) -> Callable[..., Array]:
     """Map a function of arrays over an axis of each; None leaves an array whole."""
-    if isinstance(lib, Jax):
+    if isinstance(lib, JaxLibrary):
         mapped: Callable[..., Array] = lib.native.vmap(f, in_axes=in_axes, out_axes=out_axis)
     else:
         mapped = lib.native.vmap(f, in_dims=in_axes, out_dims=out_axis)
     return mapped
 
 
-def vjp(lib: Library, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
+def vjp(lib: ArrayLibrary, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
     """Return the vector-Jacobian product of a function, by a transform that can be mapped."""
-    make = lib.native.vjp if isinstance(lib, Jax) else lib.native.func.vjp
+    make = lib.native.vjp if isinstance(lib, JaxLibrary) else lib.native.func.vjp
     return make(f, x)[1](cotangent)[0]
 
 
-def jvp(lib: Library, f: Callable[[Array], Array], x: Array, tangent: Array) -> tuple[Array, Array]:
+def jvp(lib: ArrayLibrary, f: Callable[[Array], Array], x: Array, tangent: Array) -> tuple[Array, Array]:
     """Return a function's value, and its derivative along a tangent."""
-    if isinstance(lib, Jax):
+    if isinstance(lib, JaxLibrary):
         value, derivative = lib.native.jvp(f, (x,), (tangent,))
         return value, derivative
     forward = import_module("torch.autograd.forward_ad")

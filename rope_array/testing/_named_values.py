@@ -116,9 +116,9 @@ def rule_of(text: str, pairs: int) -> dict[str, Any]:
     """Return the scaling rule of a text: a kind with changed parameters, or JSON."""
     if text.startswith("{"):
         return dict(json.loads(text))
-    kind, *changes = text.split(":")
-    changed = dict(change.split("=") for change in changes)
-    rule = {"rope_type": kind, **RULES[kind], **{name: _number(value) for name, value in changed.items()}}
+    rope_type, *changes = text.split(":")
+    changed = {name: _number(value) for name, value in (change.split("=") for change in changes)}
+    rule = {"rope_type": rope_type, **RULES[rope_type], **changed}
     return {name: LISTS[value](pairs) if value in LISTS else value for name, value in rule.items()
             if value is not None}  # fmt: skip
 

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _watch
-from ._call import Made, make, plain_call, with_layout
-from ._factors import Call
+from . import _announce
+from ._call import CallInputs, make, plain_call, with_layout
+from ._factors import CallFactors
+from ._fault import Fault
 from ._gradients import check_gradient
 from ._judge import Judge
-from ._own import Declined
+from ._library_target import Declined
 from ._settings import changes, unusual_settings
-from ._verdict import Fault
-from ._where import difference
+from ._wrong_places import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 8
@@ -31,9 +31,9 @@ _MOST_KEPT = 8
 class Watched(NamedTuple):
     """A call that was made: its arguments, its results, and a way to repeat it."""
 
-    call: Call
+    call: CallFactors
     seed: int
-    made: Made
+    inputs: CallInputs
     results: tuple[Any, ...]
     again: Callable[[], tuple[Any, ...]]
 
@@ -57,7 +57,7 @@ class Observer(NamedTuple):
 
     check: str
     requirement: str
-    before: Callable[[Judge, Made], Any]
+    before: Callable[[Judge, CallInputs], Any]
     after: Callable[[Judge, Watched, Any], Iterator[str | Fault]]
     needs: tuple[str, ...] = ()
 
@@ -65,21 +65,22 @@ class Observer(NamedTuple):
 # ---- the observers ----
 
 
-def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
-    """Return whether a costly observer watches a call; of the calls for observers, at most one in `least`."""
+def _is_chosen(j: Judge, watched: Watched, turn: int, at_most_one_in: int = 1) -> bool:
+    """Return whether a costly observer watches a call; of calls for observers, one in `at_most_one_in`."""
     if not j.watched_every:
         return False
-    every = j.watched_every if j.judges_values else max(j.watched_every, least)
+    every = j.watched_every if j.judges_values else max(j.watched_every, at_most_one_in)
     return watched.seed % every == turn % every
 
 
-def _nothing(j: Judge, made: Made) -> None:
+def _nothing(j: Judge, inputs: CallInputs) -> None:
     """Observe results only."""
 
 
-def _bits_of_inputs(j: Judge, made: Made) -> list[tuple[str, Any, bytes]]:
-    names = [f"array {i} of {len(made.xs)}" for i in range(len(made.xs))] if len(made.xs) > 1 else ["x"]
-    named = [*zip(names, (x.array for x in made.xs), strict=True), ("pos", made.pos)]
+def _bits_of_inputs(j: Judge, inputs: CallInputs) -> list[tuple[str, Any, bytes]]:
+    count = len(inputs.xs)
+    names = [f"array {i} of {count}" for i in range(count)] if count > 1 else ["x"]
+    named = [*zip(names, (x.array for x in inputs.xs), strict=True), ("pos", inputs.pos)]
     return [(name, array, j.lib.snapshot(array)) for name, array in named if j.lib.owns(array)]
 
 
@@ -87,22 +88,22 @@ def _written_inputs(j: Judge, watched: Watched, before: list[tuple[str, Any, byt
     yield from (f"{name} was written" for name, array, bits in before if j.lib.snapshot(array) != bits)
 
 
-def _bits_of_wholes(j: Judge, made: Made) -> list[tuple[Any, bytes]]:
-    return [(whole, j.lib.snapshot(whole)) for whole in made.wholes]
+def _bits_around_x(j: Judge, inputs: CallInputs) -> list[tuple[Any, bytes]]:
+    return [(larger_array, j.lib.snapshot(larger_array)) for larger_array in inputs.larger_arrays]
 
 
-def _written_wholes(j: Judge, watched: Watched, before: list[tuple[Any, bytes]]) -> Iterator[str]:
-    if any(j.lib.snapshot(whole) != bits for whole, bits in before):
+def _written_around_x(j: Judge, watched: Watched, before: list[tuple[Any, bytes]]) -> Iterator[str]:
+    if any(j.lib.snapshot(larger_array) != bits for larger_array, bits in before):
         yield "memory around x was written"
 
 
 def _shared(j: Judge, watched: Watched, before: None) -> Iterator[str]:
-    xs, ys = [x.array for x in watched.made.xs], watched.results
+    xs, ys = [x.array for x in watched.inputs.xs], watched.results
     for i, y in enumerate(ys):
-        for name, others in (("result", ys[:i]), ("x", xs)):
-            if any(y is other for other in others):
+        for name, arrays in (("result", ys[:i]), ("x", xs)):
+            if any(y is array for array in arrays):
                 yield f"a result is {'another result' if name == 'result' else 'x itself'}"
-            elif any(j.lib.shares_memory(y, other) for other in others):
+            elif any(j.lib.shares_memory(y, array) for array in arrays):
                 yield f"a result shares memory with {'another result' if name == 'result' else 'x'}"
 
 
@@ -129,7 +130,7 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return bool(np.unique(places).size < places.size)
 
 
-def _kept_results(j: Judge, made: Made) -> list[tuple[Any, bytes]]:
+def _kept_results(j: Judge, inputs: CallInputs) -> list[tuple[Any, bytes]]:
     return j.kept
 
 
@@ -148,7 +149,7 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
     """Write into results, and look at x, positions, an earlier result and the next call."""
     if not _is_chosen(j, watched, 1):
         return
-    inputs, first = _bits_of_inputs(j, watched.made), watched.results
+    inputs, first = _bits_of_inputs(j, watched.inputs), watched.results
     bits, second = [j.lib.snapshot(y) for y in first], watched.again()
     text = "writing into a result changes"
     if any(a is b or j.lib.shares_memory(a, b) for a, b in zip(first, second, strict=True)):
@@ -159,96 +160,96 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
                 yield f"{text} {name}"
         if [j.lib.snapshot(y) for y in first] != bits:
             yield f"{text} an earlier result"
-    for results in (second, first):  # the first result may be the cached one
-        written = all([j.lib.overwrite(y) for y in results])
+    for ys in (second, first):  # the first result may be the cached one
+        written = all([j.lib.overwrite(y) for y in ys])
         if written and [j.lib.snapshot(y) for y in watched.again()] != bits:
             yield f"{text} the next call"
 
 
 def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Compare with a second call, and with calls of a part of the rows, heads or batches."""
-    call, made = watched.call, watched.made
+    call, inputs = watched.call, watched.inputs
     if not _is_chosen(j, watched, 2) or not j.claims("values"):
         return
-    whole = [j.numbers(y) for y in watched.results]
+    full_numbers = [j.numbers(y) for y in watched.results]
     again = [j.numbers(y) for y in watched.again()]
-    yield from _differing(again, whole, "have other bits in a second call")
+    yield from _differing(again, full_numbers, "have other bits in a second call")
     if not j.claims("same_bits"):
         return
-    for text, index, pos in _parts_of_call(j, call, made):
-        for x, expected in zip(made.xs, whole, strict=True):  # alone, if the call has a tuple
-            part = j.array(x.values[index], x.dtype)
+    for text, index, pos in _parts_of_call(j, call, inputs):
+        for x, expected in zip(inputs.xs, full_numbers, strict=True):  # alone, if the call has a tuple
+            x_part = j.array(x.values[index], x.dtype)
             if j.lib.dtype_of(x.array) != x.dtype:  # other code may serve the other byte order
-                part, _ = with_layout(j, part, "the_other_byte_order")
-            y = j.try_call(part, pos, **made.spec)
+                x_part, _ = with_layout(j, x_part, "the_other_byte_order")
+            y = j.try_call(x_part, pos, **inputs.spec)
             if y is not None:
                 yield from _differing([j.numbers(y)], [expected[index]], f"have other bits {text}")
 
 
-def _differing(got: list[Any], expected: list[Any], text: str) -> Iterator[str]:
-    for one, other in zip(got, expected, strict=True):
-        if found := difference(np.nan_to_num(one), np.nan_to_num(other), text):
-            yield found
+def _differing(actual: list[Any], expected: list[Any], text: str) -> Iterator[str]:
+    for array, expected_array in zip(actual, expected, strict=True):
+        if difference_text := difference(np.nan_to_num(array), np.nan_to_num(expected_array), text):
+            yield difference_text
 
 
-def _parts_of_call(j: Judge, call: Call, made: Made) -> Iterator[tuple[str, Any, Any]]:
+def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[tuple[str, Any, Any]]:
     """Yield a phrase, the index of a part of x, and positions for the part."""
     if len(call.rows) != 3 or call.seq_axis is not None or 0 in call.rows or j.is_slow:
         return
     batches, heads, rows = call.rows
-    yield "if x is contiguous and alone", np.s_[:], made.pos
+    yield "if x is contiguous and alone", np.s_[:], inputs.pos
     if call.positions == "S" and not call.axes and call.kind in j.lib.integers:
-        some = slice(rows // 2, rows)
-        yield "in a slice of the rows", np.s_[:, :, some], j.pos(made.numbers[some], call.kind)
-        yield "with heads dropped", np.s_[:, heads // 2 :], made.pos
-        yield "in a part of the batch", np.s_[batches // 2 :], made.pos
+        half = slice(rows // 2, rows)
+        yield "in a slice of the rows", np.s_[:, :, half], j.pos(inputs.numbers[half], call.kind)
+        yield "with heads dropped", np.s_[:, heads // 2 :], inputs.pos
+        yield "in a part of the batch", np.s_[batches // 2 :], inputs.pos
         if j.claims("batch_positions"):
-            rows_of_each = np.broadcast_to(made.numbers, (batches, rows))
+            rows_of_each = np.broadcast_to(inputs.numbers, (batches, rows))
             yield "at positions of shape (B, S)", np.s_[:], j.pos(rows_of_each, call.kind)
 
 
 def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     """Write to the positions, and judge the next call by them."""
-    made = watched.made
+    inputs = watched.inputs
     if not _is_chosen(j, watched, 3):
         return
     # Other dtypes may have no sum, or end at these positions.
-    if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
+    if watched.call.kind not in ("int64", "int32") or not j.lib.owns(inputs.pos):
         return
     last = min(j.target.reach, np.iinfo(watched.call.kind).max)
-    if np.max(made.numbers, initial=0) >= last or not j.lib.overwrite(made.pos, made.pos + 1):
+    if np.max(inputs.numbers, initial=0) >= last or not j.lib.overwrite(inputs.pos, inputs.pos + 1):
         return
-    for y, x in zip(watched.again(), made.xs, strict=True):
+    for y, x in zip(watched.again(), inputs.xs, strict=True):
         try:
-            j.check_values_at(j.numbers(y), x, made.numbers + 1, **made.spec)
+            j.check_values_at(j.numbers(y), x, inputs.numbers + 1, **inputs.spec)
         except AssertionError as error:
             yield Fault.of(error, context="positions were written since the last call")
 
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Call again under unusual settings, as a call may set one to its usual value."""
-    if not _is_chosen(j, watched, 0, least=3):
+    if not _is_chosen(j, watched, 0, at_most_one_in=3):
         return
     # `settings` predates the first call, which may have changed them for good.
     changed = changes(j.settings, j.lib.defaults())
-    for other in (False, True):
-        with unusual_settings(other):
+    for second_values in (False, True):
+        with unusual_settings(second_values):
             state = j.lib.state()
-            call_unguarded(j, watched.made.x, watched.made.pos, watched.made.spec)
+            call_unguarded(j, watched.inputs.x, watched.inputs.pos, watched.inputs.spec)
             changed |= changes(state, j.lib.state())
     if watched.seed == 0 and (settings := j.lib.unusual()) is not None:
         with ThreadPoolExecutor(1) as pool:  # a thread that has no settings of its own yet
-            changed |= pool.submit(_changed_under, j, watched.made, settings).result()
+            changed |= pool.submit(_changed_under, j, watched.inputs, settings).result()
     if changed:
         yield f"the call changed {', '.join(changed)}"
 
 
-def _changed_under(j: Judge, made: Made, settings: AbstractContextManager[Any]) -> dict[str, None]:
+def _changed_under(j: Judge, inputs: CallInputs, settings: AbstractContextManager[Any]) -> dict[str, None]:
     """Call under other settings of the library; return the settings that the call changes."""
     with settings:
         before = j.lib.defaults()
         with suppress(Exception):  # it need not take x there
-            call_unguarded(j, made.x, made.pos, made.spec)
+            call_unguarded(j, inputs.x, inputs.pos, inputs.spec)
         return changes(before, j.lib.defaults())
 
 
@@ -261,7 +262,7 @@ OBSERVERS = (
     Observer(
         "neighbours_unchanged",
         "The memory around x is not written if x, of any number of axes, is a view of a larger array.",
-        _bits_of_wholes, _written_wholes, ("strides", "keeps_x"),
+        _bits_around_x, _written_around_x, ("strides", "keeps_x"),
     ),
     Observer(
         "no_aliasing",
@@ -300,12 +301,13 @@ OBSERVERS = (
         _nothing, _read_again, ("any_positions", "values"),
     ),
 )  # fmt: skip
+OBSERVED_CHECKS = tuple(observer.check for observer in OBSERVERS)
 
 
 # ---- the call ----
 
 
-def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
+def check_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make a call, watch it and judge it; return False if the target refused it."""
     if call.gradient:
         return check_gradient(j, call, seed)
@@ -320,48 +322,50 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     return True
 
 
-def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[], bool]] | None:
+def watch_call(j: Judge, call: CallFactors, seed: int, inputs: CallInputs) -> list[Callable[[], bool]] | None:
     """Call, watch and judge; return functions that tell whether each x is in memory, None if refused."""
-    observers = [each for each in OBSERVERS if j.claims(*each.needs) and each.check not in j.observed]
-    before = [each.before(j, made) for each in observers]
+    observers = [
+        observer for observer in OBSERVERS if j.claims(*observer.needs) and observer.check not in j.observed
+    ]
+    before = [observer.before(j, inputs) for observer in observers]
     try:
-        y = j.call(made.x, made.pos, **made.spec)
+        y = j.call(inputs.x, inputs.pos, **inputs.spec)
     except Declined:
         return None
-    results = results_of(j, made, y)
-    numbers = [j.numbers(each) for each in results] if j.claims("values") and j.judges_values else []
+    results = results_of(j, inputs, y)
+    numbers = [j.numbers(y) for y in results] if j.claims("values") and j.judges_values else []
 
     def again() -> tuple[Any, ...]:
-        return results_of(j, made, j.call(made.x, made.pos, **made.spec))
+        return results_of(j, inputs, j.call(inputs.x, inputs.pos, **inputs.spec))
 
-    watched = Watched(call, seed, made, results, again)
+    watched = Watched(call, seed, inputs, results, again)
     for observer, state in zip(observers, before, strict=True):
         for fault in observer.after(j, watched, state):
             keep_fault(j, observer.check, fault, call)
-    for values, x in zip(numbers, made.xs, strict=False):
-        j.check_values_at(values, x, made.numbers, **made.spec)
+    for values, x in zip(numbers, inputs.xs, strict=False):
+        j.check_values_at(values, x, inputs.numbers, **inputs.spec)
         if call.numbers in ("nan", "infinity"):
-            j.check_nonfinite(values, x.values, made.spec)
-    return [j.lib.watch(x.array) for x in made.xs]
+            j.check_nonfinite(values, x.values, inputs.spec)
+    return [j.lib.watch(x.array) for x in inputs.xs]
 
 
-def results_of(j: Judge, made: Made, y: Any) -> tuple[Any, ...]:
+def results_of(j: Judge, inputs: CallInputs, y: Any) -> tuple[Any, ...]:
     """Return the results of a call, one for each array, of the kind of each array."""
-    if made.in_tuple:
+    if inputs.in_tuple:
         assert isinstance(y, tuple | list), f"a tuple gives a {type(y).__name__}"
-        assert len(y) == len(made.xs), f"a tuple of {len(made.xs)} arrays gives {len(y)}"
-    results = tuple(y) if made.in_tuple else (y,)
-    for each, x in zip(results, made.xs, strict=True):
-        in_other_bytes = j.lib.dtype_of(each) == j.lib.dtype_of(x.array)  # the byte order of x is right, too
-        j.check_kind(each, x._replace(dtype=j.lib.dtype_of(each)) if in_other_bytes else x)
+        assert len(y) == len(inputs.xs), f"a tuple of {len(inputs.xs)} arrays gives {len(y)}"
+    results = tuple(y) if inputs.in_tuple else (y,)
+    for array, x in zip(results, inputs.xs, strict=True):
+        in_other_bytes = j.lib.dtype_of(array) == j.lib.dtype_of(x.array)  # the byte order of x is right, too
+        j.check_kind(array, x._replace(dtype=j.lib.dtype_of(array)) if in_other_bytes else x)
     return results
 
 
-def check_kind_of(j: Judge, call: Call, seed: int = 0) -> bool:
+def check_kind_of(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     """Make a call, and judge the kind of its results only; return False if the target refused it."""
-    made = make(j, call, seed)
+    inputs = make(j, call, seed)
     try:
-        results_of(j, made, j.call(made.x, made.pos, **made.spec))
+        results_of(j, inputs, j.call(inputs.x, inputs.pos, **inputs.spec))
     except Declined:
         return False
     return True
@@ -369,12 +373,12 @@ def check_kind_of(j: Judge, call: Call, seed: int = 0) -> bool:
 
 def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
-    spec, arrays = j.fit(spec), tuple(each.array for each in x) if type(x) is tuple else x.array
-    _watch.calling(arrays, pos, spec)
+    spec, arrays = j.fit(spec), tuple(member.array for member in x) if type(x) is tuple else x.array
+    _announce.calling(arrays, pos, spec)
     j.target.call(arrays, pos, **spec)
 
 
-def keep_fault(j: Judge, check: str, fault: str | Fault, call: Call) -> None:
+def keep_fault(j: Judge, check: str, fault: str | Fault, call: CallFactors) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
     fault = Fault(fault) if isinstance(fault, str) else fault
     j.observed.setdefault(check, Fault.of(fault, call=call.text(plain_call(j))))

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ._capability_parts import PART_NAMES
 from ._claims import CAPABILITIES
 from ._factors import FIELDS
+from ._find_target import resolve
 from ._judge import Check
-from ._names import resolve
-from ._parts import PART_NAMES
 from ._run import checks_for
 from ._target import Target, check_name
 
@@ -31,11 +31,11 @@ class Options(NamedTuple):
     only: Sequence[str] = ()
 
     def resolve(self) -> Target:
-        """Return the target; raise as `resolve` of `_names` does."""
+        """Return the target; raise as `_find_target.resolve` does."""
         claims = claims_of(self.claims, self.library)
         if self.require:
-            given = [*claims.get("requires", ()), *_names(self.require)]
-            claims["requires"] = tuple(dict.fromkeys(given))
+            required = [*claims.get("requires", ()), *_names(self.require)]
+            claims["requires"] = tuple(dict.fromkeys(required))
         return resolve(self.target, self.backend, **claims)
 
     def checks_for(self, target: Target) -> tuple[Check, ...]:
@@ -55,7 +55,7 @@ class Options(NamedTuple):
         pairs = [("--library", self.library)] if self.library else []
         pairs += [("--claim", claim) for claim in self.claims]
         pairs += [("--require", names) for names in self.require]
-        pairs += [("--expect", one) for one in self.expected]
+        pairs += [("--expect", expectation) for expectation in self.expected]
         pairs += [("--backend", self.backend)] if self.backend else []
         return ["check", self.target, *(text for pair in pairs for text in pair)]
 
@@ -86,8 +86,8 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (*FIELDS, *_TEXT_CLAIMS, *_LITERAL_CLAIMS, "dtypes", "fields", "requires")
-            check_name("claim", name, (*known, *CAPABILITIES))
+            claim_names = (*FIELDS, *_TEXT_CLAIMS, *_LITERAL_CLAIMS, "dtypes", "fields", "requires")
+            check_name("claim", name, (*claim_names, *CAPABILITIES))
     return claims
 
 
@@ -97,14 +97,14 @@ _LITERAL_CLAIMS = ("furthest", "head_dim", "in_place")
 
 
 def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for pair in options:
         name, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"{option} {pair!r}: give NAME=VALUE, {example}")
-        if name in seen:
+        if name in names:
             raise ValueError(f"{option} {name} is repeated; give it once")
-        seen.add(name)
+        names.add(name)
         yield name, text
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ._claims import one_line, shorten
+from ._fault import Fault
 from ._judge import Check, Judge, NoCalls
-from ._own import Declined, calls_of
-from ._refused import Calls, Refused
+from ._library_target import Declined, calls_of
+from ._refused import CheckCalls, Refused
 from ._settings import current_folder
-from ._verdict import Fault
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
@@ -137,7 +137,7 @@ def runner(check: Check, judge: Judge) -> Callable[[], None]:
     """Return a function that runs a check on a target, and raises if the check fails or has no calls."""
 
     def run() -> None:
-        calls, judge.calls = calls_of(judge.target), Calls()
+        calls, judge.calls = calls_of(judge.target), CheckCalls()
         served, declined = len(calls.served), len(calls.declined)
         # Floating-point warnings are ignored: the checks judge the values.
         with settings_kept(), judge.lib.running(), np.errstate(all="ignore"):

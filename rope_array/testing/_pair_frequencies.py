@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ._hypothesis import Hypothesis
-from ._values import likeness_of
-from ._where import describe
-from ._wrong import Mask, Wrong
+from ._wrong_places import describe
+from ._wrong_result import Mask, Wrong
+from ._wrong_values import likeness_of
 
 # Rows up to this position show the frequency of a pair; angles in radians that count as none.
 _FURTHEST, _TOLERANCE = 4096, 5e-3
@@ -47,7 +47,7 @@ def _of_length(wrong: Wrong) -> Mask:
 def _has_frequency(wrong: Wrong, pair: int) -> bool:
     """Return whether a pair is rotated by one other frequency: the angles are off by multiples of pos."""
     a, b = (member[pair] for member in wrong.pairs)
-    y, exact = (one[..., a] + 1j * one[..., b] for one in (wrong.y, wrong.exact))
+    y, exact = (array[..., a] + 1j * array[..., b] for array in (wrong.y, wrong.exact))
     if wrong.row_positions is None:
         return False
     near = wrong.mask[..., a] & (np.abs(wrong.row_positions) <= _FURTHEST) & (wrong.row_positions != 0)

@@ -151,8 +151,8 @@ class Child:
     def _where(self) -> str:
         """Return the function in which it crashed, and the call."""
         frames = re.findall(r'^\s+File "(.*)", line (\d+) in (.+)$', "\n".join(self._crash), re.MULTILINE)
-        own = [frame for frame in frames if not _is_of_python(frame[0])]
-        places = [f"in {name}, {PureWindowsPath(file).name}:{line}" for file, line, name in own[:1]]
+        target_frames = [frame for frame in frames if not _is_of_python(frame[0])]
+        places = [f"in {name}, {PureWindowsPath(file).name}:{line}" for file, line, name in target_frames[:1]]
         call = re.sub(r"^(call|trial \d+) ", "", self.call)
         places += [f"at the call with {call}"] if call else []
         return f" {', '.join(places)}" if places else ""
@@ -243,8 +243,8 @@ class Judgement:
     def __enter__(self) -> Judgement:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, error_type: object, *_: object) -> None:
+        if error_type is None:
             self.close()
         elif self._child is not None:
             self._child.kill()
@@ -261,7 +261,7 @@ class Judgement:
 
     def _start(self) -> dict[str, Any]:
         """Start a process, and another without the trial call in which it ended; return its first answer."""
-        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
+        limits = [self._timeout and max(self._timeout, minimum) for minimum in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
         while True:
             child = Here() if self._in_process or not sys.executable else Child()
             over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
@@ -292,8 +292,8 @@ class Judgement:
             answer = {"error": str(error), "ended": True}
         if "error" in answer:  # in the child process only the target's own errors are results
             outcome, detail = as_expected(FAILED, shorten(answer["error"]), self.expected.get(name))
-            more = {"outcome": outcome, "detail": detail, "ended": "ended" in answer}
-            answer["result"] = {**self.checks[name], **more, "seconds": time.perf_counter() - started}
+            failure = {"outcome": outcome, "detail": detail, "ended": "ended" in answer}
+            answer["result"] = {**self.checks[name], **failure, "seconds": time.perf_counter() - started}
         else:
             for name in ("served", "declined"):
                 self._counted[name].update(answer[name])
@@ -322,7 +322,7 @@ class Judgement:
 
     def findings(self) -> dict[str, Any]:
         """Return the likely causes of the failures so far, as plain values."""
-        failed = {one.name: one.detail for one in self.results if one.outcome == FAILED and not one.ended}
+        failed = {r.name: r.detail for r in self.results if r.outcome == FAILED and not r.ended}
         answer: dict[str, Any] = {}
         if failed:
             with contextlib.suppress(Ended):

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _watch
+from . import _announce
 from ._claims import one_line
 from ._compilers import CannotCompile
-from ._own import Declined
+from ._library_target import Declined
 from ._trials import field_call
 
 
@@ -25,7 +25,7 @@ class Refused(Declined):
 
 
 @dataclass
-class Calls:
+class CheckCalls:
     """The calls of one check: the number of those that a target served, and the others with their errors."""
 
     served: int = 0
@@ -46,7 +46,7 @@ def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Except
     if judge.target.declared or isinstance(error, Declined | CannotCompile):
         return ""
     # Beside other threads a call may raise now and not then; traced arrays have no values.
-    traced = any(getattr(one, "array", None) is None for one in inputs)
+    traced = any(getattr(x, "array", None) is None for x in inputs)
     if traced or threading.current_thread() is not threading.main_thread():
         return ""
     try:
@@ -54,12 +54,12 @@ def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Except
         again = judge.target.compiled or _raises(judge, x, pos, spec) is type(error)
         if not again or not _is_served_else(judge, inputs[0].dtype, spec):
             return ""
-        if not all(np.array_equal(judge.numbers(one.array), one.values, equal_nan=True) for one in inputs):
+        if not all(np.array_equal(judge.numbers(x.array), x.values, equal_nan=True) for x in inputs):
             return ""
     except Exception:  # the target's own
         return ""
-    arrays = tuple(one.array for one in inputs) if len(inputs) > 1 else inputs[0].array
-    return f"{one_line(error)}; {_watch.describe(arrays, pos, spec)}"
+    arrays = tuple(x.array for x in inputs) if len(inputs) > 1 else inputs[0].array
+    return f"{one_line(error)}; {_announce.describe(arrays, pos, spec)}"
 
 
 def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ._cause import Cause, Findings
-from ._causes import find_causes
+from ._fault import Fault
+from ._find_causes import find_causes
+from ._library_target import BackendTarget
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
-from ._own import BackendTarget
 from ._requires import specific_needs
 from ._target import Target
-from ._verdict import Fault
 
 
 @dataclass(frozen=True)
@@ -155,21 +155,21 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
     }
 
 
-# ---- the causes of failures, from `_causes` ----
+# ---- the causes of failures, from `_find_causes` ----
 
 
 def plain_findings(findings: Findings) -> dict[str, Any]:
     """Return the plain values of the causes of failures."""
-    cause, stated = findings.cause, findings.cause.stated if findings.cause else {}
+    cause, advised_claims = findings.cause, findings.cause.stated if findings.cause else {}
     causes = [
-        {"text": one.text, "options": one.options, "checks": list(one.checks), "found": one.found}
-        for one in findings.causes
+        {"text": cause.text, "options": cause.options, "checks": list(cause.checks), "found": cause.found}
+        for cause in findings.causes
     ]
     advice = None
-    if cause is not None and stated:
+    if cause is not None and advised_claims:
         # The failures that go away with claims of conventions and accuracy alone.
-        explained = sum(one.explained for one in findings.causes if one.stated)
-        advice = {"claims": dict(stated), "explained": explained, "failed": cause.failed}
+        explained = sum(cause.explained for cause in findings.causes if cause.stated)
+        advice = {"claims": dict(advised_claims), "explained": explained, "failed": cause.failed}
     return {
         "cause": None if cause is None else str(cause),
         "causes": causes,
@@ -191,7 +191,7 @@ def plain_report(
     """
     counts = Counter(result.outcome for result in results)
     refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
-    lacking = {need for result in refused for need in specific_needs(result.needs)}
+    lacking = {capability for result in refused for capability in specific_needs(result.needs)}
     return {
         **target,
         "claimed": [name for name in target["claimed"] if name not in lacking],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
+from ._capability_parts import PART_NAMES, parts_of
 from ._checks import checks
 from ._claims import CAPABILITIES, by_library
 from ._factors import DTYPES
 from ._judge import Check, Judge
-from ._parts import PART_NAMES, parts_of
 from ._target import Target
 
 
@@ -18,9 +18,9 @@ def required_checks(target: Target) -> tuple[Check, ...]:
     return tuple(_check_of(name) for name in dict.fromkeys(target.requires))
 
 
-def specific_needs(needs: Collection[str]) -> set[str]:
+def specific_needs(capabilities: Collection[str]) -> set[str]:
     """Return the needs of a check that it is about: a refused call of it is no lack of the others."""
-    return {*needs} - {*DTYPES, "values", "any_positions", "offset_positions", "widths", "ranks[5]"}
+    return {*capabilities} - {*DTYPES, "values", "any_positions", "offset_positions", "widths", "ranks[5]"}
 
 
 @cache
@@ -44,8 +44,8 @@ def _why_lacking(judge: Judge, name: str) -> Iterator[str]:
         yield from (_refusal(judge, check) for check in checks() if name in specific_needs(check.needs))
     else:
         check = next(check for check in checks() if check.name == name)
-        part = judge.left_out.get(name, "")
-        yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {part}" if part else "")
+        refusal = judge.left_out.get(name, "")
+        yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {refusal}" if refusal else "")
 
 
 def _refusal(judge: Judge, check: Check) -> str:

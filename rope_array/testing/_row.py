@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from ._call import fits, plain_call
 from ._cover import Cover, resolved, single_fields
-from ._factors import Call, needs_of, read_call
+from ._factors import CallFactors, needs_of, read_call
 from ._judge import Check, Judge, NoCalls
 from ._observe import check_call
 from ._shrink import simplest
 from ._transformed import Context, Transformed, is_one_program
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """A check as data.
 
     Attributes
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     name: str
     requirement: str
-    calls: Sequence[str | Cover] | Callable[[Judge], Iterable[Call]]
+    calls: Sequence[str | Cover] | Callable[[Judge], Iterable[CallFactors]]
     needs: tuple[str, ...] = ()
     few: int = 5
     each_dtype: bool = False
@@ -49,7 +49,7 @@ class Row(NamedTuple):
     context: Context = check_call
     thorough: bool = False
 
-    def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[Call]:
+    def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[CallFactors]:
         """Yield the calls that a target takes."""
         if callable(self.calls):
             yield from self.calls(j)
@@ -64,33 +64,37 @@ class Row(NamedTuple):
         """Return the needs of the row, and those that all of its calls have, if they are texts."""
         common: set[str] = set()
         if not callable(self.calls) and all(isinstance(call, str) for call in self.calls):
-            read = (read_call(text, Call()) for text in alternatives(map(str, self.calls)))
-            common = set.intersection(*(needs_of(call, Call()) for call in read))
+            read = (read_call(text, CallFactors()) for text in alternatives(map(str, self.calls)))
+            common = set.intersection(*(needs_of(call, CallFactors()) for call in read))
         return tuple(dict.fromkeys((*(["values"] if self.values else []), *self.needs, *sorted(common))))
 
 
 def alternatives(texts: Iterable[str]) -> Iterator[str]:
     """Yield every call of texts in which a factor may have several values: "width=2|4"."""
     for text in texts:
-        parts = [part.partition("=") for part in text.split()]
-        choices = [[f"{name}={value}" for value in values.split("|")] for name, _, values in parts]
+        assignments = [factor_text.partition("=") for factor_text in text.split()]
+        choices = [[f"{name}={value}" for value in values.split("|")] for name, _, values in assignments]
         yield from map(" ".join, itertools.product(*choices))
 
 
-def check_of(row: Row, dtype: str | None = None) -> Check:
+def check_of(row: CheckRow, dtype: str | None = None) -> Check:
     """Return the check of a row, for a dtype if the row has one for each."""
     name = row.name if dtype is None else f"{row.name}[{dtype}]"
-    needs = row.all_needs() if dtype is None else (*row.all_needs(), dtype)
-    return Check(name, row.requirement, needs, _run, (row, dtype), row.thorough)
+    capabilities = row.all_needs() if dtype is None else (*row.all_needs(), dtype)
+    return Check(name, row.requirement, capabilities, _run, (row, dtype), row.thorough)
 
 
-def _run(j: Judge, row: Row, dtype: str | None) -> None:
+def _run(j: Judge, row: CheckRow, dtype: str | None) -> None:
     """Make and judge the calls of a row; raise the fault of the simplest call that fails."""
     check_calls(j, row.calls_of(j, dtype), row.few, row.context)
 
 
 def check_calls(
-    j: Judge, calls: Iterable[Call], few: int | None, context: Context = check_call, polish: bool = False
+    j: Judge,
+    calls: Iterable[CallFactors],
+    few: int | None,
+    context: Context = check_call,
+    polish: bool = False,
 ) -> None:
     """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
     is_many = isinstance(context, Transformed) and is_one_program(j)
@@ -111,17 +115,19 @@ def check_calls(
         j.raise_refused("refuses every call")
 
 
-def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[Call]:
+def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[CallFactors]:
     """Yield the calls of texts that a target takes, with some values in place of the plain ones."""
     plain = plain_call(j).replace(**values)
     read = (resolved(j, read_call(text, plain)) for text in alternatives(texts))
     return (call for call in read if fits(j, call))
 
 
-def each_field(reach: int, *texts: str, cover: Cover | None = None) -> Callable[[Judge], Iterator[Call]]:
+def each_field(
+    reach: int, *texts: str, cover: Cover | None = None
+) -> Callable[[Judge], Iterator[CallFactors]]:
     """Return a function that yields calls of each field alone at far positions, of texts, and of a cover."""
 
-    def calls(j: Judge) -> Iterator[Call]:
+    def calls(j: Judge) -> Iterator[CallFactors]:
         far = min(reach, j.target.reach)
         yield from (call.replace(reach=far) for call in single_fields(j) if not call.in_tuple)
         yield from read_calls(j, *texts, reach=far)

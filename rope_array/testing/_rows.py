@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from ._capability_parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._cover import Cover, pairs_among, pairs_of
-from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, Call
+from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, CallFactors
 from ._judge import Judge
 from ._large import check_large_call, check_many_elements
 from ._observe import check_kind_of
-from ._parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
-from ._row import Row, read_calls
+from ._row import CheckRow, read_calls
 
 # The widths that are tried first, then the others.
 _FIRST = (4, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048, 2, 6)
@@ -38,56 +38,56 @@ def _widths(widths: tuple[int, ...]) -> str:
 
 
 FIELD_ROWS = [
-    Row(
+    CheckRow(
         "direction",
         "A pair (1, 0) becomes (cos, sin): its second member is positive at a small angle.",
         ["numbers=unit rows=1,1,2 reach=1"],
     ),
-    Row(
+    CheckRow(
         "narrow_heads", "Narrow even head_dims are rotated: 2 to 14.",
         [f"rows=1,2,3 width={_widths(NARROW_WIDTHS)}"], ("narrow_heads",),
     ),
-    Row(
+    CheckRow(
         "widths", "The head_dims of models are rotated: from 16 to 256.",
         [f"rows=1,2,3 width={_widths(MODEL_WIDTHS)}"], ("widths",), few=9,
     ),
-    Row(
+    CheckRow(
         "wide_heads", "Wide head_dims are rotated: 320 to 2048.",
         [f"rows=1,2,3 width={_widths(WIDE_WIDTHS)}"], ("wide_heads",),
     ),
-    Row(
+    CheckRow(
         "widths_of_each_dtype", "Every feature of a wide head is rotated in each dtype.",
         ["rows=1,2,3 width=96|256|512"], ("widths",), each_dtype=True,
     ),
-    Row(
+    CheckRow(
         "pairing",
         'Pairs are (2i, 2i+1) for "interleaved" and (i, i + d/2) for "half", of the rotated slice, in any '
         "order of calls.",
         ["pairing=interleaved|half|interleaved", "pairing=half rotary_dim=8"],
     ),
-    Row(
+    CheckRow(
         "out_pairing", "Pairs are read by `pairing` and written by `out_pairing`.",
         ["out_pairing=half pairing=interleaved|half", "out_pairing=interleaved pairing=half"], ("pairing",),
     ),
-    Row(
+    CheckRow(
         "base",
         "The base is any positive number, of each call: no cache leaves it out of its key, or rounds it.",
         ["base=10000.0|500000.0|10000.0|100.0|1000000.0|500000.0",
          "reach=65536 base=20000|10000.5|1234.56789|1e10|5000000.0|10.0|0.25"], few=8,
     ),
-    Row(
+    CheckRow(
         "rotary_dim",
         "The first rotary_dim features are rotated, by base^(-2i/rotary_dim); the others do not change.",
         ["rotary_dim=4|16|8|2|0", "width=64 rotary_dim=24|48|32|20", "width=80 rotary_dim=32|20",
          "width=128 rotary_dim=96|64|32", "width=256 rotary_dim=64|192"], few=5,
     ),
-    Row(
+    CheckRow(
         "rotary_start",
         "The rotated slice starts at rotary_start; the features before and after it do not change.",
         ["rotary_start=4 rotary_dim=8", "rotary_start=12 rotary_dim=4", "rotary_start=1 rotary_dim=6",
          "rotary_start=0 rotary_dim=8", "rotary_start=4"],
     ),
-    Row(
+    CheckRow(
         "rotary_starts_of_wide_heads",
         "A rotated slice may start anywhere in a wide head, beyond 32 and 64 too, with either pairing.",
         ["rows=1,2,2 width=128 rotary_start=64 rotary_dim=64 pairing=interleaved|half",
@@ -101,24 +101,24 @@ FIELD_ROWS = [
          "rows=1,2,2 width=256 rotary_start=128|192 rotary_dim=64 pairing=interleaved|half"],
         ("rotary_dim", "widths"), few=2,
     ),
-    Row("odd_width", "A head of odd width is rotated if rotary_dim is even.", ["width=13 rotary_dim=6"]),
-    Row(
+    CheckRow("odd_width", "A head of odd width is rotated if rotary_dim is even.", ["width=13 rotary_dim=6"]),
+    CheckRow(
         "inv_freq", "Frequencies of inv_freq are used exactly, in their order, and anew in every call.",
         ["inv_freq=True|mixed|halving|other_last|mixed"],
     ),
-    Row(
+    CheckRow(
         "attention_factor",
         "The attention factor multiplies cos and sin once, and no feature outside the rotated slice.",
         ["attention_factor=1.25|0.1|1.0|1.1386294361119891", "attention_factor=1.25|1.1 reach=0",
          "attention_factor=1.5 rotary_dim=8"],
     ),
-    Row(
+    CheckRow(
         "inverse",
         "The inverse divides by the attention factor, reads pairs by out_pairing and writes them by pairing.",
         ["inverse=True", "inverse=True attention_factor=1.5",
          "inverse=True pairing=interleaved|half out_pairing=half", "inverse=True scaling=yarn:factor=4.0"],
     ),
-    Row(
+    CheckRow(
         "seq_axis", "Positions run along seq_axis, which counts axes of x from either end.",
         ["seq_axis=-3|1|0|-4", "rows=4,4,4 seq_axis=-2|-3|-4", "seq_axis=-3|1 positions=BS",
          "seq_axis=-3 axes=chunks"],
@@ -126,23 +126,23 @@ FIELD_ROWS = [
 ]  # fmt: skip
 
 POSITION_ROWS = [
-    Row(
+    CheckRow(
         "positions_of_their_own",
         "Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences.",
         ["order=0,1,2,0,1|9,3,3,7,0|4,3,2,1,0", "order=5000,40003,1,70000,2 reach=70000",
          "rows=4,4,4 order=5,0,9,2", "rows=2,3,16 order=descending|packed"],
     ),
-    Row(
+    CheckRow(
         "positions_offset", "One row, a decoding step, is rotated by its own position.",
         ["rows=2,3,1 order=3|17|300 reach=300", "rows=2,3,1 reach=3|17|300"], ("offset_positions",),
     ),
-    Row(
+    CheckRow(
         "positions_of_a_batch",
         "Positions of shape (B, S) rotate each batch by its own; B is x's first axis.",
         ["positions=BS rows=2,3,5|5,3,5|3,3,5|3,2,1", "positions=BS reach=70000",
          "positions=BS order=descending reach=100|70000"],
     ),
-    Row(
+    CheckRow(
         "batch_positions_of_other_ranks",
         "Positions of shape (B, S), (1, S) and (B, 1) match the first axis of an x of three axes or more, "
         "whatever the sizes of the others.",
@@ -150,20 +150,20 @@ POSITION_ROWS = [
          "positions=BS rows=2,3,4,5|2,2,3,5|2,3,2,5|3,2,3,3|2,2,2,2", "positions=BS rows=2,1,2,3,5"],
         ("batch_positions", "offset_positions"),
     ),
-    Row(
+    CheckRow(
         "positions_of_heads", "Positions of shape (B, H, S) rotate each head by its own.",
         ["positions=BHS rows=2,3,5|2,5,5"],
     ),
-    Row(
+    CheckRow(
         "positions_broadcast",
         "A scalar is broadcast to all rows, a size of 1 to its axis: (1,), (1, S), (B, 1), (B, 1, S), ...",
         ["positions=scalar|1|1S|B1|11|B1S|1HS|BH1"], ("broadcast_positions", "any_positions"),
     ),
-    Row(
+    CheckRow(
         "size_one_axes", "Axes of size 1 in x are rotated as any other: one batch, one head, one row.",
         ["rows=1,1,1|2,1,5|1,3,5|2,3,1|1,1,5"],
     ),
-    Row(
+    CheckRow(
         "strides_of_positions",
         "Positions of any strides and alignment are read correctly: reversed, transposed, broadcast, a part.",
         [Cover({"pos_layout": True, "positions": ["S", "BS", "BHS"], "order": [None, "ascending", "same"]},
@@ -173,7 +173,7 @@ POSITION_ROWS = [
 ]  # fmt: skip
 
 COVER_ROWS = [
-    Row(
+    CheckRow(
         "combinations",
         "Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call.",
         [Cover(
@@ -184,7 +184,7 @@ COVER_ROWS = [
             pairs_among(_FULL),
         )], few=8,
     ),
-    Row(
+    CheckRow(
         "memory",
         "An x of any strides, alignment and offset is rotated correctly, with every field and any positions.",
         [Cover(
@@ -196,7 +196,7 @@ COVER_ROWS = [
              ("width", "dtype")],
         )], ("strides",), few=2,
     ),
-    Row(
+    CheckRow(
         "widths_and_fields",
         "Every claimed field is correct at the head_dims of models, for slices of any width.",
         [Cover(
@@ -207,7 +207,7 @@ COVER_ROWS = [
              ("width", "pairing", "out_pairing"), ("rotary_dim", "pairing", "dtype")],
         )], ("widths",), few=12,
     ),
-    Row(
+    CheckRow(
         "widths_and_positions",
         "Any three of head_dim, dtype, pairing, and range, shape and order of positions are right together.",
         [Cover(
@@ -225,7 +225,7 @@ COVER_ROWS = [
              *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple"))],
         )], ("widths",), few=3,
     ),
-    Row(
+    CheckRow(
         "sizes_and_fields",
         "Every claimed field is correct for many rows, heads or batches, in every claimed dtype.",
         [Cover(
@@ -237,7 +237,7 @@ COVER_ROWS = [
              *(("rows", "positions", name) for name in ("seq_axis", "inverse", "axes"))],
         )], few=7,
     ),
-    Row(
+    CheckRow(
         "fields_and_many_elements",
         "Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right "
         "together. Calls are of more than 2^18 elements: code chooses by size.",
@@ -251,12 +251,12 @@ COVER_ROWS = [
              *pairs_of("layout", "dtype", "rows", "pairing", "inverse")],
         )], few=5, context=check_many_elements,
     ),
-    Row(
+    CheckRow(
         "calls_that_differ_in_one_thing",
         "A call is right after one that differs in one thing: no cache leaves that thing out of its key.",
         [Cover(_FULL, walk=160)], few=8,
     ),
-    Row(
+    CheckRow(
         "one_field_at_every_width",
         "The plain call and every field alone are right at the head_dims of models, in every dtype.",
         ["rows=1,2,2 pairing=other width=112|64|192",
@@ -272,13 +272,13 @@ COVER_ROWS = [
              alone=True,
          )], ("widths",), few=3,
     ),
-    Row(
+    CheckRow(
         "one_field_and_many_rows",
         "The plain call and every field alone are right for many rows, heads or batches.",
         [Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *pairs_of("rows", *FEW_FIELDS)], alone=True)],
          few=2,
     ),
-    Row(
+    CheckRow(
         "one_field_and_many_elements",
         "Every field alone is right for an x of more than 2^17 elements. Code chooses by size: threads, "
         "blocks of memory, a kernel.",
@@ -289,7 +289,7 @@ COVER_ROWS = [
 ]  # fmt: skip
 
 
-def _at_many_positions(j: Judge) -> Iterator[Call]:
+def _at_many_positions(j: Judge) -> Iterator[CallFactors]:
     """Yield 140 calls at other positions, then some of the first ones again."""
     few = j.is_slow or j.lib.is_lazy(j.x().array)
     for start in (*range(20 if few else 140), 0, 1, 64):
@@ -298,14 +298,14 @@ def _at_many_positions(j: Judge) -> Iterator[Call]:
 
 
 STATE_ROWS = [
-    Row(
+    CheckRow(
         "calls_in_turn",
         "A call depends on its own spec, shape, dtype and positions only, not on earlier calls.",
         ["base=500.0", "dtype=float64 pairing=half rows=2,3,4 width=24", "rotary_dim=8",
          "dtype=float16 base=500.0 rotary_dim=8 rows=2,3,4 width=24", ""] * 2,
         ("base", "pairing", "rotary_dim"), few=10,
     ),
-    Row(
+    CheckRow(
         "fields_that_differ_little",
         "A field is used after one that differs little from it: no cache rounds it, or reads a part of it.",
         ["reach=300 base=10000.25|10000.75|10000|10001|10000.25",
@@ -313,29 +313,29 @@ STATE_ROWS = [
          "reach=300 inv_freq=halving|other_last|other_first|other_middle|halving",
          "reach=300 axes=alternating|other_last|other_first|alternating"], few=20,
     ),
-    Row(
+    CheckRow(
         "calls_at_other_positions",
         "The same shape at other positions is another rotation: no cache leaves positions out of its key.",
         ["rows=1,2,4 reach=8|15|8|100", "rows=1,2,4 reach=8|2500|10|5000|78|4999|9"], ("offset_positions",),
         few=11,
     ),
-    Row(
+    CheckRow(
         "calls_at_many_positions",
         "Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key.",
         _at_many_positions, ("offset_positions",), few=23,
     ),
-    Row(
+    CheckRow(
         "decoding_steps",
         "A decoding step is right at each of 8 consecutive positions after a prompt of 40 rows.",
         ["rows=2,3,40 order=ascending", "rows=2,3,1 order=40|41|42|43|44|45|46|47"], few=9,
     ),
-    Row(
+    CheckRow(
         "short_calls_after_a_long_one",
         "A long call leaves nothing behind: shorter calls after it, also at other positions, are right.",
         ["rows=1,2,40|1,2,1050|1,2,3|1,2,40|1,2,4 reach=2000", "kind=float rows=1,2,1050|1,2,3|1,2,4"],
         ("offset_positions",),
     ),
-    Row(
+    CheckRow(
         "dtypes_in_turn",
         "Each call is as exact as its own dtype: no table is kept in the dtype of an earlier x.",
         ["rows=1,3,4 reach=19 dtype=bfloat16|float16|float64|float32",
@@ -345,80 +345,80 @@ STATE_ROWS = [
 ]  # fmt: skip
 
 KIND_ROWS = [
-    Row(
+    CheckRow(
         "kind", "The result has x's library, shape, dtype and device.", [""],
         each_dtype=True, values=False, context=check_kind_of,
     ),
-    Row(
+    CheckRow(
         "kind_of_identity",
         "The result has x's library, shape, dtype and device for a partial rotation and for rotary_dim=0.",
         ["rotary_dim=0|4|all"], each_dtype=True, values=False, context=check_kind_of,
     ),
-    Row(
+    CheckRow(
         "magnitudes",
         "Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow.",
         ["numbers=huge|tiny rows=1,2,5"], each_dtype=True,
     ),
-    Row(
+    CheckRow(
         "nonfinite", "NaN and infinities stay inside their pair; every other element is rotated as usual.",
         ["numbers=nan|infinity rotary_dim=8|16", "numbers=nan|infinity pairing=half",
          "numbers=nan|infinity rows=2,1,3"], ("nonfinite",),
     ),
-    Row(
+    CheckRow(
         "zero_size", "An x without elements gives a result without elements, of its shape.",
         ["rows=0,3,5|2,0,5|2,3,0"], ("zero_size",), values=False, context=check_kind_of,
     ),
-    Row(
+    CheckRow(
         "ranks", "An x of one to six axes is rotated: a vector by one position, others along axis -2.",
         ["rows=none positions=scalar", "rows=5|3,5|2,3,5|2,2,3,5|1,2,2,1,5"], ("ranks",), few=6, values=False,
     ),
-    Row(
+    CheckRow(
         "tuples",
         "A tuple of arrays gives a tuple of results: of one, two or three arrays, which may differ in heads.",
         ["in_tuple=True|fewer_heads|one|twice|three", "in_tuple=fewer_heads positions=BS",
          "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,32,130 positions=S|BS"],
         ("tuple",), values=False,
     ),
-    Row(
+    CheckRow(
         "tuples_of_two_dtypes", "Each array of a tuple is rotated in its own dtype.",
         ["in_tuple=two_dtypes dtype=float32|float64|float16|bfloat16"], values=False,
     ),
 ]  # fmt: skip
 
 SIZE_ROWS = [
-    Row(
+    CheckRow(
         "many_heads", "Every head is rotated, however many: from the 65th, the 129th and the 1,025th on.",
         ["rows=1,1030,2|2,131,3"], context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "many_batches", "Every batch is rotated, however many: from the 33rd, the 257th and the 1,025th on.",
         ["rows=1030,1,2|261,3,2"], context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "batches_times_heads",
         "More than 65,535 batches times heads are rotated, as many as one axis of a GPU's grid cannot hold.",
         ["rows=258,256,1 width=4|16"], few=1, context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "many_rows",
         "Every row is rotated, in each dtype: from the 513th, the 1,025th, the 4,097th and the 8,193rd on.",
         ["rows=1,2,8301"], each_dtype=True, context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "more_rows_than_2e16",
         "More than 2^16 rows are rotated, as many as an index of 16 bits cannot count.",
         ["rows=1,1,65576 width=4|16"], ("any_positions",), few=1, context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "positions_of_a_long_batch", "Positions of shape (B, S) are right for a long S.",
         ["rows=2,1,4200 positions=BS"], each_dtype=True, context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "positions_of_many_batches",
         "Positions of shape (B, S) and (B, 1) are right for many batches, and more than 2^16 in all.",
         ["rows=25,1,2700|300,2,3|1030,1,1 positions=BS"], context=check_large_call,
     ),
-    Row(
+    CheckRow(
         "many_elements", "Every element of an x of more than 2^20 is rotated, in each dtype.",
         ["rows=2,6,1402 width=128", "rows=2,6,1402"], each_dtype=True, few=1, context=check_many_elements,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._cover import Cover
 from ._named_values import AXES
-from ._row import Row
+from ._row import CheckRow
 
 _SMALL = {"rows": [(1, 2, 2)]}
 YARN = "scaling=yarn:factor=4.0"
@@ -21,22 +21,22 @@ _LINEAR = "scaling=linear:factor="
 _RAMP = "scaling=yarn:factor=4.0:beta_fast=8.0:beta_slow=1.0:truncate=False"
 
 SCALING_ROWS = [
-    Row(
+    CheckRow(
         "scaling_linear",
         "Linear scaling divides every frequency by the factor (Chen et al., arXiv 2306.15595).",
         [f"{_LINEAR}4.0", f"{_LINEAR}1.0", f"{_LINEAR}2.5", f"{_LINEAR}0.5", f"{_LINEAR}3"],
     ),
-    Row(
+    CheckRow(
         "scaling_ntk",
         "NTK-aware scaling sets the base to θ·f^(d/(d-2)): keeps the first frequency, divides the last by f.",
         ["scaling=ntk:factor=4.0|ntk:factor=1.0|ntk:factor=1000.0", "scaling=ntk:factor=4.0 rotary_dim=8"],
     ),
-    Row(
+    CheckRow(
         "scaling_dynamic",
         "Dynamic NTK sets the base to θ·(f·L/m - (f - 1))^(d/(d-2)) for a length L beyond m.",
         ["scaling=dynamic:length=128|dynamic:length=64|dynamic:length=1|dynamic:length=321"],
     ),
-    Row(
+    CheckRow(
         "scaling_yarn",
         "YaRN ramps from kept to divided frequencies; the ramp's ends are rounded unless truncate is false.",
         [YARN, f"{YARN}:truncate=False", "scaling=yarn:factor=40.0:beta_fast=8.0:beta_slow=2.0",
@@ -44,7 +44,7 @@ SCALING_ROWS = [
          f"{YARN}:beta_fast=2.0:beta_slow=2.0:truncate=False", "scaling=yarn:factor=1.0",
          f"{YARN} rotary_dim=8"],
     ),
-    Row(
+    CheckRow(
         "scaling_amplitude",
         "YaRN's amplitude is the call's attention_factor, else the rule's, else "
         "g(mscale)/g(mscale_all_dim), else g(1).",
@@ -53,49 +53,49 @@ SCALING_ROWS = [
          "scaling=yarn:factor=40.0:mscale=0.7:mscale_all_dim=0.7", "scaling=yarn:factor=40.0:mscale=0.7",
          "scaling=yarn:factor=1.0", f"{YARN} attention_factor=1.75"],
     ),
-    Row(
+    CheckRow(
         "scaling_llama3",
         "Llama 3's rule keeps short wavelengths, divides long ones, and interpolates between them.",
         ["base=1000.0 scaling=llama3|llama3:original_max_position_embeddings=8192",
          "base=1000.0 scaling=llama3:original_max_position_embeddings=900:high_freq_factor=32.0",
          "scaling=llama3|llama3:high_freq_factor=32.0"], ("scaling[llama3]",),
     ),
-    Row(
+    CheckRow(
         "scaling_longrope",
         "LongRoPE divides each frequency by its own factor: from the long list beyond the trained context.",
         ["scaling=longrope:length=64|longrope:length=65|longrope:length=1",
          "scaling=longrope:length=1:attention_factor=1.5"],
     ),
-    Row(
+    CheckRow(
         "scaling_proportional",
         "The proportional rule rotates the first share of the pairs, with exponents over the full width.",
         [f"scaling=proportional:partial_rotary_factor={share}:factor={factor}"
          for share, factor in ((0.25, 1.0), (0.5, 8.0), (1.0, 1.0), (0.0, 1.0), (0.3, 2.0))],
     ),
-    Row("scaling_periods", "The periods rule multiplies every frequency by 2π.", ["scaling=periods"]),
-    Row(
+    CheckRow("scaling_periods", "The periods rule multiplies every frequency by 2π.", ["scaling=periods"]),
+    CheckRow(
         "rules_that_differ_in_one_parameter",
         "Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key.",
         [f"{_LINEAR}2.0", "", f"{_LINEAR}4.0", "scaling=yarn:factor=2.0", f"{_LINEAR}2.0", "",
          "scaling=ntk:factor=2.0|ntk:factor=4.0|ntk:factor=2.0",
-         *(f"scaling=dynamic{other}" for other in
+         *(f"scaling=dynamic{change}" for change in
            ("", ":length=300", ":factor=3.0", ":max_position_embeddings=50", "")),
-         *(f"{_RAMP}{other}" for other in
+         *(f"{_RAMP}{change}" for change in
            ("", ":beta_fast=4.0", ":beta_slow=2.0", ":factor=5.0", ":original_max_position_embeddings=200",
             ":truncate=True", ":attention_factor=1.5", ":mscale=1.0:mscale_all_dim=0.5",
             ":mscale=0.7:mscale_all_dim=0.5", ":mscale=1.0:mscale_all_dim=0.7", "")),
-         *(f"scaling=llama3:high_freq_factor=32.0{other}" for other in
+         *(f"scaling=llama3:high_freq_factor=32.0{change}" for change in
            ("", ":high_freq_factor=16.0", ":low_freq_factor=4.0", ":factor=4.0",
             ":original_max_position_embeddings=200", "")),
-         *(f"scaling=longrope:length=1:short_factor=ones{other}" for other in
+         *(f"scaling=longrope:length=1:short_factor=ones{change}" for change in
            ("", ":short_factor=last", ":factor=16.0", ":attention_factor=1.5", "")),
-         *(f"scaling=longrope:length=100:long_factor=ones{other}" for other in
+         *(f"scaling=longrope:length=100:long_factor=ones{change}" for change in
            ("", ":long_factor=last", ":original_max_position_embeddings=50", "")),
-         *(f"scaling=proportional{other}" for other in ("", ":partial_rotary_factor=0.75", ":factor=4.0",
+         *(f"scaling=proportional{change}" for change in ("", ":partial_rotary_factor=0.75", ":factor=4.0",
          ""))],
         ("scaling",), few=8,
     ),
-    Row(
+    CheckRow(
         "rules_at_wide_heads",
         "Every scaling rule changes every pair of a wide head, whatever its parameters.",
         [Cover(
@@ -107,31 +107,31 @@ SCALING_ROWS = [
 ]  # fmt: skip
 
 AXES_ROWS = [
-    Row(
+    CheckRow(
         "axes",
         "Each pair is rotated by its own coordinate: in runs, alternating, with a series for each "
         "coordinate, by indices, or not at all.",
         [f"axes={'|'.join(AXES)}", "axes=blocks pairing=half|interleaved", "axes=chunks|blocks inverse=True"],
         few=5,
     ),
-    Row(
+    CheckRow(
         "axes_of_a_part", "The pairs of axes are in the rotated slice.",
         ["axes=alternating rotary_dim=8", "axes=blocks rotary_dim=8 rotary_start=4",
          "axes=gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
     ),
-    Row(
+    CheckRow(
         "axes_of_positions",
         "Coordinates of shape (B, S, n) match x as positions of shape (B, S) do; of shape (n,), all rows.",
         ["axes=chunks positions=BS rows=2,3,5|2,3,3", "axes=chunks positions=scalar",
          "axes=series kind=float",
          "axes=chunks in_tuple=True"],
     ),
-    Row(
+    CheckRow(
         "axes_and_frequencies",
         "A scaling rule is applied to each series with its own width; inv_freq to pairs.",
         [f"axes=chunks|series {YARN}|ntk:factor=4.0", "axes=chunks|gaps inv_freq=True"],
     ),
-    Row(
+    CheckRow(
         "axes_at_wide_heads",
         "Every pair of a wide head is rotated by its own coordinate, for axes of every kind.",
         [Cover(

@@ -27,10 +27,10 @@ PI = Decimal(
 
 def scaled_base(rule: Rule, base: Decimal, width: int) -> Decimal:
     """Return the base after NTK-aware or dynamic scaling; the same base for other rules."""
-    kind = rule["rope_type"]
-    if kind == "ntk":  # bloc97's NTK-aware scaling; HunYuan's alpha
+    rope_type = rule["rope_type"]
+    if rope_type == "ntk":  # bloc97's NTK-aware scaling; HunYuan's alpha
         return base * _power(_number(rule, "factor"), Decimal(width) / (width - 2))
-    if kind == "dynamic":  # emozilla
+    if rope_type == "dynamic":  # emozilla
         trained, factor = _number(rule, "max_position_embeddings"), _number(rule, "factor")
         length = max(_number(rule, "length"), trained)
         return base * _power(factor * length / trained - (factor - 1), Decimal(width) / (width - 2))
@@ -39,13 +39,13 @@ def scaled_base(rule: Rule, base: Decimal, width: int) -> Decimal:
 
 def scaled_series(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
     """Return the frequencies of a series after scaling."""
-    kind = rule["rope_type"]
-    if kind in ("ntk", "dynamic"):
+    rope_type = rule["rope_type"]
+    if rope_type in ("ntk", "dynamic"):
         return list(omegas)
-    if kind not in _RULES:
-        known = ", ".join(map(repr, ("ntk", "dynamic", *_RULES)))
-        raise ValueError(f"scaling has the rope_type {kind!r}; give one of {known}")
-    return _RULES[kind](rule, omegas, base, width)
+    if rope_type not in _RULES:
+        known_types = ", ".join(map(repr, ("ntk", "dynamic", *_RULES)))
+        raise ValueError(f"scaling has the rope_type {rope_type!r}; give one of {known_types}")
+    return _RULES[rope_type](rule, omegas, base, width)
 
 
 def amplitude(rule: Rule) -> Decimal:
@@ -89,12 +89,12 @@ def _yarn(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal
 def _llama3(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
     """Return Llama 3.1's smoothed step; meta-llama/llama-models, apply_scaling."""
     low, high = _number(rule, "low_freq_factor"), _number(rule, "high_freq_factor")
-    found = []
+    scaled = []
     for omega in omegas:
         turns = _number(rule, "original_max_position_embeddings") * omega / (2 * PI)
         kept = min(max((turns - low) / (high - low), Decimal(0)), Decimal(1))
-        found.append(omega * (kept + (1 - kept) / _number(rule, "factor")))
-    return found
+        scaled.append(omega * (kept + (1 - kept) / _number(rule, "factor")))
+    return scaled
 
 
 def _longrope(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
@@ -132,8 +132,8 @@ def ln(number: Decimal) -> Decimal:
     return number.ln()
 
 
-def _number(rule: Rule, key: str, usual: float | None = None) -> Decimal:
-    return _decimal(rule[key] if usual is None else rule.get(key, usual))
+def _number(rule: Rule, key: str, default: float | None = None) -> Decimal:
+    return _decimal(rule[key] if default is None else rule.get(key, default))
 
 
 _decimal = lru_cache(maxsize=256)(Decimal)  # conversion takes longer than a product

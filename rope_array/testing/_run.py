@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from difflib import get_close_matches
 from typing import Any
 
-from . import _watch
+from . import _announce
 from ._checks import checks
 from ._examples import extra_checks
+from ._find_target import resolve
 from ._judge import Check, Judge
-from ._names import resolve
+from ._library_target import calls_of
 from ._outcome import FAILED, UNEXPECTED, Result, result_of, runner
-from ._own import calls_of
 from ._report import Report
 from ._requires import required_checks
 from ._target import Target
@@ -215,26 +215,26 @@ def with_refusals(every: tuple[Check, ...], judge: Judge) -> tuple[Check, ...]:
 
     Other checks leave out the calls that ended it, and pass.
     """
-    if not _watch.ended and not judge.target.exits:
+    if not _announce.ended and not judge.target.exits:
         return every
     return tuple(dict.fromkeys((*every, *(check for check in checks() if check.name == "refusals_raise"))))
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
-    known = [check.name for check in dict.fromkeys((*checks(), *every))]
+    names = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
-        _check_known("expected_failures", name, known)
+        _check_known("expected_failures", name, names)
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):
         raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
 
 
-def _check_known(option: str, name: object, known: Collection[str]) -> None:
-    """Raise ValueError unless `name` is one of `known` names of checks; show those like it."""
-    if name in known:
+def _check_known(option: str, name: object, names: Collection[str]) -> None:
+    """Raise ValueError unless `name` is one of the `names` of checks; show those like it."""
+    if name in names:
         return
     base = str(name).partition("[")[0]
-    bases = dict.fromkeys(each.partition("[")[0] for each in known)
-    near = [each for each in known if each.startswith(f"{base}[")] or get_close_matches(base, bases)
+    bases = dict.fromkeys(check.partition("[")[0] for check in names)
+    near = [check for check in names if check.startswith(f"{base}[")] or get_close_matches(base, bases)
     hint = f"; similar: {', '.join(near)}" if near else ""
     raise ValueError(f"{option}: no check is named {name!r}{hint}")

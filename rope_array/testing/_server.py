@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from . import _watch
-from ._causes import find_causes
+from . import _announce
 from ._claims import one_line
+from ._fault import Fault
+from ._find_causes import find_causes
 from ._judge import Check, Judge
+from ._library_target import calls_of
 from ._options import Options, expected_of
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
-from ._own import calls_of
 from ._report import plain_findings, plain_target
 from ._run import check_expected, with_refusals
 from ._target import Target
-from ._verdict import Fault
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
 PIPE_CLOSED = 74
@@ -70,17 +70,17 @@ class Server:
         trials_over
             Whether to make no further trial calls.
         """
-        _watch.ended.update({int(number): how for number, how in ended.items()})
-        _watch.trials_over = trials_over
-        given = Options(**options)
+        _announce.ended.update({int(number): how for number, how in ended.items()})
+        _announce.trials_over = trials_over
+        parsed_options = Options(**options)
         try:
-            target = given.resolve()
-            every = given.checks_for(target)
-            self.expected = expected_of(target, given.expected)
+            target = parsed_options.resolve()
+            every = parsed_options.checks_for(target)
+            self.expected = expected_of(target, parsed_options.expected)
             check_expected(self.expected, every)
             _preset(target, tried)
-            self.judge = Judge(target, given.thorough)
-            every = with_refusals(every, self.judge) if given.only else every
+            self.judge = Judge(target, parsed_options.thorough)
+            every = with_refusals(every, self.judge) if parsed_options.only else every
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
         self.checks = {check.name: check for check in every}
@@ -116,7 +116,7 @@ class Server:
                 self.judge.faults[name] = Fault(failed[name])
         target = self.judge.target
         # A trial call that ended a process is not made again with other claims.
-        lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
+        lost = {name: why for name, why in target.declines.items() if _announce.ProcessEnded.__name__ in why}
         target = replace(target, lacks={**target.lacks, **lost}) if lost else target
         return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
@@ -174,7 +174,7 @@ def main() -> None:
     faulthandler.enable(pipes.channel, all_threads=False)
     if hasattr(faulthandler, "register"):  # asked where the target hangs
         faulthandler.register(signal.SIGUSR1, pipes.channel, all_threads=False)
-    server, _watch.announce = Server(), pipes.write
+    server, _announce.announce = Server(), pipes.write
     try:
         for line in pipes.requests:
             number, name, arguments = json.loads(line)

@@ -48,7 +48,7 @@ def current_folder() -> str:
 
 def process_settings() -> dict[str, Any]:
     """Return the settings of the process that the suite knows, besides the lasting ones."""
-    others = sorted(item for item in os.environ.items() if not item[0].startswith(_THREADS))
+    variables = sorted(pair for pair in os.environ.items() if not pair[0].startswith(_THREADS))
     return {
         "NumPy's error handling": np.geterr(),
         "NumPy's print options": repr(np.get_printoptions()),
@@ -64,23 +64,23 @@ def process_settings() -> dict[str, Any]:
         "standard output and errors": (id(sys.stdout), id(sys.stderr)),
         "logging": (logging.root.level, logging.root.manager.disable, *logging.root.handlers),
         "the import path": list(sys.path),
-        "environment variables": hashlib.sha256(repr(others).encode()).digest(),
+        "environment variables": hashlib.sha256(repr(variables).encode()).digest(),
     }  # fmt: skip
 
 
 def _arithmetic() -> tuple[bool, bool]:
     """Return whether numbers are rounded to nearest, and whether subnormal numbers are kept."""
-    one, tiny = np.array([1.0, -1.0]), np.array([1e-310, 1e-310])
-    rounded = (one + 2.0**-54 == one).all() and (one - 2.0**-55 == one).all()
+    units, tiny = np.array([1.0, -1.0]), np.array([1e-310, 1e-310])
+    rounded = (units + 2.0**-54 == units).all() and (units - 2.0**-55 == units).all()
     return bool(rounded), bool((tiny * 1.0 != 0).all())
 
 
 @contextmanager
-def unusual_settings(other: bool = False) -> Iterator[None]:
+def unusual_settings(second_values: bool = False) -> Iterator[None]:
     """Give settings unusual values; restore the old ones at the end.
 
-    A setting with few values, such as whether garbage is collected, gets a second one if `other`: a call that
-    sets either is found.
+    With `second_values`, a setting with few values, such as whether garbage is collected, gets another value:
+    so a call that sets either is found.
     """
     with ExitStack() as stack:
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the process's state)
@@ -94,7 +94,7 @@ def unusual_settings(other: bool = False) -> Iterator[None]:
         stack.callback(logging.root.setLevel, logging.root.level)
         stack.callback(logging.disable, logging.root.manager.disable)
         stack.callback(_set_environment, dict(os.environ))
-        stack.enter_context(np.errstate(all="ignore" if other else "warn"))
+        stack.enter_context(np.errstate(all="ignore" if second_values else "warn"))
         stack.enter_context(np.printoptions(precision=2, threshold=4, edgeitems=1))
         stack.enter_context(decimal.localcontext(decimal.Context(prec=6, rounding=decimal.ROUND_DOWN)))
         stack.enter_context(warnings.catch_warnings())
@@ -106,7 +106,7 @@ def unusual_settings(other: bool = False) -> Iterator[None]:
         sys.setrecursionlimit(sys.getrecursionlimit() + 11)
         sys.setswitchinterval(sys.getswitchinterval() * 1.5)
         gc.set_threshold(gc.get_threshold()[0] + 1)
-        (gc.enable if other else gc.disable)()
+        (gc.enable if second_values else gc.disable)()
         sys.excepthook, threading.excepthook = _hook, _hook
         logging.root.setLevel(logging.root.level + 1)
         logging.disable(logging.root.manager.disable + 1)

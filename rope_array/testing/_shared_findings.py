@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ._capability_parts import PARTS
 from ._claims import MODES, shorten
 from ._factors import DTYPES
-from ._parts import PARTS
-from ._verdict import Fault
-from ._where import PLACE, elements_of, place_in_any_x, place_of
+from ._fault import Fault
+from ._wrong_places import PLACE, elements_of, place_in_any_x, place_of
 
 _MOST_CHARACTERS = 230
 _ERROR = re.compile(r"\w*(Error|Exception|Interrupt|Exit)\b")
@@ -78,19 +78,21 @@ def shared_findings(faults: Mapping[str, Fault], requirements: Mapping[str, str]
     is_first = True
     while findings:
         chosen = _chosen(findings)
-        alike = [one for one in findings if one.text == chosen.text or _has_factors_of(one, chosen)]
-        if not is_first and len({one.check for one in alike}) < 2:
+        alike = [
+            finding for finding in findings if finding.text == chosen.text or _has_factors_of(finding, chosen)
+        ]
+        if not is_first and len({finding.check for finding in alike}) < 2:
             return
         yield Shared(shorten(chosen.text, _MOST_CHARACTERS), tuple(o.name for o in alike), chosen.factors)
-        findings = [one for one in findings if one not in alike]
+        findings = [finding for finding in findings if finding not in alike]
         is_first = False
 
 
-def _has_factors_of(one: Finding, chosen: Finding) -> bool:
+def _has_factors_of(finding: Finding, chosen: Finding) -> bool:
     """Return whether a finding's call has the factors of another's, and fails in the same way."""
-    if not chosen.names or not chosen.names <= one.names:
+    if not chosen.names or not chosen.names <= finding.names:
         return False
-    return one.observed == chosen.observed and chosen.context in ("", one.context)
+    return finding.observed == chosen.observed and chosen.context in ("", finding.context)
 
 
 def _chosen(findings: list[Finding]) -> Finding:
@@ -100,8 +102,8 @@ def _chosen(findings: list[Finding]) -> Finding:
     counts = Counter(text for _, text in {(finding.check, finding.text) for finding in findings})
     checks = len({finding.check for finding in findings})
 
-    def commonest(some: list[Finding]) -> Finding | None:
-        return max(some, key=lambda finding: counts[finding.text], default=None)
+    def commonest(candidates: list[Finding]) -> Finding | None:
+        return max(candidates, key=lambda finding: counts[finding.text], default=None)
 
     statement = commonest([finding for finding in findings if finding.is_statement])
     shared = counts[statement.text] if statement else 0
@@ -140,7 +142,7 @@ def _finding(name: str, fault: Fault, requirement: str) -> Finding:
 
 def factors_of(fault: Fault) -> tuple[str, ...]:
     """Return the factors of a fault's call; recording a plain gradient is none."""
-    return tuple(one for one in (fault.call or "").split() if one != "gradient=contiguous")
+    return tuple(factor for factor in (fault.call or "").split() if factor != "gradient=contiguous")
 
 
 def _statement(detail: str) -> str:
@@ -151,9 +153,9 @@ def _statement(detail: str) -> str:
 def _text_of_call(fault: Fault) -> str:
     """Return the finding of a check with its simplest failing call, and the nearest right calls."""
     call = (fault.call or "").split()
-    cotangent = next((one.partition("=")[2] for one in call if one.startswith("gradient=")), "")
-    shown = " ".join(one for one in call if not one.startswith("gradient="))
-    right = ", ".join(one for one in fault.nearest.split(", ") if one not in ("", "without gradient"))
+    cotangent = next((factor.partition("=")[2] for factor in call if factor.startswith("gradient=")), "")
+    shown = " ".join(factor for factor in call if not factor.startswith("gradient="))
+    right = ", ".join(text for text in fault.nearest.split(", ") if text not in ("", "without gradient"))
     of_cotangent = f" for a cotangent that is {cotangent}" if cotangent not in ("", "contiguous") else ""
     text = f"{_subject(fault, cotangent)}{f' with {shown}' if shown else ''}{of_cotangent}"
     return f"{text}{f', right {right}' if right else ''}: {elements_of(fault.text)}"
@@ -162,7 +164,7 @@ def _text_of_call(fault: Fault) -> str:
 def _subject(fault: Fault, cotangent: str) -> str:
     if "the gradient" in fault.contexts or fault.text.startswith("the gradient"):
         return "the gradient is wrong"
-    context = next((one for one in fault.contexts if not one.startswith("the value")), "")
+    context = next((context for context in fault.contexts if not context.startswith("the value")), "")
     wrong = "the result is wrong while a gradient is recorded" if cotangent else "wrong"
     return f"{context}: {wrong}" if context else wrong
 
@@ -184,12 +186,12 @@ def by_place(
 def only_in(names: Collection[str], failed: Collection[str], claimed: Collection[str]) -> str:
     """Return ", in float16 only" if checks of a dtype fail, and none of them in the other dtypes."""
     dtypes = {name.partition("[")[2][:-1] for name in names}
-    others = {dtype for dtype in DTYPES if dtype in claimed} - dtypes
+    other_dtypes = {dtype for dtype in DTYPES if dtype in claimed} - dtypes
     checks = {name.partition("[")[0] for name in names}
     if (
         "" in dtypes
-        or not others
-        or any(f"{check}[{other}]" in failed for check in checks for other in others)
+        or not other_dtypes
+        or any(f"{check}[{dtype}]" in failed for check in checks for dtype in other_dtypes)
     ):
         return ""
     return f", in {' and '.join(sorted(dtypes))} only"
@@ -210,16 +212,16 @@ def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collecti
     needing
         The names of all checks that apply and need the capability.
     """
-    some = [name for name in needing if name in faults]
-    raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in some)
+    failed_names = [name for name in needing if name in faults]
+    raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in failed_names)
     if capability in _NEVER_WITHDRAWN and not (capability == "gradient" and all(raised)):
         return False
     if capability in DTYPES:
         return f"accuracy_small[{capability}]" in faults
-    failed, all_needing = ({name.partition("[")[0] for name in names} for names in (some, needing))
+    failed, all_needing = ({name.partition("[")[0] for name in names} for names in (failed_names, needing))
     if 2 * len(failed) < len(all_needing) + (len(needing) > 1):
         return False
-    factors = [factors_of(faults[name]) for name in some if faults[name].call is not None]
+    factors = [factors_of(faults[name]) for name in failed_names if faults[name].call is not None]
     return not factors or min(map(len, factors)) <= 1
 
 
@@ -249,9 +251,9 @@ def depend_on_others(faults: Mapping[str, Fault], fails_now: Callable[[str], boo
             "now the plain call is wrong too; a call leaves something behind"
         )
     count = 1 if is_compiled else 5
-    some = names[:: max(1, (len(names) - 1) // max(1, count - 1))][:count]
-    right_now = [name for name in some if not fails_now(name)]
-    if 2 * len(right_now) <= len(some):
+    sample = names[:: max(1, (len(names) - 1) // max(1, count - 1))][:count]
+    right_now = [name for name in sample if not fails_now(name)]
+    if 2 * len(right_now) <= len(sample):
         return ""
     fail = "fails" if len(right_now) == 1 else "fail"
     return setting or (

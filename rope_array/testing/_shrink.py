@@ -12,10 +12,10 @@ from operator import ne
 from typing import Any
 
 from ._call import fits, plain_call
-from ._factors import FACTORS, Call
+from ._factors import FACTORS, CallFactors
+from ._fault import REPEATED, Fault
 from ._judge import Judge
 from ._observe import check_call
-from ._verdict import REPEATED, Fault
 
 # Calls tried for one failure; fewer if each is compiled.
 _TRIES, _FEW_TRIES = 80, 15
@@ -26,11 +26,11 @@ _POLISHING = 60
 class _Trials:
     """Simpler calls of a target, and how each of them failed."""
 
-    def __init__(self, j: Judge, context: Callable[[Judge, Call, int], bool]):
+    def __init__(self, j: Judge, context: Callable[[Judge, CallFactors, int], bool]):
         self.judge, self.context, self.left = j, context, _FEW_TRIES if j.is_slow else _TRIES
-        self.faults: dict[Call, Fault | None] = {}
+        self.faults: dict[CallFactors, Fault | None] = {}
 
-    def fails(self, call: Call) -> bool:
+    def fails(self, call: CallFactors) -> bool:
         """Return whether a call is valid and fails; False if no more calls are left."""
         if call not in self.faults:
             if not self.left or not fits(self.judge, call):
@@ -39,24 +39,24 @@ class _Trials:
             self.faults[call] = self._fault_of(call)
         return self.faults[call] is not None
 
-    def _fault_of(self, call: Call) -> Fault | None:
-        j, usual = self.judge, self.judge.watched_every
-        if usual != 1:  # only a fault that an observer saw is looked for with costly observers
+    def _fault_of(self, call: CallFactors) -> Fault | None:
+        j, watched_every = self.judge, self.judge.watched_every
+        if watched_every != 1:  # only a fault that an observer saw is looked for with costly observers
             j.watched_every = 0
         try:
             self.context(j, call, 0)
         except Exception as error:
             return Fault.of(error)
         finally:
-            j.watched_every = usual
+            j.watched_every = watched_every
         return None
 
 
 def simplest(
     j: Judge,
-    call: Call,
+    call: CallFactors,
     error: BaseException,
-    context: Callable[[Judge, Call, int], bool] = check_call,
+    context: Callable[[Judge, CallFactors, int], bool] = check_call,
     polish: bool = False,
 ) -> Fault:
     """Return the fault of the simplest call that fails like a call, and the nearest calls that are right.
@@ -69,21 +69,21 @@ def simplest(
     trials = _Trials(j, context)
     if not trials.fails(call):
         return Fault.of(error, call=call.text(plain), nearest=REPEATED)
-    least = simplified(call, plain, trials.fails)
+    simplest_call = simplified(call, plain, trials.fails)
     if polish and trials.left and find_spec("hypothesis") is not None:
         trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING
-        least = _polished(least, plain, trials.fails)
-    nearest = ", ".join(_right_neighbours(least, plain, trials))
-    return Fault.of(trials.faults[least] or error, call=least.text(plain), nearest=nearest)
+        simplest_call = _polished(simplest_call, plain, trials.fails)
+    nearest = ", ".join(_right_neighbours(simplest_call, plain, trials))
+    return Fault.of(trials.faults[simplest_call] or error, call=simplest_call.text(plain), nearest=nearest)
 
 
-def _right_neighbours(call: Call, plain: Call, trials: _Trials) -> Iterator[str]:
+def _right_neighbours(call: CallFactors, plain: CallFactors, trials: _Trials) -> Iterator[str]:
     """Yield the factors' values nearest to the call's with which it passes."""
-    right = [one for one, fault in trials.faults.items() if fault is None]
+    right = [tried for tried, fault in trials.faults.items() if fault is None]
     for name in call.differing(plain):
         value = getattr(call, name)
-        if near := [one for one in right if one.differing(call) == [name]]:
-            best = min(near, key=lambda one: _distance(getattr(one, name), value))
+        if near := [tried for tried in right if tried.differing(call) == [name]]:
+            best = min(near, key=lambda tried: _distance(getattr(tried, name), value))
             yield f"without {name}" if getattr(best, name) is None else f"with {best.text(call)}"
 
 
@@ -95,7 +95,7 @@ def _distance(a: Any, b: Any) -> float:
     return 0.0 if a is None else 1.0
 
 
-def simplified(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
+def simplified(call: CallFactors, plain: CallFactors, fails: Callable[[CallFactors], bool]) -> CallFactors:
     """Return the simplest call that fails: factors are dropped, then made simpler, one at a time."""
     while True:
         before = call
@@ -105,13 +105,13 @@ def simplified(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
         for name in call.differing(plain):
             value = getattr(call, name)
             simpler_values = takewhile(partial(ne, value), FACTORS[name].simpler(value))
-            tried = (call.replace(**{name: other}) for other in simpler_values)
+            tried = (call.replace(**{name: simpler_value}) for simpler_value in simpler_values)
             call = next(filter(fails, tried), call)
         if call == before:
             return call
 
 
-def _polished(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
+def _polished(call: CallFactors, plain: CallFactors, fails: Callable[[CallFactors], bool]) -> CallFactors:
     """Return the simplest failing call that Hypothesis finds among the simpler ones, or the call itself."""
     hypothesis, strategies = import_module("hypothesis"), import_module("hypothesis.strategies")
     drawn = {name: _simpler_values(strategies, call, plain, name) for name in call.differing(plain)}
@@ -120,17 +120,17 @@ def _polished(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
     )
     simpler = strategies.fixed_dictionaries(drawn).map(lambda values: call.replace(**values))
     try:
-        found: Call = hypothesis.find(simpler, fails, settings=settings, random=random.Random(0))
+        shrunk: CallFactors = hypothesis.find(simpler, fails, settings=settings, random=random.Random(0))
     except hypothesis.errors.HypothesisException:  # none was found
         return call
-    return min(call, found, key=lambda one: (len(one.differing(plain)), sum(one.rows), one.rotary_dim or 0))
+    return min(call, shrunk, key=lambda c: (len(c.differing(plain)), sum(c.rows), c.rotary_dim or 0))
 
 
-def _simpler_values(strategies: Any, call: Call, plain: Call, name: str) -> Any:
+def _simpler_values(strategies: Any, call: CallFactors, plain: CallFactors, name: str) -> Any:
     """Return Hypothesis' strategy for the values of a factor from a plain one to the call's."""
-    value, usual = getattr(call, name), getattr(plain, name)
+    value, plain_value = getattr(call, name), getattr(plain, name)
     if name == "rows":
         return strategies.tuples(*(strategies.integers(1, max(size, 1)) for size in value))
     if name == "rotary_dim":
         return strategies.integers(1, value // 2).map(lambda half: 2 * half)
-    return strategies.sampled_from([usual, value])
+    return strategies.sampled_from([plain_value, value])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import _adapt
+from ._capability_parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -29,8 +30,7 @@ from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._factors import DTYPES, FIELDS, WIDTH
 from ._first_calls import FirstCalls
-from ._libraries import Library
-from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
+from ._libraries import ArrayLibrary
 from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_refused_widths
 
 # The arguments of a target that are no claims.
@@ -148,7 +148,7 @@ class Target:
         _check_defaults(self)
 
     @property
-    def arrays(self) -> Library:
+    def arrays(self) -> ArrayLibrary:
         """The array library of x."""
         return arrays_of(self.library)
 
@@ -182,11 +182,11 @@ class Target:
         {'fixed': {'pairing': 'half'}, 'furthest': 2047}
         """
         claims = {}
-        for each in (each for each in fields(Target) if each.name not in _NO_CLAIMS):
-            value = getattr(self, each.name)
-            default = each.default if each.default_factory is MISSING else each.default_factory()
+        for claim in (claim for claim in fields(Target) if claim.name not in _NO_CLAIMS):
+            value = getattr(self, claim.name)
+            default = claim.default if claim.default_factory is MISSING else claim.default_factory()
             if value != default:
-                claims[each.name] = _plain(value)
+                claims[claim.name] = _plain(value)
         return claims
 
     def width_of(self, width: int) -> int:
@@ -208,10 +208,10 @@ class Target:
         >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
         128
         """
-        least = least_width(self, width)
+        narrowest = least_width(self, width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
-            return least
-        return next((taken for taken in self.taken_widths if taken >= least), self.taken_widths[-1])
+            return narrowest
+        return next((taken for taken in self.taken_widths if taken >= narrowest), self.taken_widths[-1])
 
     @cached_property
     def taken_widths(self) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ class Target:
             rotate = _adapt.leave_out_positions(rotate, self.arguments)
         rotate = _adapt.adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
-        if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not Library.copied):
+        if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not ArrayLibrary.copied):
             rotate = _adapt.adapt_copies(rotate, self.arrays, self.in_place)
         has_axes = "axes" in self.fixed
         if self.layout == "...sd":
@@ -251,11 +251,11 @@ class Target:
 
     def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
         """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""
-        stated = signature_defaults(self.rotate)
-        usual = {
-            name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
+        values = signature_defaults(self.rotate)
+        passed = {
+            name: DEFAULTS[name] for name in CALL_FIELDS if values.get(name) not in (None, DEFAULTS[name])
         }
-        return functools.partial(rotate, **usual) if usual else rotate
+        return functools.partial(rotate, **passed) if passed else rotate
 
     @cached_property
     def first_calls(self) -> FirstCalls:
@@ -303,7 +303,7 @@ class Target:
 
 def _check_kinds(target: Target) -> None:
     """Raise for arguments of the wrong type."""
-    for names, kinds, needed in (
+    for names, types, needed in (
         ("name version library layout positions angles arithmetic arguments", str, "a string"),
         ("furthest", int, "an integer"),
         ("head_dim", int | Collection | None, "an integer, or several"),
@@ -317,19 +317,19 @@ def _check_kinds(target: Target) -> None:
         ("in_place declared", bool, "True or False"),
     ):
         for name in names.split():
-            _check_kind(name, getattr(target, name), kinds, needed)
+            _check_kind(name, getattr(target, name), types, needed)
 
 
-def _check_kind(name: str, given: Any, kinds: Any, needed: str) -> None:
-    as_name = isinstance(given, str) and kinds is not str
-    as_number = isinstance(given, bool) and kinds is not bool
-    if as_name or as_number or not isinstance(given, kinds):
-        raise ValueError(f"{name} is {given!r}; give {needed}")
+def _check_kind(name: str, value: Any, types: Any, needed: str) -> None:
+    as_name = isinstance(value, str) and types is not str
+    as_number = isinstance(value, bool) and types is not bool
+    if as_name or as_number or not isinstance(value, types):
+        raise ValueError(f"{name} is {value!r}; give {needed}")
 
 
 def _check_names(target: Target) -> None:
     """Raise for unknown names."""
-    for argument, given, known in (
+    for argument, names, known_names in (
         ("library", [target.library], library_names()),
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
@@ -341,8 +341,8 @@ def _check_names(target: Target) -> None:
         ("requires", target.requires, (*CAPABILITIES, *PART_NAMES, *_check_names_known(target.requires))),
         ("dtypes", target.dtypes or (), DTYPES),
     ):
-        for name in given:
-            check_name(argument, name, known)
+        for name in names:
+            check_name(argument, name, known_names)
     if target.layout != "...sd" and not _adapt.is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d, with d last, and 1 "
@@ -352,23 +352,23 @@ def _check_names(target: Target) -> None:
         raise ValueError(f"positions=batch needs x with an axis b; layout is {target.layout!r}")
     for name, reason in target.lacks.items():
         _check_reason(name, reason)
-    if both := sorted({*target.lacks} & {*target.requires}):
-        raise ValueError(f"requires and lacks both name {', '.join(both)}; give one of them")
+    if named_twice := sorted({*target.lacks} & {*target.requires}):
+        raise ValueError(f"requires and lacks both name {', '.join(named_twice)}; give one of them")
 
 
 def _check_names_known(requires: Collection[str]) -> tuple[str, ...]:
     """Return the names of all checks; import them only if any name is required."""
-    return tuple(each.name for each in import_module(f"{__package__}._checks").checks()) if requires else ()
+    return tuple(check.name for check in import_module(f"{__package__}._checks").checks()) if requires else ()
 
 
-def check_name(argument: str, name: Any, known: Collection[str]) -> None:
+def check_name(argument: str, name: Any, known_names: Collection[str]) -> None:
     """Raise ValueError for an unknown name, with similar names, or with the parts of a capability."""
-    if isinstance(name, str) and name in known:
+    if isinstance(name, str) and name in known_names:
         return
     if labels := PARTS.get(whole_of(str(name))):
         hint = f"{whole_of(str(name))} has the parts {', '.join(labels)}"
     else:
-        names = list(dict.fromkeys(each for each in known if "[" not in each))
+        names = list(dict.fromkeys(known_name for known_name in known_names if "[" not in known_name))
         near = get_close_matches(str(name), names, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         hint += "see check --list" if near and len(names) > 16 else f"known: {', '.join(names)}"
@@ -394,8 +394,10 @@ def _check_calls(target: Target) -> None:
     named, takes_any = parameters_of(target.rotate)
     if target.fields and not takes_any and (missing := [n for n in target.fields if n not in named]):
         raise ValueError(f"fields names {', '.join(missing)}, and the signature of {target.name} does not")
-    kind = type(target.arrays)
-    if target.in_place and (kind.copied is Library.copied or kind.overwrite is Library.overwrite):
+    library = type(target.arrays)
+    if target.in_place and (
+        library.copied is ArrayLibrary.copied or library.overwrite is ArrayLibrary.overwrite
+    ):
         raise ValueError(f"in_place is claimed, and arrays of {target.library} cannot be written")
 
 
@@ -419,8 +421,8 @@ def _check_defaults(target: Target) -> None:
         for width in _numbers(target.head_dim) or (least_width(target, WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
-        given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
-        raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
+        built_in = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
+        raise ValueError(f"the built-in fields and signature defaults are {built_in}: {error}") from None
 
 
 def _plain(value: Any) -> Any:

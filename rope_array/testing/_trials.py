@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _watch
+from . import _announce
+from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 from ._claims import (
     TRIALS,
     by_declaration,
@@ -24,11 +25,10 @@ from ._claims import (
     takes_any,
     undeclared_fields,
 )
-from ._factors import FIELDS, SIZES, WIDTH, Call, fields_of, read_call, shape_of_positions
-from ._libraries import SETTINGS, Torch, rounded
+from ._factors import FIELDS, SIZES, WIDTH, CallFactors, fields_of, read_call, shape_of_positions
+from ._libraries import SETTINGS, TorchLibrary, rounded
 from ._modes import jvp, one_device, settings_of, vmap
 from ._named_values import TUPLES
-from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 
 Target = Any  # of `_target`, which imports this module
 
@@ -111,13 +111,13 @@ class Trials:
 
     def arguments(self, text: str) -> tuple[Any, Any, dict[str, Any]]:
         """Return x, positions and fields of the plain call with the values of factors in a text."""
-        call = read_call(text, Call(dtype=self.dtype, kind=self.target.position_dtype))
+        call = read_call(text, CallFactors(dtype=self.dtype, kind=self.target.position_dtype))
         call = call.replace(width=self.target.width_of(call.width))
         if call.rotary_start is not None:
             call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
         return self._x(call), self._positions(call), fields_of(call, self.target.defaults)
 
-    def _x(self, call: Call) -> Any:
+    def _x(self, call: CallFactors) -> Any:
         """Return an array, or a tuple of arrays that differ in heads."""
         if not call.in_tuple:
             return self.array((*call.rows, call.width), call.dtype)
@@ -128,7 +128,7 @@ class Trials:
         """Return an array of random numbers."""
         return self.lib.asarray(rounded(np.random.default_rng(0).standard_normal(shape), dtype), dtype)
 
-    def _positions(self, call: Call) -> Any:
+    def _positions(self, call: CallFactors) -> Any:
         """Return positions that are consecutive along the rows."""
         shape, reach = shape_of_positions(call), self.target.reach
         if call.kind.startswith("python"):
@@ -147,7 +147,7 @@ class Trials:
 
     def rotate(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call; raise if a tuple of arrays is not taken as one."""
-        _watch.trying(x, pos, spec)
+        _announce.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             y = self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
         if isinstance(x, tuple):
@@ -162,11 +162,11 @@ class Trials:
         x, pos, spec = self.arguments(text)
         return self.rotate(x, pos, **spec)
 
-    def at(self, row: Any, width: int | None = None, kind: str | None = None) -> Any:
+    def at(self, row: Any, width: int | None = None, dtype: str | None = None) -> Any:
         """Call at the positions of a row."""
         width = self.target.width_of(WIDTH) if width is None else width
         x = self.array((*SIZES[:2], len(row), width), self.dtype)
-        return self.rotate(x, self.lib.asarray(np.asarray(row, kind or self.target.position_dtype)))
+        return self.rotate(x, self.lib.asarray(np.asarray(row, dtype or self.target.position_dtype)))
 
     def try_capability(self, name: str) -> None:
         """Make the call that only a target with a capability, or a part, takes."""
@@ -183,10 +183,10 @@ class Trials:
             raise errors[0]
 
 
-def _python_positions(kind: str, count: int) -> Any:
+def _python_positions(python_type: str, count: int) -> Any:
     """Return five positions below `count` as a list or a tuple; or a range, or the last as an int."""
     row = [i % count for i in range(5)]
-    return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[kind]
+    return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[python_type]
 
 
 # ---- contexts of trial calls ----
@@ -198,8 +198,8 @@ def _strided(t: Trials, x: Any, pos: Any) -> None:
 
 def _of_two_dtypes(t: Trials, x: Any, pos: Any) -> None:
     first, second = x
-    others = [dtype for dtype in t.target.dtypes or t.lib.dtypes if dtype != t.dtype]
-    t.try_some(partial(t.rotate, (t.array(tuple(first.shape), other), second), pos) for other in others)
+    other_dtypes = [dtype for dtype in t.target.dtypes or t.lib.dtypes if dtype != t.dtype]
+    t.try_some(partial(t.rotate, (t.array(tuple(first.shape), dtype), second), pos) for dtype in other_dtypes)
 
 
 def _under(mode: str, t: Trials, x: Any, pos: Any) -> None:
@@ -219,13 +219,13 @@ def _mapped(t: Trials, x: Any, pos: Any) -> None:
 
 def _recorded(t: Trials, x: Any, pos: Any) -> None:
     """Call while PyTorch records a gradient; JAX records gradients of traced calls."""
-    if isinstance(t.lib, Torch):
+    if isinstance(t.lib, TorchLibrary):
         t.rotate(x.requires_grad_(), pos)
 
 
 def _traced(t: Trials, x: Any, pos: Any) -> None:
     """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
-    if isinstance(t.lib, Torch):
+    if isinstance(t.lib, TorchLibrary):
         t.lib.traced(t.target.call)(x, pos)
 
 
@@ -369,14 +369,14 @@ def _last_between(accepts: Callable[[int], bool], taken: int, refused: int) -> i
 
 def find_position_dtype(target: Target) -> str:
     """Return the first integer dtype of positions that a target does not refuse, the widest first."""
-    kinds = target.arrays.integers
+    dtypes: tuple[str, ...] = target.arrays.integers
     if target.declared or "values" in target.arrays.lacks:
-        return str(kinds[0])
+        return dtypes[0]
     rows = min(SIZES[-1], target.furthest + 1)
     row = int(target.positions != "arange" and target.furthest >= rows) + np.arange(rows)
     width = min(target.taken_widths) if target.head_dim is not None else least_width(target, WIDTH)
-    attempts = ((kind, partial(Trials(target).at, row, width, kind)) for kind in kinds)
-    return str(next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0]))
+    attempts = ((dtype, partial(Trials(target).at, row, width, dtype)) for dtype in dtypes)
+    return next((dtype for dtype, attempt in attempts if exception_of(target, attempt) is None), dtypes[0])
 
 
 # ---- widths ----
@@ -407,8 +407,8 @@ def _refused_widths(target: Target, widths: Collection[int], row: Any) -> dict[i
 
     def attempt(width: int) -> None:
         shape = (*SIZES[:2], len(row), width)
-        if (other := tuple(getattr(trials.at(row, width), "shape", shape))) != shape:
-            raise ValueError(f"the result has shape {other}")  # tables of another width were broadcast
+        if (result_shape := tuple(getattr(trials.at(row, width), "shape", shape))) != shape:
+            raise ValueError(f"the result has shape {result_shape}")  # tables of another width were broadcast
 
     errors = {width: exception_of(target, partial(attempt, width)) for width in widths}
     return {width: error for width, error in errors.items() if error is not None}

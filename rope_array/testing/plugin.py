@@ -51,8 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rope_array", "conformance of rotary embeddings (rope_array)")
     about = "run the conformance suite on TARGET, as `python -m rope_array check` does; repeatable"
     group.addoption("--rope-backend", metavar="TARGET", help=about, **_REPEATABLE)
-    for name, more in _OPTIONS.items():
-        group.addoption(f"--rope-{name}", **more)
+    for name, option in _OPTIONS.items():
+        group.addoption(f"--rope-{name}", **option)
 
 
 class CheckFailed(Exception):
@@ -66,8 +66,8 @@ class UnexpectedlyInapplicable(Exception):
 class RopeCheck(pytest.Item):
     """One check of one target."""
 
-    def __init__(self, *, judgement: Judgement, target: str, **more: Any):
-        super().__init__(**more)
+    def __init__(self, *, judgement: Judgement, target: str, **node_arguments: Any):
+        super().__init__(**node_arguments)
         self.judgement, self.target = judgement, target
         if (reason := judgement.expected.get(self.name)) is not None:
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=CheckFailed))
@@ -99,8 +99,8 @@ class RopeCheck(pytest.Item):
 class RopeTarget(pytest.Collector):
     """All checks of one target."""
 
-    def __init__(self, *, target: str, **more: Any):
-        super().__init__(**more)
+    def __init__(self, *, target: str, **node_arguments: Any):
+        super().__init__(**node_arguments)
         self.target = target
 
     def collect(self) -> Iterator[RopeCheck]:
@@ -115,10 +115,10 @@ class RopeTarget(pytest.Collector):
 
 
 def _judgement_of(config: pytest.Config, target: str) -> Judgement:
-    given = {name: config.getoption(f"--rope-{name}") for name in _OPTIONS}
-    more = {"timeout": given.pop("timeout"), "in_process": given.pop("in-process")}
-    claims, expected = given.pop("claim"), given.pop("expect")
-    return Judgement(Options(target, claims=claims, expected=expected, **given), **more)
+    values = {name: config.getoption(f"--rope-{name}") for name in _OPTIONS}
+    process = {"timeout": values.pop("timeout"), "in_process": values.pop("in-process")}
+    claims, expected = values.pop("claim"), values.pop("expect")
+    return Judgement(Options(target, claims=claims, expected=expected, **values), **process)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,8 +127,8 @@ def pytest_configure(config: pytest.Config) -> None:
         for option in (f"--rope-{name}" for name in _OPTIONS):
             if config.getoption(option):
                 raise pytest.UsageError(f"{option} needs a --rope-backend; give one, or leave it out")
-    elif (here := str(config.invocation_params.dir)) not in sys.path:
-        sys.path.insert(0, here)
+    elif (folder := str(config.invocation_params.dir)) not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m are applied

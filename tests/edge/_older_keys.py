@@ -27,16 +27,16 @@ Config = dict[str, Any]
 
 def classes() -> list[type[PreTrainedConfig]]:
     """Return every config class of transformers' models; of classes that share a model type, the root."""
-    found: dict[str, type[PreTrainedConfig]] = {}
+    by_model_type: dict[str, type[PreTrainedConfig]] = {}
     folder = pathlib.Path(transformers.__file__).parent / "models"
     for file in sorted(folder.glob("*/configuration_*.py")):
         module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
-        own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
-        for cls in own:
+        defined = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
+        for cls in defined:
             is_config = inspect.isclass(cls) and issubclass(cls, PreTrainedConfig)
             if is_config and cls.model_type and cls.__name__ not in SHARED:
-                found.setdefault(cls.model_type, cls)
-    return list(found.values())
+                by_model_type.setdefault(cls.model_type, cls)
+    return list(by_model_type.values())
 
 
 def has_rotation(cls: type[PreTrainedConfig]) -> bool:
@@ -46,12 +46,12 @@ def has_rotation(cls: type[PreTrainedConfig]) -> bool:
 
 def keys_of(cls: type[PreTrainedConfig]) -> set[str]:
     """Return the keys that the class takes from `kwargs`, of `attribute_map`, and that choose layers."""
-    found = set(cls.attribute_map) | _keys_of_layers(cls)
+    keys = set(cls.attribute_map) | _keys_of_layers(cls)
     for base in cls.__mro__:
         if base.__module__.startswith("transformers.models."):
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-            found |= {key for node in ast.walk(tree) for key in _keys_at(node)}
-    return found
+            keys |= {key for node in ast.walk(tree) for key in _keys_at(node)}
+    return keys
 
 
 _OF_LAYERS = re.compile(r"layer|block|idx|indices|indexes|interval|period|offset|every|freq$")
@@ -60,12 +60,12 @@ _OF_LAYERS = re.compile(r"layer|block|idx|indices|indexes|interval|period|offset
 def _keys_of_layers(cls: type[PreTrainedConfig]) -> set[str]:
     """Return the fields that may tell layers apart: lists by their names, and what its properties read."""
     fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    found = {name for name, kind in fields.items() if "list" in kind and _OF_LAYERS.search(name)}
+    names = {name for name, annotation in fields.items() if "list" in annotation and _OF_LAYERS.search(name)}
     for name in PROPERTIES:
         if isinstance(rule := inspect.getattr_static(cls, name, None), property):
             tree = ast.parse(textwrap.dedent(inspect.getsource(rule.fget)))  # type: ignore[arg-type]
-            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & fields.keys()
-    return found
+            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & fields.keys()
+    return names
 
 
 def _keys_at(node: ast.AST) -> Iterator[str]:
@@ -82,7 +82,7 @@ def model_types_of(cls: type[PreTrainedConfig]) -> set[str]:
     """Return the model types of parts that the class compares with, to replace them."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare) and _is_type(node.left)]
-    constants = (leaf for node in compared for other in node.comparators for leaf in ast.walk(other))
+    constants = (leaf for node in compared for side in node.comparators for leaf in ast.walk(side))
     return {
         leaf.value for leaf in constants if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
     }
@@ -97,8 +97,8 @@ def _text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) else f"<{ast.unparse(node)}>"
 
 
-def alternating(*kinds: str) -> list[str]:
-    return [kinds[i % len(kinds)] for i in range(LAYERS)]
+def alternating(*layer_types: str) -> list[str]:
+    return [layer_types[i % len(layer_types)] for i in range(LAYERS)]
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -152,7 +152,7 @@ def exported(case, dynamo, opset=None):
 def runner(model):
     """Return a function that runs the bytes of a model in ONNX Runtime."""
     session = onnxruntime.InferenceSession(model)
-    names = [each.name for each in session.get_inputs()]
+    names = [input_.name for input_ in session.get_inputs()]
 
     def run(*inputs):
         return session.run(None, dict(zip(names, (x.numpy() for x in inputs), strict=True)))
@@ -241,7 +241,7 @@ NEWER = ("axial", "large positions")
 
 def dims_of(case):
     axes = axes_of(case).values()
-    return tuple({axis: torch.export.Dim(name, min=2) for axis, name in each.items()} for each in axes)
+    return tuple({axis: torch.export.Dim(name, min=2) for axis, name in names.items()} for names in axes)
 
 
 def saved(case, folder, dynamo):
@@ -280,11 +280,11 @@ def test_a_recorded_program_has_the_bits_of_the_array_api_backend(name, tracer, 
     with torch.no_grad():
         program = TRACERS[tracer](case)
         monkeypatch.setattr("rope_array._backends._native.kernel", None)
-        for y, want in zip(program(*case.inputs()), case.module(*case.inputs()), strict=True):
+        for y, expected in zip(program(*case.inputs()), case.module(*case.inputs()), strict=True):
             if name == "learned":  # exp(x) - 1 has two forms
-                torch.testing.assert_close(y, want, rtol=0, atol=case.tolerance)
+                torch.testing.assert_close(y, expected, rtol=0, atol=case.tolerance)
             else:
-                assert torch.equal(y, want)
+                assert torch.equal(y, expected)
 
 
 def test_frequencies_of_each_head_are_recorded():
@@ -294,8 +294,8 @@ def test_frequencies_of_each_head_are_recorded():
     example = torch.ones(2, 4, 7, 16), torch.ones(2, 4, 7, 16), torch.ones(7, 2, dtype=torch.int64)
     run = runner(to_onnx(mixed, example, False, None, axes))
     q, positions = torch.ones(2, 4, 5, 16), torch.tensor([[0, 0], [1, 2], [30, 7], [9, 63], [2, 2]])
-    for y, want in zip(run(q, 2 * q, positions), mixed(q, 2 * q, positions), strict=True):
-        np.testing.assert_allclose(y, want, rtol=0, atol=2e-5)
+    for y, expected in zip(run(q, 2 * q, positions), mixed(q, 2 * q, positions), strict=True):
+        np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
 
 
 # ---- models of transformers, patched ----
@@ -315,8 +315,8 @@ class Logits(torch.nn.Module):
 
     def __init__(self, family, fields):
         super().__init__()
-        kind = "TextConfig" if family == "Gemma3" else "Config"
-        config = getattr(transformers, f"{family}{kind}")
+        suffix = "TextConfig" if family == "Gemma3" else "Config"
+        config = getattr(transformers, f"{family}{suffix}")
         torch.manual_seed(0)
         self.model = getattr(transformers, f"{family}ForCausalLM")(config(**SIZES, **fields)).eval()
 
@@ -336,11 +336,12 @@ def test_a_patched_model_is_traced(family):
         near = [model(*text(tokens)) for tokens in (7, 11, 24)]
         ra.hf.patch(model.model)
         program = torch.jit.trace(model, text(7), check_trace=False)
-        for tokens, want in zip((7, 11, 24), near, strict=True):  # the model's own code, in its short range
-            torch.testing.assert_close(program(*text(tokens)), want, rtol=0, atol=1e-5)
+        # The model's own code, in its short range.
+        for tokens, expected in zip((7, 11, 24), near, strict=True):
+            torch.testing.assert_close(program(*text(tokens)), expected, rtol=0, atol=1e-5)
         for tokens, first in ((11, 1000), (5, 2**20)):
-            got, want = program(*text(tokens, first)), model(*text(tokens, first))
-            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+            y, expected = program(*text(tokens, first)), model(*text(tokens, first))
+            torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
 
 
 def test_a_rule_by_length_is_not_recorded():

@@ -82,9 +82,9 @@ class Queries:
 
 def rotation_error(before, after):
     exact = apply_definition(before.double().numpy(), POSITIONS[0].numpy(), pairing="half")
-    want = torch.from_numpy(exact)
-    allowed = torch.finfo(after.dtype).eps / 2 * want.abs() + 1e-6 * before.abs().max()
-    return float(((after.double() - want).abs() / allowed).max())
+    expected = torch.from_numpy(exact)
+    allowed = torch.finfo(after.dtype).eps / 2 * expected.abs() + 1e-6 * before.abs().max()
+    return float(((after.double() - expected).abs() / allowed).max())
 
 
 def train(model):
@@ -99,16 +99,16 @@ def train(model):
 def truth():
     """Return the loss and the gradients of a patched bfloat16 model in one process."""
     model, queries = patched(HALF)
-    results = train(model)
+    weights = train(model)
     assert queries.error() <= 1
-    return results
+    return weights
 
 
 def check(model, queries, rtol=0.02):
-    results = train(model)
+    weights = train(model)
     assert queries.error() <= 1
-    for got, want in zip(results, truth(), strict=True):
-        assert (got.float() - want.float()).norm() <= rtol * want.float().norm()
+    for weight, expected in zip(weights, truth(), strict=True):
+        assert (weight.float() - expected.float()).norm() <= rtol * expected.float().norm()
 
 
 # ---- FSDP ----
@@ -235,16 +235,16 @@ def outcome(family):
         return "not patched"
     inputs = {n: x.to(HALF) if x.is_floating_point() else x for n, x in family.inputs(model).items()}
     with torch.no_grad():
-        want = answer(model(**inputs))
+        expected = answer(model(**inputs))
         for layers in filter(lambda module: isinstance(module, torch.nn.ModuleList), model.modules()):
             for layer in layers:
                 layer.register_forward_pre_hook(cast_inputs, with_kwargs=True)
         try:
-            got = answer(model(**inputs))
+            y = answer(model(**inputs))
         except ra.PatchError as error:
             assert "cast_forward_inputs=False" in str(error)  # noqa: PT017
             return "refused"
-    return "same" if torch.equal(got, want) else "changed"
+    return "same" if torch.equal(y, expected) else "changed"
 
 
 def test_casts_of_layers_inputs_change_no_family_or_are_refused():

@@ -65,8 +65,8 @@ def hexadecimal(values: Iterable[float]) -> list[str]:
 
 def rotation_case(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     x = X[: fields["head_dim"]]
-    given = {key: value for key, value in fields.items() if key != "head_dim"}
-    rows = [{"pos": pos, "y": hexadecimal(oracle.rotate(x, pos, **given))} for pos in POSITIONS]
+    arguments = {key: value for key, value in fields.items() if key != "head_dim"}
+    rows = [{"pos": pos, "y": hexadecimal(oracle.rotate(x, pos, **arguments))} for pos in POSITIONS]
     return {"name": name, "fields": fields, "x": x, "rows": rows}
 
 
@@ -81,19 +81,21 @@ def angle_case(rotary_dim: int, base: float) -> dict[str, Any]:
 
 def text(cases: list[dict[str, Any]]) -> str:
     """JSON with one line for each row, which keeps differences readable."""
-    parts = []
+    texts = []
     for case in cases:
         head = {key: value for key, value in case.items() if key != "rows"}
         rows = ",\n".join(f"   {json.dumps(row)}" for row in case["rows"])
-        parts.append(f'  {json.dumps(head)[:-1]}, "rows": [\n{rows}\n  ]}}')
-    return '{"cases": [\n' + ",\n".join(parts) + "\n]}\n"
+        texts.append(f'  {json.dumps(head)[:-1]}, "rows": [\n{rows}\n  ]}}')
+    return '{"cases": [\n' + ",\n".join(texts) + "\n]}\n"
 
 
 def files() -> dict[str, str]:
     """Every golden file's name and text."""
-    made = {name: text([rotation_case(*case) for case in cases.items()]) for name, cases in ROTATIONS.items()}
-    made["angles"] = text([angle_case(16, base) for base in (10000.0, 500000.0, 1000000.0)])
-    return {f"{name}.json": content for name, content in made.items()}
+    texts = {
+        name: text([rotation_case(*case) for case in cases.items()]) for name, cases in ROTATIONS.items()
+    }
+    texts["angles"] = text([angle_case(16, base) for base in (10000.0, 500000.0, 1000000.0)])
+    return {f"{name}.json": content for name, content in texts.items()}
 
 
 def main() -> None:

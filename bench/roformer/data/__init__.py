@@ -83,7 +83,7 @@ class Data:
     @cached_property
     def sources(self) -> list[Source]:
         """Package, version and SHA-256 of each download."""
-        return [Source(**each) for each in self._read("sources")]
+        return [Source(**fields) for fields in self._read("sources")]
 
     def short_pairs(self, split: str, max_tokens: int) -> list[tuple[Ids, Ids, str, str]]:
         """Return the pairs with at most `max_tokens` tokens in each language."""
@@ -131,7 +131,7 @@ def _publish(built: Path, ready: Path) -> None:
 def _build(downloads: Path, out: Path, report: Report, vocab_size: int, pair_vocab_size: int) -> None:
     report("packages")
     folders = packages.fetch(packages.NAMES, downloads)
-    _write(out, "sources", [vars(each) for each in packages.sources(downloads)])
+    _write(out, "sources", [vars(source) for source in packages.sources(downloads)])
     report("text")
     tokenizer = _build_text(folders, out, vocab_size)
     report("triples")
@@ -146,7 +146,7 @@ def _build(downloads: Path, out: Path, report: Report, vocab_size: int, pair_voc
 
 def _build_text(folders: dict[str, Path], out: Path, vocab_size: int) -> Tokenizer:
     documents = text.split_documents(text.read_documents(folders["perl-doc"]))
-    texts = {split: ["\n".join(parts) for parts in each.values()] for split, each in documents.items()}
+    texts = {split: ["\n".join(texts) for texts in docs.values()] for split, docs in documents.items()}
     tokenizer = Tokenizer.train(texts["train"], vocab_size)
     tokenizer.save(out / "tokenizer.json")
     for split in SPLITS:
@@ -180,10 +180,10 @@ def _build_pairs(folders: dict[str, Path], out: Path, vocab_size: int) -> None:
 
 
 def _build_tasks(folders: dict[str, Path], out: Path, tokenizer: Tokenizer) -> None:
-    made = tasks.make_tasks(folders[packages.VADER], wordnet.read_synsets(folders["wordnet-base"]))
+    by_name = tasks.make_tasks(folders[packages.VADER], wordnet.read_synsets(folders["wordnet-base"]))
     encoded = {
         name: {split: _encode_examples(tokenizer, examples) for split, examples in task.items()}
-        for name, task in made.items()
+        for name, task in by_name.items()
     }
     _write(out, "tasks", encoded)
 

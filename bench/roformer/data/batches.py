@@ -22,10 +22,10 @@ def mask_tokens(tokens: np.ndarray, seed: int, step: int, vocab_size: int) -> tu
     """
     random = _generator(seed, step, 1)
     chosen = (random.random(tokens.shape) < MASKED_SHARE) & (tokens >= len(SPECIAL))
-    kind = random.random(tokens.shape)
+    draws = random.random(tokens.shape)
     noise = random.integers(len(SPECIAL), vocab_size, tokens.shape)
-    masked = np.where(chosen & (kind < 0.8), MASK, tokens)
-    masked = np.where(chosen & (kind >= 0.9), noise, masked)
+    masked = np.where(chosen & (draws < 0.8), MASK, tokens)
+    masked = np.where(chosen & (draws >= 0.9), noise, masked)
     return masked, np.where(chosen, tokens, IGNORED)
 
 
@@ -39,7 +39,7 @@ def contrastive(
     """
     random = _generator(seed, step, 2)
     chosen = random.choice(np.unique(documents), batch, replace=False)
-    rows = np.stack([random.choice(np.flatnonzero(documents == each), 2, replace=False) for each in chosen])
+    rows = np.stack([random.choice(np.flatnonzero(documents == text), 2, replace=False) for text in chosen])
     a, b = excerpts[rows.T, :length].astype(np.int64)
     return a, b
 

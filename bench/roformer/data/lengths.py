@@ -30,9 +30,9 @@ def make_triples(excerpts: np.ndarray, documents: np.ndarray, count: int, seed: 
     random = np.random.default_rng(seed)
     rows = []
     for a in random.choice(len(excerpts), count):
-        same = documents == documents[a]
-        own = np.flatnonzero(same)
-        rows.append((a, random.choice(own[own != a]), random.choice(np.flatnonzero(~same))))
+        mask = documents == documents[a]
+        inside = np.flatnonzero(mask)
+        rows.append((a, random.choice(inside[inside != a]), random.choice(np.flatnonzero(~mask))))
     return excerpts[np.array(rows)]
 
 

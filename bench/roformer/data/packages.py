@@ -39,8 +39,8 @@ class FetchError(RuntimeError):
 
 def fetch(names: tuple[str, ...], folder: Path) -> dict[str, Path]:
     """Return the folder of each unpacked package. Download those that `folder` lacks."""
-    if given := os.environ.get(VARIABLE):
-        return _find(names, Path(given))
+    if chosen_folder := os.environ.get(VARIABLE):
+        return _find(names, Path(chosen_folder))
     if missing := [name for name in names if not (folder / name).is_dir()]:
         _download(missing, folder)
     return {name: folder / name for name in names}
@@ -49,7 +49,7 @@ def fetch(names: tuple[str, ...], folder: Path) -> dict[str, Path]:
 def sources(folder: Path) -> list[Source]:
     """Return the record of the packages in `folder`, or in the folder that replaces it."""
     path = _record(Path(os.environ.get(VARIABLE, folder)))
-    return [Source(**each) for each in json.loads(path.read_text())] if path.exists() else []
+    return [Source(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
 
 
 def _download(names: list[str], folder: Path) -> None:
@@ -79,8 +79,8 @@ def _download_debian(names: list[str], scratch: Path) -> dict[str, Path]:
                 f"{tool} is missing. Run on Debian or Ubuntu, or set {VARIABLE} to a folder with the "
                 f"unpacked packages {', '.join(names)}"
             )
-    for part in ("lists", "archives", "debs"):
-        (scratch / part / "partial").mkdir(parents=True)
+    for name in ("lists", "archives", "debs"):
+        (scratch / name / "partial").mkdir(parents=True)
     _apt_get(scratch, "update")
     _apt_get(scratch, "download", *names)
     return {name: next((scratch / "debs").glob(f"{name}_*.deb")) for name in names}
@@ -145,8 +145,8 @@ def _record(folder: Path) -> Path:
 
 
 def _write_record(folder: Path, source: Source) -> None:
-    kept = [each for each in sources(folder) if each.package != source.package]
-    records = sorted([*kept, source], key=lambda each: each.package)
+    kept = [kept_source for kept_source in sources(folder) if kept_source.package != source.package]
+    records = sorted([*kept, source], key=lambda record: record.package)
     path = _record(folder)
-    path.with_suffix(".part").write_text(json.dumps([asdict(each) for each in records], indent=1) + "\n")
+    path.with_suffix(".part").write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
     path.with_suffix(".part").replace(path)

@@ -57,7 +57,7 @@ def shuffle_words(text: str) -> str | None:
 
 def category(synsets: Iterable[Synset]) -> Task:
     """Return definitions of nouns and their lexicographer file, of 26: animal, artifact, body and so on."""
-    nouns = [(each.definition, each.category - FIRST_NOUN_CATEGORY) for each in synsets if each.part == "n"]
+    nouns = [(noun.definition, noun.category - FIRST_NOUN_CATEGORY) for noun in synsets if noun.part == "n"]
     return _split(_first(nouns, NUM_EXAMPLES))
 
 

@@ -21,22 +21,22 @@ def read_documents(folder: Path) -> dict[str, list[str]]:
     Manuals of releases share paragraphs, such as the address for reports of bugs: without the rule, text of
     the training documents would be in the test documents too.
     """
-    seen, documents = set(), {}
+    old, documents = set(), {}
     for path in sorted(folder.rglob("*.pod")):
         if path.stem in EXCLUDED:
             continue
         new = [
-            each for each in dict.fromkeys(paragraphs(path.read_text("utf-8", "replace"))) if each not in seen
+            text for text in dict.fromkeys(paragraphs(path.read_text("utf-8", "replace"))) if text not in old
         ]
-        seen.update(new)
-        if sum(len(each.split()) for each in new) >= MIN_WORDS:
+        old.update(new)
+        if sum(len(text.split()) for text in new) >= MIN_WORDS:
             documents[path.stem] = new
     return documents
 
 
 def split_documents(documents: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
     """Return documents by split, in an order by hash. Validation and test have SHARE of the text each."""
-    sizes = {name: sum(map(len, parts)) for name, parts in documents.items()}
+    sizes = {name: sum(map(len, paragraphs)) for name, paragraphs in documents.items()}
     quota = SHARE * sum(sizes.values())
     splits: dict[str, dict[str, list[str]]] = {"train": {}, "validation": {}, "test": {}}
     before = 0
@@ -49,14 +49,14 @@ def split_documents(documents: dict[str, list[str]]) -> dict[str, dict[str, list
 
 def paragraphs(pod: str) -> list[str]:
     """Return the prose of a POD text: one line for each heading and ordinary paragraph."""
-    found, skipping = [], False
+    texts, skipping = [], False
     for block in re.split(r"\n(?:[ \t]*\n)+", pod.strip("\n")):
         directive = re.match(r"=([a-z]+)\d?[ \t]*", block)
         if directive and directive[1] in ("begin", "end"):
             skipping = directive[1] == "begin"
         elif not skipping and (text := _prose(block, directive)):
-            found.append(text)
-    return found
+            texts.append(text)
+    return texts
 
 
 def _prose(block: str, directive: re.Match | None) -> str:
@@ -76,15 +76,15 @@ def plain(text: str) -> str:
 def _resolve(text: str, start: int, close: str | None) -> tuple[str, int]:
     """Return the plain text from start to a closing bracket, and the position after the bracket."""
     pattern = re.compile(f"{OPEN}|(?P<close>{close})" if close else OPEN)
-    parts = []
-    while found := pattern.search(text, start):
-        parts.append(text[start : found.start()])
-        if not found["code"]:
-            return "".join(parts), found.end()
-        width = len(found["open"])
-        inner, start = _resolve(text, found.end(), ">" if width == 1 else rf"\s+>{{{width}}}")
-        parts.append(_show(found["code"], inner.strip() if width > 1 else inner))
-    return "".join(parts) + text[start:], len(text)
+    texts = []
+    while match := pattern.search(text, start):
+        texts.append(text[start : match.start()])
+        if not match["code"]:
+            return "".join(texts), match.end()
+        width = len(match["open"])
+        inner, start = _resolve(text, match.end(), ">" if width == 1 else rf"\s+>{{{width}}}")
+        texts.append(_show(match["code"], inner.strip() if width > 1 else inner))
+    return "".join(texts) + text[start:], len(text)
 
 
 def _show(code: str, inner: str) -> str:

@@ -25,11 +25,11 @@ class Tokenizer:
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        return [each.ids for each in self.bpe.encode_batch(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self.bpe.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
-        return self.bpe.decode([int(each) for each in ids])
+        return self.bpe.decode([int(token) for token in ids])
 
     def save(self, path: Path) -> None:
         """Write the vocabulary and the merges as JSON."""

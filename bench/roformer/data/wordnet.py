@@ -27,8 +27,8 @@ def read_synsets(folder: Path) -> list[Synset]:
 def parse(line: str) -> Synset:
     """Return the synset of a line: offset, file, part of speech, words and pointers, then | and the gloss."""
     head, _, gloss = line.partition(" | ")
-    _, category, part, *_ = head.split()
-    return Synset(part, int(category), *split_gloss(gloss))
+    _, category, part_of_speech, *_ = head.split()
+    return Synset(part_of_speech, int(category), *split_gloss(gloss))
 
 
 def split_gloss(gloss: str) -> tuple[str, tuple[str, ...]]:

@@ -43,5 +43,5 @@ def buckets(distance, num_buckets: int, max_distance: int, causal: bool):
         return later + buckets(distance.abs(), num_buckets, max_distance, causal=True)
     distance, exact = distance.clamp(min=0), num_buckets // 2
     ratio = (distance.clamp(min=1).double() / exact).log() / math.log(max_distance / exact)
-    wide = exact + (ratio * (num_buckets - exact)).long()
-    return torch.where(distance < exact, distance, wide.clamp(max=num_buckets - 1))
+    far = exact + (ratio * (num_buckets - exact)).long()
+    return torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))

@@ -132,5 +132,5 @@ def load_body(body: Transformer, path: Any) -> None:
     """Read the weights of a language model's transformer into `body`, the transformer of another model."""
     weights = torch.load(path, weights_only=True)
     body.load_state_dict(
-        {name.removeprefix("body."): each for name, each in weights.items() if name.startswith("body.")}
+        {name.removeprefix("body."): tensor for name, tensor in weights.items() if name.startswith("body.")}
     )

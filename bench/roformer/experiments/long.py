@@ -81,7 +81,7 @@ def _contrast(body: Transformer, triples: dict, seed: int, step: int, settings: 
     pair = batches.contrastive(
         triples["train"], triples["documents"], seed, step, settings.batch, settings.length
     )
-    a, b = (embed(body, torch.from_numpy(each)) for each in pair)
+    a, b = (embed(body, torch.from_numpy(tokens)) for tokens in pair)
     return cross_entropy(a @ b.mT / settings.temperature, torch.arange(len(a)))
 
 
@@ -96,10 +96,10 @@ def _accuracy(body: Transformer, triples: np.ndarray, length: int) -> float | No
     rows, places = np.unique(triples.reshape(-1, triples.shape[-1]), axis=0, return_inverse=True)
     tokens = torch.from_numpy(rows[:, :length].astype(np.int64))
     try:
-        found = torch.cat([embed(body, part) for part in tokens.split(8)])
+        embeddings = torch.cat([embed(body, rows) for rows in tokens.split(8)])
     except ValueError:  # learned positions end
         if length <= body.config.max_length:
             raise
         return None
-    a, b, c = found[torch.from_numpy(places.reshape(-1, 3))].unbind(1)
+    a, b, c = embeddings[torch.from_numpy(places.reshape(-1, 3))].unbind(1)
     return ((a * b).sum(-1) > (a * c).sum(-1)).double().mean().item()

@@ -74,7 +74,7 @@ def _finetune(job: Job, context: Context, task: str, splits: dict, vocab_size: i
         learning_rate=settings.rate,
         warmup=settings.warmup,
         checkpoint=context.folder / f"checkpoint-{task}.pt",
-        report=lambda part: context.report(([*TASKS].index(task) + part) / len(TASKS)),
+        report=lambda share: context.report(([*TASKS].index(task) + share) / len(TASKS)),
     )
     return {"accuracy": _accuracy(model, splits["test"][: settings.test], settings)}
 

@@ -52,11 +52,11 @@ def run(job: Job, context: Context) -> dict:
             learning_rate=settings.rate,
             warmup=round(settings.warmup * steps),
             checkpoint=context.folder / f"checkpoint-{number}.pt",
-            report=lambda part, done=done, steps=steps: context.report(
-                (done + part * steps) / sum(settings.steps)
+            report=lambda share, done=done, steps=steps: context.report(
+                (done + share * steps) / sum(settings.steps)
             ),
         )
         done += steps
-        found = score(model, test, TEST, 4, settings.test_tokens // 4 // length, length)
-        stages.append({"length": length, "steps": steps, **found})
+        scores = score(model, test, TEST, 4, settings.test_tokens // 4 // length, length)
+        stages.append({"length": length, "steps": steps, **scores})
     return {"stages": stages}

@@ -75,13 +75,13 @@ def run(job: Job, context: Context) -> dict:
         every=max(1, steps // settings.points),
     )
     test = pairs["test"][: settings.test]
-    found = _translate_all(model, [source for source, *_ in test], data.pair_tokenizer, settings)
+    outputs = _translate_all(model, [source for source, *_ in test], data.pair_tokenizer, settings)
     references = [[german for *_, german in test]]
-    examples = [[english, german, words] for (*_, english, german), words in zip(test, found, strict=True)]
+    examples = [[english, german, words] for (*_, english, german), words in zip(test, outputs, strict=True)]
     return {
         "curve": curve,
-        "bleu": sacrebleu.corpus_bleu(found, references).score,
-        "chrf": sacrebleu.corpus_chrf(found, references).score,
+        "bleu": sacrebleu.corpus_bleu(outputs, references).score,
+        "chrf": sacrebleu.corpus_chrf(outputs, references).score,
         "examples": examples[:: max(1, len(examples) // 12)],
     }
 
@@ -100,8 +100,8 @@ def epoch_batches(sizes: list[int], batch_tokens: int, seed: int, epoch: int) ->
         if place > first and (place - first + 1) * (sizes[row] + 1) > batch_tokens:
             ends.append(place)
             first = place
-    parts = np.split(rows, ends)
-    return [parts[i] for i in random.permutation(len(parts))]
+    batches = np.split(rows, ends)
+    return [batches[i] for i in random.permutation(len(batches))]
 
 
 def loss(model: Seq2Seq, pairs: list, smoothing: float = 0.0, reduction: str = "mean") -> torch.Tensor:
@@ -118,9 +118,9 @@ def loss(model: Seq2Seq, pairs: list, smoothing: float = 0.0, reduction: str = "
 
 
 def _mean_loss(model: Seq2Seq, pairs: list) -> float:
-    parts = [pairs[first : first + 64] for first in range(0, len(pairs), 64)]
+    batches = [pairs[first : first + 64] for first in range(0, len(pairs), 64)]
     words = sum(len(target) + 1 for _, target, *_ in pairs)
-    return sum(loss(model, part, reduction="sum").item() for part in parts) / words
+    return sum(loss(model, batch, reduction="sum").item() for batch in batches) / words
 
 
 def _translate_all(model: Seq2Seq, sources: list, tokenizer, settings: Settings) -> list[str]:
@@ -131,9 +131,9 @@ def _translate_all(model: Seq2Seq, sources: list, tokenizer, settings: Settings)
     for first in range(0, len(order), 64):
         rows = order[first : first + 64]
         source = pad([[CLS, *sources[row], SEP] for row in rows])
-        found = translate(
+        translated = translate(
             model, source, source != PAD, CLS, SEP, 2 * settings.max_tokens, settings.beams, settings.penalty
         )
-        for row, ids in zip(rows, found.tolist(), strict=True):
+        for row, ids in zip(rows, translated.tolist(), strict=True):
             texts[row] = tokenizer.decode(ids[: ids.index(SEP)] if SEP in ids else ids)
     return texts

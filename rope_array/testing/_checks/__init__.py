@@ -6,7 +6,7 @@ from types import ModuleType
 from rope_array.testing import _rows, _rows_of_gradients, _rows_of_modes, _rows_of_scaling
 from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
-from rope_array.testing._row import Row, check_of
+from rope_array.testing._row import CheckRow, check_of
 
 from . import (
     _accuracy,
@@ -29,7 +29,7 @@ def _of(module: ModuleType) -> list[Check]:
     return [check for check in registered if check.function.__module__ == module.__name__]
 
 
-def _rows_of(rows: list[Row]) -> Iterator[Check]:
+def _rows_of(rows: list[CheckRow]) -> Iterator[Check]:
     for row in rows:
         yield from map(check_of, [row] * len(DTYPES), DTYPES) if row.each_dtype else [check_of(row)]
 
@@ -51,8 +51,8 @@ _BY_SUBJECT = {
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
     "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
 }
-_SUBJECTS = {subject: tuple(some) for subject, some in _BY_SUBJECT.items()}
-_CHECKS = tuple(check for some in _SUBJECTS.values() for check in some)
+_SUBJECTS = {subject: tuple(subject_checks) for subject, subject_checks in _BY_SUBJECT.items()}
+_CHECKS = tuple(check for subject_checks in _SUBJECTS.values() for check in subject_checks)
 
 
 def checks() -> tuple[Check, ...]:

@@ -46,22 +46,22 @@ def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
     """Rotate rows 0 to pos[-1], random at pos; return the rows at pos."""
     values = np.zeros((1, 1, pos[-1] + 1, j.width))
     values[:, :, pos] = np.random.default_rng(0).standard_normal((1, 1, len(pos), j.width))
-    whole = j.array(values, dtype)
-    y = j.run(whole, np.arange(pos[-1] + 1))
-    j.check_kind(y, whole)
-    return Input(None, whole.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
+    all_rows = j.array(values, dtype)
+    y = j.run(all_rows, np.arange(pos[-1] + 1))
+    j.check_kind(y, all_rows)
+    return Input(None, all_rows.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
 
 
 def checks_of_ranges() -> list[Check]:
     """Return the check of each range and dtype."""
-    found = []
+    range_checks = []
     for (label, where), dtype in itertools.product(_RANGES.items(), DTYPES):
-        need = RANGES[label][0]
-        name = f"accuracy_{need.removeprefix('reaches_') or label}[{dtype}]"
-        needs = ("values", *([need] if need else []), dtype)
+        capability = RANGES[label][0]
+        name = f"accuracy_{capability.removeprefix('reaches_') or label}[{dtype}]"
+        capabilities = ("values", *([capability] if capability else []), dtype)
         requirement = f"Errors are within the class's bound {where}"
-        found.append(Check(name, requirement, needs, _within, (label, dtype)))
-    return found
+        range_checks.append(Check(name, requirement, capabilities, _within, (label, dtype)))
+    return range_checks
 
 
 @check("negative_positions", "any_positions", each_dtype=True)
@@ -93,9 +93,9 @@ def accuracy_float(j: Judge, dtype: str) -> None:
     pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | (-pos <= j.target.depth))]
     x = j.x(1, 2, len(pos), 64, dtype=dtype)
     # An angle that is a product is as exact as the dtype of its position.
-    wide = j.target.angles == "float64" and j.claims("float64", "float_positions[float64]")
-    wide = wide or not j.claims("float_positions[float32]")
-    j.check(j.call(x, j.pos(pos, "float64" if wide else "float32")), x, pos)
+    use_float64 = j.target.angles == "float64" and j.claims("float64", "float_positions[float64]")
+    use_float64 = use_float64 or not j.claims("float_positions[float32]")
+    j.check(j.call(x, j.pos(pos, "float64" if use_float64 else "float32")), x, pos)
 
 
 @check("float_positions", "any_positions", "float64", "float_positions[float64]")

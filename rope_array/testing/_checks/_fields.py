@@ -4,7 +4,7 @@ from typing import Any
 
 from rope_array.testing._claims import one_line
 from rope_array.testing._judge import Input, Judge, check
-from rope_array.testing._own import Declined
+from rope_array.testing._library_target import Declined
 
 _CALLED = (
     "the suite calls rotate(x, pos) with x of shape (batch, heads, sequence, features); for another call, "

@@ -38,8 +38,8 @@ def _tried(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
 
 def _fresh(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
     for call in read_calls(j, *_CALLS):
-        made = make(j, call)
-        yield made.x, made.numbers, made.spec, _again(j, made.x, made.numbers, made.spec)
+        inputs = make(j, call)
+        yield inputs.x, inputs.numbers, inputs.spec, _again(j, inputs.x, inputs.numbers, inputs.spec)
 
 
 def _again(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rope_array.testing._judge import Judge, check
-from rope_array.testing._where import PLACE, describe
+from rope_array.testing._wrong_places import PLACE, describe
 
 _SLACK = 1e-30
 
@@ -22,8 +22,8 @@ def nonfinite_rows(j: Judge) -> None:
     if j.claims("rotary_dim"):
         values[0, 2, 1, 13 % j.width] = np.nan
         with j.if_served():
-            part = j.numbers(j.run(j.array(values), j.positions(), rotary_dim=8))
-            j.check_nonfinite(part, values, {"rotary_dim": 8})
+            y_of_slice = j.numbers(j.run(j.array(values), j.positions(), rotary_dim=8))
+            j.check_nonfinite(y_of_slice, values, {"rotary_dim": 8})
 
 
 @check("any_positions", each_dtype=True)
@@ -96,7 +96,7 @@ def linear(j: Judge) -> None:
     """Rotating 2x gives twice the result of x, to the last bit."""
     x = j.x()
     doubled = j.array(2 * x.values)
-    once, twice = (j.numbers(j.run(one, j.positions())) for one in (x, doubled))
+    once, twice = (j.numbers(j.run(array, j.positions())) for array in (x, doubled))
     j.check_equal(twice, 2 * once, "differ between the result of 2x and twice the result of x")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rope_array.testing._call import make, plain_call
 from rope_array.testing._cover import field_specs
-from rope_array.testing._factors import Call
+from rope_array.testing._factors import CallFactors
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._row import read_calls
 
@@ -23,10 +23,10 @@ _MIB = 2**20
 def many_results_are_kept(j: Judge) -> None:
     """No result is written by later calls of its shape, 260 or with a field 16: no ring of buffers ends."""
     x = [j.x(1, 2, 3, 16, seed=seed) for seed in range(2)]
-    most = 9 if j.lib.is_lazy(x[0].array) else 262
+    num_calls = 9 if j.lib.is_lazy(x[0].array) else 262
     for spec in field_specs(j)[: 1 if j.is_slow else None]:
         with j.part(f"with {spec}" if spec else ""):
-            _check_kept(j, x, j.positions(3), min(most, 18) if spec else most, j.lib.snapshot, spec)
+            _check_kept(j, x, j.positions(3), min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
 
 
 @check()
@@ -39,8 +39,8 @@ def large_results_are_kept(j: Judge) -> None:
         rows = min(16, j.target.reach + 1)
         lead = [1, 1, rows]
         lead[axes[0]] = size // (rows * 64 * (8 if j.dtype == "float64" else 4)) + 1
-        some = np.random.default_rng(0).standard_normal(1009)  # repeated: drawing many takes long
-        x = j.array(np.resize(some, (*lead, j.target.width_of(64))))
+        numbers = np.random.default_rng(0).standard_normal(1009)  # repeated: drawing many takes long
+        x = j.array(np.resize(numbers, (*lead, j.target.width_of(64))))
         _check_kept(j, [x, x._replace(array=-x.array)], j.positions(rows), count, lambda y: _ends(j, y), {})
 
 
@@ -68,7 +68,7 @@ def x_is_released(j: Judge, dtype: str) -> None:
         j.reported.add("x_is_released")
         raise fault
     for call in read_calls(j, "", "rotary_dim=8", "positions=BS", dtype=dtype):
-        alive = [each for seed in range(2) for each in _called(j, call, seed)]
+        alive = [watched for seed in range(2) for watched in _called(j, call, seed)]
         if any(is_alive() for is_alive, _ in alive):
             gc.collect()
         kept = [name for is_alive, name in alive if is_alive()]
@@ -76,13 +76,13 @@ def x_is_released(j: Judge, dtype: str) -> None:
         assert not kept, f"{' and '.join(dict.fromkeys(kept))} stays in memory after the call ({with_it})"
 
 
-def _called(j: Judge, call: Call, seed: int) -> list[tuple[Callable[[], bool], str]]:
+def _called(j: Judge, call: CallFactors, seed: int) -> list[tuple[Callable[[], bool], str]]:
     """Make a call; return functions that tell whether x and the result are in memory, with their names."""
-    made = make(j, call, seed)
+    inputs = make(j, call, seed)
     with j.if_served():
-        y = j.call(made.x, made.pos, **made.spec)
+        y = j.call(inputs.x, inputs.pos, **inputs.spec)
         j.lib.snapshot(y)
-        return [(j.lib.watch(made.x.array), "x"), (j.lib.watch(y), "a result")]
+        return [(j.lib.watch(inputs.x.array), "x"), (j.lib.watch(y), "a result")]
     return []
 
 

@@ -5,11 +5,11 @@ from contextlib import contextmanager, suppress
 
 from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
-from rope_array.testing._factors import FEW_FIELDS, Call, read_call
+from rope_array.testing._factors import FEW_FIELDS, CallFactors, read_call
+from rope_array.testing._fault import Fault
 from rope_array.testing._judge import Check, Judge
-from rope_array.testing._observe import OBSERVERS, check_call
+from rope_array.testing._observe import OBSERVED_CHECKS, OBSERVERS, check_call
 from rope_array.testing._shrink import simplest
-from rope_array.testing._verdict import Fault
 
 # Code chooses by dtype, field, memory and size: each alone, then some together.
 _LEVELS = {
@@ -36,7 +36,10 @@ _ALL_WATCHED, _THEN_ONE_IN = 80, 4
 
 def observed_checks() -> list[Check]:
     """Return the check of each observer."""
-    return [Check(each.check, each.requirement, each.needs, _check, (each.check,)) for each in OBSERVERS]
+    return [
+        Check(observer.check, observer.requirement, observer.needs, _check, (observer.check,))
+        for observer in OBSERVERS
+    ]
 
 
 def _check(j: Judge, name: str) -> None:
@@ -49,11 +52,12 @@ def _check(j: Judge, name: str) -> None:
         raise simplest(j, call, fault, _watched_for(name))
 
 
-def _watched_for(name: str) -> Callable[[Judge, Call, int], bool]:
+def _watched_for(name: str) -> Callable[[Judge, CallFactors, int], bool]:
     """Return a context that makes a call for one observer, and raises the fault that it sees."""
 
-    def watched(j: Judge, call: Call, seed: int = 0) -> bool:
-        known, j.observed = j.observed, {each.check: Fault("") for each in OBSERVERS if each.check != name}
+    def watched(j: Judge, call: CallFactors, seed: int = 0) -> bool:
+        observed_before = j.observed
+        j.observed = {check: Fault("") for check in OBSERVED_CHECKS if check != name}
         try:
             with _observing(j), suppress(Exception):
                 j.watched_every = 1
@@ -61,7 +65,7 @@ def _watched_for(name: str) -> Callable[[Judge, Call, int], bool]:
             if name in j.observed:
                 raise j.observed[name]
         finally:
-            j.observed = known
+            j.observed = observed_before
         return True
 
     return watched
@@ -70,11 +74,11 @@ def _watched_for(name: str) -> Callable[[Judge, Call, int], bool]:
 @contextmanager
 def _observing(j: Judge) -> Iterator[None]:
     """Judge no values of the calls inside, which other checks judge."""
-    usual, j.judges_values = j.watched_every, False
+    every_before, j.judges_values = j.watched_every, False
     try:
         yield
     finally:
-        j.watched_every, j.judges_values = usual, True
+        j.watched_every, j.judges_values = every_before, True
 
 
 def _observe(j: Judge) -> None:

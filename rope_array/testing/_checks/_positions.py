@@ -10,71 +10,71 @@ from rope_array.testing._judge import Judge, check
 @check("python_positions", "any_positions")
 def positions_of_python(j: Judge) -> None:
     """Positions may be an int, a range, a list or a tuple of ints, negative and in steps, and of floats."""
-    for kind in j.parts("python_positions"):
-        for pos in _python_positions(j, kind):
+    for python_type in j.parts("python_positions"):
+        for pos in _python_positions(j, python_type):
             j.check_call(j.x(), pos)
         for dtype in j.dtypes[1:] if j.target.reach >= 4 else ():
-            j.check_call(j.x(dtype=dtype), _far_positions(j, kind))
+            j.check_call(j.x(dtype=dtype), _far_positions(j, python_type))
     if j.claims("float_positions") and j.target.reach >= 9:
         values = {"int": 2.5, "list": [4.5, 0.0, 2.25, 8.75, 1.0], "tuple": (0.5, 1.0, 1.5, 2.0, 2.5)}
-        for kind in values.keys() & {*j.parts("python_positions")}:
+        for python_type in values.keys() & {*j.parts("python_positions")}:
             with j.if_served():
-                if (y := j.try_call(j.x(), values[kind])) is not None:
-                    j.check(y, j.x(), np.array(values[kind]))
+                if (y := j.try_call(j.x(), values[python_type])) is not None:
+                    j.check(y, j.x(), np.array(values[python_type]))
 
 
-def _far_positions(j: Judge, kind: str) -> Any:
+def _far_positions(j: Judge, python_type: str) -> Any:
     """Return positions of Python that 16-bit floats round."""
     last = min(4005, j.target.reach)
     row = range(last - 4, last + 1)
-    return {"int": last, "range": row, "list": list(row), "tuple": tuple(row)}[kind]
+    return {"int": last, "range": row, "list": list(row), "tuple": tuple(row)}[python_type]
 
 
-def _python_positions(j: Judge, kind: str) -> list[Any]:
+def _python_positions(j: Judge, python_type: str) -> list[Any]:
     """Return positions of a kind: of ints, or of ranges, lists or tuples of five ints."""
-    negative, wide = j.claims("negative_positions"), j.claims("wide_positions")
-    if kind == "int":
-        pos: list[Any] = [3, *([-3] if negative else []), *([2**33 + 5] if wide else [])]
-    elif kind == "range":
+    negative, beyond_int32 = j.claims("negative_positions"), j.claims("wide_positions")
+    if python_type == "int":
+        pos: list[Any] = [3, *([-3] if negative else []), *([2**33 + 5] if beyond_int32 else [])]
+    elif python_type == "range":
         pos = [range(2, 7), range(0, 15, 3), *([range(-4, 1), range(9, -1, -2)] if negative else [])]
     else:
         pos = [[4, 0, 2, 9, 1], *([[4, -2, 0, -9, 1]] if negative else [])]
-        pos += [[2**40, 0, 1, 2**31, 2**32 + 7]] if wide else []
-    pos = [one for one in pos if np.max(one) <= j.target.reach and np.min(one) >= -j.target.depth]
-    if not pos and kind != "range":
-        pos = [0 if kind == "int" else j.wrap(range(5)).tolist()]
-    return [tuple(one) for one in pos] if kind == "tuple" else pos
+        pos += [[2**40, 0, 1, 2**31, 2**32 + 7]] if beyond_int32 else []
+    pos = [row for row in pos if np.max(row) <= j.target.reach and np.min(row) >= -j.target.depth]
+    if not pos and python_type != "range":
+        pos = [0 if python_type == "int" else j.wrap(range(5)).tolist()]
+    return [tuple(row) for row in pos] if python_type == "tuple" else pos
 
 
 @check("narrow_positions", "offset_positions")
 def positions_of_narrow_dtypes(j: Judge) -> None:
     """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
     batched = j.claims("batch_positions", "any_positions")
-    for kind in j.parts("narrow_positions"):
-        near = _near_the_ends(j, kind)
-        some = near // 4 * 3  # their differences are too large for the dtype too
-        for values in (near, *([np.stack([some, some[::-1]])] if batched else [])):
-            _check_narrow(j, values, kind)
+    for dtype in j.parts("narrow_positions"):
+        near = _near_the_ends(j, dtype)
+        spread_out = near // 4 * 3  # their differences are too large for the dtype too
+        for values in (near, *([np.stack([spread_out, spread_out[::-1]])] if batched else [])):
+            _check_narrow(j, values, dtype)
 
 
-def _check_narrow(j: Judge, values: np.ndarray[Any, Any], kind: str) -> None:
+def _check_narrow(j: Judge, values: np.ndarray[Any, Any], dtype: str) -> None:
     x = j.x(2, 2, 5, 16)
     beyond = max(int(values.max()) - j.target.reach, 0)
     with j.if_served():
         # As `j.pos`, which wraps positions beyond the reach.
-        y = j.try_call(x, j.lib.asarray(values.astype(kind))) if beyond else None
+        y = j.try_call(x, j.lib.asarray(values.astype(dtype))) if beyond else None
         if y is None:
             values = values - beyond
-            y = j.call(x, j.pos(values, kind))
+            y = j.call(x, j.pos(values, dtype))
         j.check_kind(y, x)
         j.check_values_at(j.numbers(y), x, values)
 
 
-def _near_the_ends(j: Judge, kind: str) -> np.ndarray[Any, Any]:
+def _near_the_ends(j: Judge, dtype: str) -> np.ndarray[Any, Any]:
     """Return positions near the ends of a dtype: of uint32, beyond int32's end, where most targets end."""
-    ends, int32 = np.iinfo(kind), 2**31 - 1
+    ends, int32 = np.iinfo(dtype), 2**31 - 1
     last = min(j.target.reach, 2**62 if j.claims("wide_positions") else int32)
-    last = 2**32 - 1 if kind == "uint32" and last == int32 else last
+    last = 2**32 - 1 if dtype == "uint32" and last == int32 else last
     top = min(int(ends.max), last)
     signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
     bottom = -(2**31) if signed and j.target.depth >= 2**31 - 1 else -j.target.depth

@@ -12,10 +12,10 @@ from rope_array.testing._large import some_rows
 @check("offset_positions")
 def long_sequences_from_an_offset(j: Judge) -> None:
     """A long sequence of consecutive positions may start anywhere: prefill after a cached prefix."""
-    most = j.target.reach // 4 * 3 + 1  # not all: it has to start anywhere
+    most_rows = j.target.reach // 4 * 3 + 1  # not all: it has to start anywhere
     for start, count in ((17, 3001), (4099, 5003)):
         with j.if_served():
-            _check_long(j, j.row(start, min(count, most)))
+            _check_long(j, j.row(start, min(count, most_rows)))
 
 
 @check("offset_positions")
@@ -51,9 +51,9 @@ def _check_long(j: Judge, pos: NDArray[Any], explained: bool = True) -> None:
     y = j.run(x, pos)
     j.check_kind(y, x)
     rows, numbers = some_rows(count), j.numbers(y)
-    some = Input(None, x.values[:, :, rows], x.dtype)
+    judged_x = Input(None, x.values[:, :, rows], x.dtype)
     try:
-        j.check_values(numbers[:, :, rows], some, pos[..., rows])
+        j.check_values(numbers[:, :, rows], judged_x, pos[..., rows])
     except AssertionError:
         if explained:
             j.check_values(numbers, x, pos)

@@ -18,7 +18,7 @@ from rope_array.testing._observe import call_unguarded
 from rope_array.testing._settings import changes, unusual_settings
 
 # Calls: x, positions and fields.
-Calls = list[tuple[Input, Any, dict[str, Any]]]
+CallList = list[tuple[Input, Any, dict[str, Any]]]
 # Rows with the same ends, the same number in the middle, and mostly the same sum, in other orders.
 _ALIKE = (
     [2, 3, 4, 5, 6, 7, 8], [2, 4, 3, 5, 6, 7, 8], [2, 6, 4, 5, 3, 7, 8],
@@ -96,18 +96,18 @@ def calls_far_and_near(j: Judge) -> None:
 @check("narrow_positions", "any_positions")
 def calls_at_positions_of_like_bits(j: Judge) -> None:
     """Positions are distinguished by their dtype: 253 of uint8 has the same bits as -3 of int8."""
-    unsigned, signed, whole = np.array([3, 253, 2, 250]), np.array([3, -3, 2, -6]), np.array([3, 1, 2, 6])
-    bits = whole.astype("float32").view("int32")  # beyond what float32 angles reach
-    for values, kind, needs in (
+    unsigned, signed, integers = np.array([3, 253, 2, 250]), np.array([3, -3, 2, -6]), np.array([3, 1, 2, 6])
+    bits = integers.astype("float32").view("int32")  # beyond what float32 angles reach
+    for values, dtype, capabilities in (
         (unsigned, "uint8", ["narrow_positions[uint8]"]),
         (signed, "int8", ["narrow_positions[int8]", "negative_positions"]),
-        (whole.astype("float32"), "float32", ["float_positions[float32]"]),
+        (integers.astype("float32"), "float32", ["float_positions[float32]"]),
         *([(bits, "int32", ["narrow_positions[int32]"])] if j.target.angles != "float32" else []),
     ):
-        if j.claims(*needs) and values.max() <= j.target.reach and values.min() >= -j.target.depth:
+        if j.claims(*capabilities) and values.max() <= j.target.reach and values.min() >= -j.target.depth:
             x = j.x(1, 2, 4, 16)
             with j.if_served():
-                j.check(j.call(x, j.pos(values, kind)), x, values)
+                j.check(j.call(x, j.pos(values, dtype)), x, values)
 
 
 def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
@@ -170,8 +170,8 @@ def first_calls_under_other_settings(j: Judge) -> None:
         new = (
             plain_call(j) if "inv_freq" in spec else anew(j, plain_call(j))
         )  # as many as pairs of the usual head
-        made = make(j, new)
-        x, pos, array_pos, spec = made.x, made.numbers, made.pos, {**made.spec, **spec}
+        inputs = make(j, new)
+        x, pos, array_pos, spec = inputs.x, inputs.numbers, inputs.pos, {**inputs.spec, **spec}
         with unusual_settings():
             y = j.try_call(x, array_pos, **spec)
         if y is not None:
@@ -186,14 +186,14 @@ def threads(j: Judge) -> None:
     """Calls from several threads at once do not affect each other."""
     x = [j.x(1, 2, 5, 16, seed=i) for i in range(4)]
     pos = [j.row(start, 5) for start in (0, 7, 60, 200)]
-    _check_at_once(j, [[(one, row, {})] for one, row in zip(x, pos, strict=True)], 25)
+    _check_at_once(j, [[(array, row, {})] for array, row in zip(x, pos, strict=True)], 25)
 
 
 @check("threads", "offset_positions")
 def threads_of_many_positions(j: Judge) -> None:
     """Calls at more positions than threads do not affect each other: no thread removes another's tables."""
     x = j.x(1, 2, 5, 16)
-    calls: Calls = [(x, j.row(17 * i, 5), {}) for i in range(12)]
+    calls: CallList = [(x, j.row(17 * i, 5), {}) for i in range(12)]
     times = 1 if j.lib.is_lazy(x.array) else 12
     _check_at_once(j, [[*calls[i:], *calls[:i]] for i in range(0, 12, 2)], times)
 
@@ -203,7 +203,7 @@ def threads_of_large_calls(j: Judge) -> None:
     """Large calls from several threads at once, which share no scratch memory, do not affect each other."""
     rows = min(120, j.target.reach + 1)
     for dtype in j.dtypes[: 1 if j.is_slow else None]:
-        calls: Calls = [
+        calls: CallList = [
             (j.x(1, 6, rows, 64, seed=i, dtype=dtype), j.row(start, rows), {})
             for i, start in enumerate((0, 33, 0, 20))
         ]
@@ -214,7 +214,7 @@ def threads_of_large_calls(j: Judge) -> None:
 def threads_of_different_calls(j: Judge) -> None:
     """Calls of different shapes, dtypes and fields from several threads at once do not affect each other."""
     specs = [{name: value} for name, value in _SPECS.items() if j.claims(name)] or [{}]
-    calls: Calls = []
+    calls: CallList = []
     for i, start in enumerate((0, 7, 60, 200)):
         x = j.x(1, 2 + i % 2, 5 - i // 2, 16 + 16 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
         calls.append((x, j.row(start, 5 - i // 2), specs[i // 2 % len(specs)] if i % 2 else {}))
@@ -229,8 +229,10 @@ def threads_of_each_field(j: Judge) -> None:
     for i, call in enumerate(fields[:1] if j.is_slow else fields):
         reach = j.target.reach
         large = call.replace(rows=(1, 2, min(1000, reach // 2 + 1)), dtype=j.dtypes[-(i % 2)])
-        made = [make(j, large.replace(reach=min(far, reach)), seed) for seed, far in enumerate((90, 300))]
-        calls: Calls = [(one.x, one.numbers, one.spec) for one in made]
+        two_inputs = [
+            make(j, large.replace(reach=min(far, reach)), seed) for seed, far in enumerate((90, 300))
+        ]
+        calls: CallList = [(inputs.x, inputs.numbers, inputs.spec) for inputs in two_inputs]
         times = 1 if j.lib.is_lazy(calls[0][0].array) else 20
         with j.part(f"with {call.text(plain_call(j))}"):
             _check_at_once(j, [[call] for call in calls], times)
@@ -241,8 +243,8 @@ def threads_while_tables_grow(j: Judge) -> None:
     """A call is right while another thread calls at positions far beyond it, for which tables may grow."""
     furthest = min(j.target.reach - 4, 59_000)
     for _ in range(1 if j.is_slow else 3):
-        made = make(j, anew(j, plain_call(j)))
-        x, spec = made.x, made.spec
+        inputs = make(j, anew(j, plain_call(j)))
+        x, spec = inputs.x, inputs.spec
         near = 0
         for far in (furthest // 16, furthest // 4, furthest):
             if far > near:
@@ -276,26 +278,26 @@ def _check_while(j: Judge, x: Input, near: int, far: int, spec: dict[str, Any]) 
         _run_at_once(j, [grow, repeat, repeat, repeat])
 
 
-def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
+def _check_at_once(j: Judge, calls: list[CallList], times: int) -> None:
     """Make each of these lists of calls many times in a thread of its own, and judge every result."""
     alone: dict[int, Floats] = {}
-    for x, pos, spec in (call for some in calls for call in some):  # compiled before the threads start
+    for x, pos, spec in (call for series in calls for call in series):  # compiled before the threads start
         with j.if_served():
             if id(pos) not in alone:
                 alone[id(pos)] = j.rotated(x, pos, **spec)
-    served = [[call for call in some if id(call[1]) in alone] for some in calls]
-    times = min(times, _times_in_a_while(j, [call for some in served for call in some]))
+    served = [[call for call in series if id(call[1]) in alone] for series in calls]
+    times = min(times, _times_in_a_while(j, [call for series in served for call in series]))
 
-    def repeat(some: Calls) -> None:
-        for x, pos, spec in some * times:
+    def repeat(series: CallList) -> None:
+        for x, pos, spec in series * times:
             y = j.run(x, pos, **spec)
             if not np.array_equal(j.numbers(y), alone[id(pos)]):
                 j.check(y, x, pos, **spec)
 
-    _run_at_once(j, [partial(repeat, some) for some in served])
+    _run_at_once(j, [partial(repeat, series) for series in served])
 
 
-def _times_in_a_while(j: Judge, calls: Calls) -> int:
+def _times_in_a_while(j: Judge, calls: CallList) -> int:
     """Return how many times all of the calls can be made, about, before a check takes long; at least 1."""
     before = time.perf_counter()
     for x, pos, spec in calls[:1]:

@@ -4,11 +4,11 @@ The tests' marks, the command line and the documentation's table are made from t
 imported on first use.
 """
 
-from ._base import MODES, SETTINGS, Array, Library, MissingLibrary, numpy_dtype, rounded, widened
-from ._jax import Jax, JaxSharded
-from ._numpy import Cubed, Dask, NumPy, ReadOnlyNumPy, Strict
-from ._others import MLX, CuPy, MArray, NDonnx, TensorFlow
-from ._torch import Torch, with_own_code
+from ._base import MODES, SETTINGS, Array, ArrayLibrary, MissingLibrary, numpy_dtype, rounded, widened
+from ._jax import JaxLibrary, ShardedJaxLibrary
+from ._numpy import CubedLibrary, DaskLibrary, NumPyLibrary, ReadOnlyNumPyLibrary, StrictLibrary
+from ._others import CuPyLibrary, MArrayLibrary, MLXLibrary, NDonnxLibrary, TensorFlowLibrary
+from ._torch import TorchLibrary, with_own_code
 
 __all__ = [
     "LIBRARIES",
@@ -16,18 +16,18 @@ __all__ = [
     "NOT_COMPILED",
     "SETTINGS",
     "Array",
-    "Jax",
-    "Library",
+    "ArrayLibrary",
+    "JaxLibrary",
     "MissingLibrary",
-    "NumPy",
-    "Torch",
+    "NumPyLibrary",
+    "TorchLibrary",
     "numpy_dtype",
     "rounded",
     "widened",
     "with_own_code",
 ]
 
-_TORCH_INTERPRETED = Torch(
+_TORCH_INTERPRETED = TorchLibrary(
     "torch:triton-interpret",
     backend="triton",
     compiles=False,
@@ -35,41 +35,43 @@ _TORCH_INTERPRETED = Torch(
     configuration="the Triton kernel, interpreted",
 )
 
-LIBRARIES: dict[str, Library] = {
+LIBRARIES: dict[str, ArrayLibrary] = {
     lib.name: lib
     for lib in (
-        NumPy(),
-        ReadOnlyNumPy(),
-        Strict(),
-        Strict("array_api_strict:device1", device="device1"),
-        Strict("array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=Jax.integers),
-        Dask(),
-        Cubed(),
-        Jax(),
-        Jax(
+        NumPyLibrary(),
+        ReadOnlyNumPyLibrary(),
+        StrictLibrary(),
+        StrictLibrary("array_api_strict:device1", device="device1"),
+        StrictLibrary(
+            "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=JaxLibrary.integers
+        ),
+        DaskLibrary(),
+        CubedLibrary(),
+        JaxLibrary(),
+        JaxLibrary(
             "jax:x64",
             x64=True,
-            floats=(*Jax.floats, "float64"),
-            integers=Library.integers,
+            floats=(*JaxLibrary.floats, "float64"),
+            integers=ArrayLibrary.integers,
             configuration="x64",
         ),
-        Jax("jax:gpu", platform="gpu"),
-        JaxSharded(),
-        Torch(),
-        Torch(
+        JaxLibrary("jax:gpu", platform="gpu"),
+        ShardedJaxLibrary(),
+        TorchLibrary(),
+        TorchLibrary(
             "torch:meta",
             device="meta",
             has_values=False,
             compiles=False,
             configuration="shapes and dtypes only",
         ),
-        Torch("torch:cuda", device="cuda"),
+        TorchLibrary("torch:cuda", device="cuda"),
         _TORCH_INTERPRETED,
-        CuPy(),
-        MLX(),
-        TensorFlow(),
-        NDonnx(),
-        MArray(),
+        CuPyLibrary(),
+        MLXLibrary(),
+        TensorFlowLibrary(),
+        NDonnxLibrary(),
+        MArrayLibrary(),
     )
 }
 

@@ -38,7 +38,7 @@ class MissingLibrary(ImportError):
     """A library is not installed, or has no device of the needed kind."""
 
 
-class Library:
+class ArrayLibrary:
     """One array library, in one configuration.
 
     A configuration has a name of its own, such as "torch:cuda", and attributes that differ from its class's.
@@ -127,7 +127,7 @@ class Library:
         if "int64" not in self.integers:
             gaps["wide_positions"] = f"{self.name} has no 64-bit integers"
         for name, (method, reason) in _BY_METHOD.items():
-            if getattr(type(self), method) is getattr(Library, method):
+            if getattr(type(self), method) is getattr(ArrayLibrary, method):
                 gaps[name] = reason
         gaps |= dict.fromkeys((mode for mode in MODES if mode not in self.modes),
                               "the library has no such mode, or none that the suite knows")  # fmt: skip
@@ -216,10 +216,10 @@ class Library:
         The first ones start inside a longer memory, so that they are not aligned.
         """
         for name, shape, index in _larger(tuple(array.shape)):
-            if (whole := self.sevens(shape, array)) is not None:
-                view = whole[index].reshape(array.shape)
+            if (larger_array := self.sevens(shape, array)) is not None:
+                view = larger_array[index].reshape(array.shape)
                 view[...] = array
-                yield name, view, whole
+                yield name, view, larger_array
 
     def sevens(self, shape: tuple[int, ...], like: Array) -> Array | None:
         """Return a new array of the number 7, in the dtype of another; None if arrays cannot be written."""

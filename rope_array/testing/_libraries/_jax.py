@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ._base import Array, Context, Function, Library, MissingLibrary, numpy_copy
+from ._base import Array, ArrayLibrary, Context, Function, MissingLibrary, numpy_copy
 
 
-class Jax(Library):
+class JaxLibrary(ArrayLibrary):
     """JAX on a platform, with or without 64-bit numbers."""
 
     name = module = "jax"
@@ -37,7 +37,7 @@ class Jax(Library):
     def dtypes(self) -> list[str]:
         # As the process is configured; `running` narrows it to `floats`.
         has_float64 = "float64" in self.floats or import_module("jax").config.jax_enable_x64
-        return [*Jax.floats, *(["float64"] if has_float64 else [])]
+        return [*JaxLibrary.floats, *(["float64"] if has_float64 else [])]
 
     def check_present(self) -> None:
         try:
@@ -71,18 +71,18 @@ class Jax(Library):
     @contextmanager
     def unusual(self) -> Iterator[None]:
         config = self.native.config
-        usual = config.jax_enable_x64
-        config.update("jax_enable_x64", not usual)
+        x64_before = config.jax_enable_x64
+        config.update("jax_enable_x64", not x64_before)
         try:
             yield
         finally:
-            config.update("jax_enable_x64", usual)
+            config.update("jax_enable_x64", x64_before)
 
     def defaults(self) -> dict[str, Any]:
-        here = {f"{name} of the thread": value for name, value in self._settings().items()}
+        thread_settings = {f"{name} of the thread": value for name, value in self._settings().items()}
         # A setting changed for the process does not show in this thread if `running` has set it.
         with ThreadPoolExecutor(1) as pool:
-            return {**super().defaults(), **here, **pool.submit(self._settings).result()}
+            return {**super().defaults(), **thread_settings, **pool.submit(self._settings).result()}
 
     def _settings(self) -> dict[str, str]:
         """Return every setting of JAX as the thread has it."""
@@ -100,7 +100,7 @@ class Jax(Library):
         return compiled
 
 
-class JaxSharded(Jax):
+class ShardedJaxLibrary(JaxLibrary):
     """JAX on eight devices of the CPU. The axes of x but the last are split; positions are whole."""
 
     name = "jax:sharded"

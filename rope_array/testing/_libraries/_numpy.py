@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._base import Array, Context, Library, numpy_copy, numpy_dtype, widened
+from ._base import Array, ArrayLibrary, Context, numpy_copy, numpy_dtype, widened
 
 
-class NumPy(Library):
+class NumPyLibrary(ArrayLibrary):
     """NumPy, with bfloat16 where ml_dtypes is installed."""
 
     name = module = "numpy"
@@ -84,12 +84,12 @@ class NumPy(Library):
         return bool(array.flags.writeable)
 
 
-class ReadOnlyNumPy(NumPy):
+class ReadOnlyNumPyLibrary(NumPyLibrary):
     """NumPy with read-only arrays."""
 
     name = "numpy:readonly"
     configuration = "read-only arrays"
-    copied = Library.copied  # a target finds in the class whether arrays can be copied
+    copied = ArrayLibrary.copied  # a target finds in the class whether arrays can be copied
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         copy = super().asarray(array, dtype)
@@ -97,7 +97,7 @@ class ReadOnlyNumPy(NumPy):
         return copy
 
 
-class Strict(Library):
+class StrictLibrary(ArrayLibrary):
     """array-api-strict with its strictest flags: the standard's functions only."""
 
     name = module = namespace = "array_api_strict"
@@ -134,7 +134,7 @@ class Strict(Library):
         return f"{flags}; arrays on {self.device}" if self.device else flags
 
 
-class Chunked(Library):
+class ChunkedLibrary(ArrayLibrary):
     """A lazy library: arrays in chunks of NumPy's, two along each axis but the last."""
 
     reasons = MappingProxyType({"bfloat16": "the suite has it with NumPy's own dtypes"})
@@ -154,7 +154,7 @@ class Chunked(Library):
         return self.owns(array)
 
 
-class Dask(Chunked):
+class DaskLibrary(ChunkedLibrary):
     """dask's arrays, computed by one thread."""
 
     name = "dask"
@@ -177,7 +177,7 @@ class Dask(Chunked):
         return context
 
 
-class Cubed(Chunked):
+class CubedLibrary(ChunkedLibrary):
     """cubed's arrays."""
 
     name = module = "cubed"

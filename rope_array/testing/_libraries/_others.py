@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._base import Array, Function, Library, MissingLibrary, widened
+from ._base import Array, ArrayLibrary, Function, MissingLibrary, widened
 
 
-class CuPy(Library):
+class CuPyLibrary(ArrayLibrary):
     """CuPy on its current GPU."""
 
     name = module = "cupy"
@@ -34,7 +34,7 @@ class CuPy(Library):
         return bool(self.native.shares_memory(a, b))
 
 
-class MLX(Library):
+class MLXLibrary(ArrayLibrary):
     """MLX on its default device."""
 
     name = "mlx"
@@ -82,7 +82,7 @@ class MLX(Library):
         return compiled
 
 
-class TensorFlow(Library):
+class TensorFlowLibrary(ArrayLibrary):
     """TensorFlow's tensors."""
 
     name = module = namespace = "tensorflow"
@@ -120,7 +120,7 @@ class TensorFlow(Library):
         return compiled
 
 
-class NDonnx(Library):
+class NDonnxLibrary(ArrayLibrary):
     """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
 
     name = module = namespace = "ndonnx"
@@ -144,7 +144,7 @@ class NDonnx(Library):
         return run
 
 
-class MArray(Library):
+class MArrayLibrary(ArrayLibrary):
     """marray over NumPy, with no element masked."""
 
     name = module = "marray"

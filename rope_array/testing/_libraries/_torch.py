@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from rope_array.testing._triton_interpreter import use_interpreter
 
-from ._base import MODES, Array, Function, Library, MissingLibrary
+from ._base import MODES, Array, ArrayLibrary, Function, MissingLibrary
 
 
-class Torch(Library):
+class TorchLibrary(ArrayLibrary):
     """PyTorch on a device; for the backend "triton", in Triton's interpreter."""
 
     name = module = "torch"
@@ -107,7 +107,7 @@ class Torch(Library):
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         # A leaf of the same memory and strides as x; a parameter is one.
         xs, parameter = x if isinstance(x, tuple) else (x,), self.native.nn.Parameter
-        leaves = [one if isinstance(one, parameter) else one.detach().requires_grad_(True) for one in xs]
+        leaves = [x if isinstance(x, parameter) else x.detach().requires_grad_(True) for x in xs]
         y = f(tuple(leaves) if isinstance(x, tuple) else leaves[0])
 
         def pull(cotangent: Any, retain_graph: bool = False) -> Any:

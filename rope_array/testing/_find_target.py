@@ -15,7 +15,7 @@ from typing import Any
 
 from ._claims import one_line
 from ._compilers import library_names as names
-from ._own import library_target
+from ._library_target import library_target
 from ._target import Target, check_name
 
 
@@ -51,12 +51,12 @@ def resolve(
     """
     if not __debug__:
         raise RuntimeError("python -O removes the assertions of the checks; run without -O")
-    found = _resolve(target, backend, claims)
+    resolved_target = _resolve(target, backend, claims)
     if not requires:
-        return found
+        return resolved_target
     if isinstance(requires, str) or not isinstance(requires, Collection):
         raise ValueError(f"requires is {requires!r}; give a collection of names")
-    return replace(found, requires=tuple(dict.fromkeys((*found.requires, *requires))))
+    return replace(resolved_target, requires=tuple(dict.fromkeys((*resolved_target.requires, *requires))))
 
 
 def _resolve(
@@ -77,7 +77,7 @@ def _resolve(
         claims = {**identity, **claims} if not isinstance(target, Target) else claims
     if not isinstance(target, Target):
         for name in claims:
-            check_name("claim", name, [each.name for each in fields(Target) if each.name != "rotate"])
+            check_name("claim", name, [field.name for field in fields(Target) if field.name != "rotate"])
         target = Target(target, **claims)
     elif claims:
         raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change its own")
@@ -88,39 +88,39 @@ def _resolve(
 def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:
     """Import the object of a name; return it, and its name and version for reports."""
     module, colon, attribute = name.partition(":")
-    if not colon or not attribute or not all(part.isidentifier() for part in module.split(".")):
+    if not colon or not attribute or not all(identifier.isidentifier() for identifier in module.split(".")):
         near = [*_as_attribute(name), *get_close_matches(name, names(), 1)]
-        known = f"Did you mean {near[0]}?" if near else f"The libraries are {', '.join(names())}."
+        suggestion = f"Did you mean {near[0]}?" if near else f"The libraries are {', '.join(names())}."
         raise ValueError(
             f"unknown target {name!r}; give a library, or package.module:attribute for a callable, the "
-            f"module as `import` takes it. {known}"
+            f"module as `import` takes it. {suggestion}"
         )
     try:
-        root = found = import_module(module)
+        root = target = import_module(module)
     except (Exception, SystemExit) as error:
         raise ImportError(f"cannot import {module}: {one_line(error)}{_place_of(error)}") from error
-    for part in attribute.split("."):
+    for attribute_name in attribute.split("."):
         try:
-            found = getattr(found, part)
+            target = getattr(target, attribute_name)
         except AttributeError:
-            near = get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean {module}:{attribute.replace(part, near[0])}?" if near else ""
+            near = get_close_matches(attribute_name, dir(target), 1)
+            hint = f"; did you mean {module}:{attribute.replace(attribute_name, near[0])}?" if near else ""
             raise ValueError(f"{module} has no attribute {attribute!r}{hint}") from None
-    if isinstance(found, Target) or (callable(found) and not isinstance(found, type)):
-        return found, {"name": name, "version": _version_of(root)}
-    kind = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    if isinstance(target, Target) or (callable(target) and not isinstance(target, type)):
+        return target, {"name": name, "version": _version_of(root)}
+    noun = f"the class {target.__qualname__}" if isinstance(target, type) else f"a {type(target).__name__}"
     raise ValueError(
-        f"{name} is {kind}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
+        f"{name} is {noun}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
     )
 
 
 def _place_of(error: BaseException) -> str:
     """Return the file and line of the user's code that an import ends at, as text; "" if it began no file."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [
+    user_frames = [
         frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename
     ]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
 
 
 def _as_attribute(name: str) -> Iterator[str]:
@@ -128,15 +128,15 @@ def _as_attribute(name: str) -> Iterator[str]:
     path, _, attribute = name.partition(":")
     if path.endswith(".py") and attribute:
         yield f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{attribute}"
-    elif not attribute and all(part.isidentifier() for part in path.split(".")) and "." in path:
+    elif not attribute and all(identifier.isidentifier() for identifier in path.split(".")) and "." in path:
         yield ":".join(path.rsplit(".", 1))
 
 
 def _version_of(module: ModuleType) -> str:
     """Return the version of a module's package, from `__version__` or its distribution, else ""."""
     package = module.__name__.partition(".")[0]
-    own = getattr(sys.modules[package], "__version__", None)
+    declared_version = getattr(sys.modules[package], "__version__", None)
     try:
-        return f"{package} {own or version(package)}"
+        return f"{package} {declared_version or version(package)}"
     except PackageNotFoundError:
         return ""

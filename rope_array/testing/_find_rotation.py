@@ -20,9 +20,9 @@ from ._contract import Accuracy, assert_contract
 from ._factors import SIZES, WIDTH
 from ._hypothesis import Hypothesis, casting, of_likeness, together
 from ._judge import Floats, Input, Judge
-from ._own import RULES, OwnApply
+from ._library_target import RULES, OwnApply
 from ._target import Target
-from ._values import OTHER_DIRECTION, by_positions
+from ._wrong_values import OTHER_DIRECTION, by_positions
 
 _LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
 _PLAIN = {"pairing": "interleaved", "base": 10000.0, "rotary_start": 0}
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     rows: bool = False
 
 
-class Seen(NamedTuple):
+class Probe(NamedTuple):
     """A call of the target, and its result."""
 
     y: Floats
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
     dtype: str
 
 
-class Rotation(NamedTuple):
+class RotationFields(NamedTuple):
     """The fields, direction and offset of the positions of a rotation; or a mistake: it is no rotation."""
 
     fields: Mapping[str, Any]
@@ -65,35 +65,35 @@ class Rotation(NamedTuple):
 
 def find_rotation(target: Target) -> Hypothesis | str | None:
     """Return claims and changes with which results are rotations; else the fault of the call, or None."""
-    first: Seen | Exception | None = None
+    first: Probe | Exception | None = None
     mistake = ""
     for place in _places(target):
-        seen = _observe(target, place)
-        first = seen if first is None else first
-        own = place == (target.library, target.layout, False)
-        found = _rotation_of(seen, (0, 1, -1) if own else (0,))
-        if isinstance(first, Seen) and np.array_equal(first.y, first.x.values):
+        probe = _observe(target, place)
+        first = probe if first is None else first
+        is_own_call = place == (target.library, target.layout, False)
+        rotation = _rotation_of(probe, (0, 1, -1) if is_own_call else (0,))
+        if isinstance(first, Probe) and np.array_equal(first.y, first.x.values):
             return UNCHANGED
-        if found is not None and not found.mistake:
+        if rotation is not None and not rotation.mistake:
             batched = _of_a_batch(target) if place.layout != target.layout else None
-            return batched or _hypothesis_of(target, place, seen, found)
-        if found is not None and own:
-            mistake = found.mistake
+            return batched or _hypothesis_of(target, place, probe, rotation)
+        if rotation is not None and is_own_call:
+            mistake = rotation.mistake
     if isinstance(first, Exception):
         return of_other_positions(target) or _fault_of(first)
     return f"in the plain call, {mistake}" if mistake else None
 
 
-def of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
+def of_other_positions(target: Target, claims: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
     """Return the hypothesis that the target takes positions of another shape only, or none."""
-    for kind in kinds if target.positions == "any" else ():
+    for claim in claims if target.positions == "any" else ():
         try:
-            found = find_rotation(replace(target, positions=kind))
+            rotation = find_rotation(replace(target, positions=claim))
         except ValueError:  # other claims contradict it
             continue
-        if isinstance(found, Hypothesis):
-            claimed = Hypothesis(_OTHER_POSITIONS[kind], {"positions": kind}, claims={"positions": kind})
-            return together([claimed, found] if found.text else [claimed])
+        if isinstance(rotation, Hypothesis):
+            claimed = Hypothesis(_OTHER_POSITIONS[claim], {"positions": claim}, claims={"positions": claim})
+            return together([claimed, rotation] if rotation.text else [claimed])
     return None
 
 
@@ -102,8 +102,8 @@ def _of_a_batch(target: Target) -> Hypothesis | None:
 
     Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
     """
-    found = of_other_positions(target, ["batch"])
-    return None if found is None or "layout" in found.claims else found
+    hypothesis = of_other_positions(target, ["batch"])
+    return None if hypothesis is None or "layout" in hypothesis.claims else hypothesis
 
 
 class NotAnArray(Exception):
@@ -121,7 +121,7 @@ def _places(target: Target) -> list[Place]:
         return [Place(target.library, target.layout)]
     loaded = [name for name in ("numpy", "torch", "jax") if name in sys.modules]
     libraries = [target.library, *(name for name in loaded if name != target.library)]
-    layouts = [target.layout, *(each for each in _LAYOUTS if each != target.layout)]
+    layouts = [target.layout, *(layout for layout in _LAYOUTS if layout != target.layout)]
     ranked = sorted(
         (bool(i) + bool(k) + rows, Place(library, layout, rows))
         for (i, library), (k, layout), rows in itertools.product(
@@ -129,13 +129,13 @@ def _places(target: Target) -> list[Place]:
         )
     )
     order = {place: n for n, place in enumerate(itertools.product(libraries, layouts, (False, True)))}
-    return [place for _, place in sorted(ranked, key=lambda each: (each[0], order[each[1]]))]
+    return [place for _, place in sorted(ranked, key=lambda pair: (pair[0], order[pair[1]]))]
 
 
 # ---- calls ----
 
 
-def _observe(target: Target, place: Place, width: int = WIDTH) -> Seen | Exception:
+def _observe(target: Target, place: Place, width: int = WIDTH) -> Probe | Exception:
     """Call the target in a library and a layout; return the exception if it raises.
 
     If rows count from 0, the target has to ignore positions.
@@ -150,11 +150,11 @@ def _observe(target: Target, place: Place, width: int = WIDTH) -> Seen | Excepti
             y = judge.run(x, pos)
             if not hasattr(y, "dtype"):
                 claim = ", or claim in_place=true if it writes its result into x" if y is None else ""
-                kind = type(y).__name__
-                return NotAnArray(f"rotate(x, pos) returns a {kind}; return x rotated, one array{claim}")
+                type_name = type(y).__name__
+                return NotAnArray(f"rotate(x, pos) returns a {type_name}; return x rotated, one array{claim}")
             if place.rows and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
                 return ValueError("it uses pos")
-            return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
+            return Probe(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
     except Exception as error:  # the target's own, or a claim that contradicts the layout
         return error
     except SystemExit as error:
@@ -175,72 +175,72 @@ def _judge_of(target: Target, place: Place, width: int) -> Judge:
 # ---- the rotation of a result ----
 
 
-def _rotation_of(seen: Seen | Exception, shifts: Iterable[int] = (0,)) -> Rotation | None:
+def _rotation_of(probe: Probe | Exception, shifts: Iterable[int] = (0,)) -> RotationFields | None:
     """Ask `diagnose` for the only rotation, or mistake, that a result is; the definition has to agree.
 
     `shifts` are added to the positions.
     """
-    if not isinstance(seen, Seen) or seen.y.shape != seen.x.values.shape:
+    if not isinstance(probe, Probe) or probe.y.shape != probe.x.values.shape:
         return None
     mistake = None
     for shift in shifts:
-        found = _diagnosed(seen, shift)
-        if found is not None and found.mistake:
-            mistake = mistake or found
-        elif found is not None:
-            return found if _is_rotated(seen, found) else None
+        rotation = _diagnosed(probe, shift)
+        if rotation is not None and rotation.mistake:
+            mistake = mistake or rotation
+        elif rotation is not None:
+            return rotation if _is_rotated(probe, rotation) else None
         elif not shift:
             return None
     return mistake
 
 
-def _diagnosed(seen: Seen, shift: int) -> Rotation | None:
-    narrow = seen.x.dtype == "bfloat16"  # not a dtype of NumPy
-    before, after = (each if narrow else each.astype(seen.x.dtype) for each in (seen.x.values, seen.y))
+def _diagnosed(probe: Probe, shift: int) -> RotationFields | None:
+    narrow = probe.x.dtype == "bfloat16"  # not a dtype of NumPy
+    before, after = (array if narrow else array.astype(probe.x.dtype) for array in (probe.x.values, probe.y))
     diagnose = import_module("rope_array").diagnose
     try:
-        found = diagnose(before, after, seen.pos + shift, tolerance=2.0**-5 if narrow else None)
+        diagnosis = diagnose(before, after, probe.pos + shift, tolerance=2.0**-5 if narrow else None)
     except ValueError:
         return None
-    if (rope := found.rope) is not None:
-        return _of_rope(rope, seen, shift)
-    if len(found.explanations) == 1 and found.explanations[0].mistake:
-        return Rotation({}, mistake=found.explanations[0].mistake)
+    if (rope := diagnosis.rope) is not None:
+        return _of_rope(rope, probe, shift)
+    if len(diagnosis.explanations) == 1 and diagnosis.explanations[0].mistake:
+        return RotationFields({}, mistake=diagnosis.explanations[0].mistake)
     return None
 
 
-def _of_rope(rope: Any, seen: Seen, shift: int) -> Rotation | None:
+def _of_rope(rope: Any, probe: Probe, shift: int) -> RotationFields | None:
     """Return the fields of a rope that differ from the target's; None if the suite has no words for it."""
     rule, inverse = rope.scaling, False
     if type(rule).__name__ == "Reversed":
         rule, inverse = rule.rule, True
     names = (*_PLAIN, "out_pairing", "attention_factor", "inv_freq")
-    known = {name: getattr(rope, name) for name in names}
-    usual = {**_PLAIN, **seen.fields}
-    found = {name: value for name, value in known.items() if value not in (None, usual.get(name))}
+    values = {name: getattr(rope, name) for name in names}
+    built_in = {**_PLAIN, **probe.fields}
+    changed = {name: value for name, value in values.items() if value not in (None, built_in.get(name))}
     if inverse and rope.out_pairing:
-        found |= {"pairing": rope.out_pairing, "out_pairing": rope.pairing}
-    if rope.rotary_dim not in (rope.head_dim - rope.rotary_start, usual.get("rotary_dim")):
-        found["rotary_dim"] = rope.rotary_dim
+        changed |= {"pairing": rope.out_pairing, "out_pairing": rope.pairing}
+    if rope.rotary_dim not in (rope.head_dim - rope.rotary_start, built_in.get("rotary_dim")):
+        changed["rotary_dim"] = rope.rotary_dim
         if rope.base != float(f"{rope.base:.3g}"):  # one series, cut: the other pairs may be wrong
             return None
     if rule is not None:
-        kinds = {name: kind for kind, name in RULES.items()}
-        if rope.axes is not None or type(rule).__name__ not in kinds:
+        rope_types = {name: rope_type for rope_type, name in RULES.items()}
+        if rope.axes is not None or type(rule).__name__ not in rope_types:
             return None
-        given = {one.name: getattr(rule, one.name) for one in fields(rule)}
-        given = {name: value for name, value in given.items() if value is not None}
-        found["scaling"] = {"rope_type": kinds[type(rule).__name__], **given}
-    return Rotation(found, inverse, shift)
+        parameters = {field.name: getattr(rule, field.name) for field in fields(rule)}
+        parameters = {name: value for name, value in parameters.items() if value is not None}
+        changed["scaling"] = {"rope_type": rope_types[type(rule).__name__], **parameters}
+    return RotationFields(changed, inverse, shift)
 
 
-def _is_rotated(seen: Seen, found: Rotation) -> bool:
+def _is_rotated(probe: Probe, rotation: RotationFields) -> bool:
     """Return whether a result is x rotated, in the weakest class of accuracy."""
-    accuracy = Accuracy("float32", "float32" if seen.x.dtype in ("float32", "float64") else "own")
+    accuracy = Accuracy("float32", "float32" if probe.x.dtype in ("float32", "float64") else "own")
     try:
         assert_contract(
-            seen.y, seen.x.values, seen.pos + found.shift, dtype=seen.x.dtype, flushes=True,
-            accuracy=accuracy, inverse=found.inverse, **{**seen.fields, **found.fields},
+            probe.y, probe.x.values, probe.pos + rotation.shift, dtype=probe.x.dtype, flushes=True,
+            accuracy=accuracy, inverse=rotation.inverse, **{**probe.fields, **rotation.fields},
         )  # fmt: skip
     except (AssertionError, ValueError, TypeError):
         return False
@@ -250,16 +250,16 @@ def _is_rotated(seen: Seen, found: Rotation) -> bool:
 # ---- in words, and as claims ----
 
 
-def _hypothesis_of(target: Target, place: Place, seen: Any, found: Rotation) -> Hypothesis | None:
-    given = found.fields
-    if "rotary_dim" in given:  # it may be a share of the head_dim
-        wide = _observe(target, place, width=64)
-        if isinstance(wide, Seen) and not _is_rotated(wide, found):
-            again = _rotation_of(wide)
+def _hypothesis_of(target: Target, place: Place, probe: Any, rotation: RotationFields) -> Hypothesis | None:
+    changed = rotation.fields
+    if "rotary_dim" in changed:  # it may be a share of the head_dim
+        wide_probe = _observe(target, place, width=64)
+        if isinstance(wide_probe, Probe) and not _is_rotated(wide_probe, rotation):
+            again = _rotation_of(wide_probe)
             if again is None or again.mistake:
                 return None
-            found, given = again, {**again.fields, "head_dim": 64}
-    return together([*_of_place(target, place), *_of_fields(given), *_of_changes(seen, found)])
+            rotation, changed = again, {**again.fields, "head_dim": 64}
+    return together([*_of_place(target, place), *_of_fields(changed), *_of_changes(probe, rotation)])
 
 
 def _of_place(target: Target, place: Place) -> Iterator[Hypothesis]:
@@ -275,22 +275,22 @@ def _claimed(text: str, **claims: Any) -> Hypothesis:
     return Hypothesis(text, claims, claims=claims)
 
 
-def _of_fields(given: Mapping[str, Any]) -> Iterator[Hypothesis]:
-    for name, value in given.items():
+def _of_fields(changed: Mapping[str, Any]) -> Iterator[Hypothesis]:
+    for name, value in changed.items():
         claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
-        yield Hypothesis(_text_of(name, value, "rotary_start" in given), {name: value}, claims=claims)
+        yield Hypothesis(_text_of(name, value, "rotary_start" in changed), {name: value}, claims=claims)
 
 
-def _of_changes(seen: Seen, found: Rotation) -> Iterator[Hypothesis]:
-    if found.inverse:
+def _of_changes(probe: Probe, rotation: RotationFields) -> Iterator[Hypothesis]:
+    if rotation.inverse:
         like = of_likeness(OTHER_DIRECTION)
         yield like._replace(text="it rotates by -pos, the inverse; negate sin")
-    if found.shift:
-        sign = "+" if found.shift > 0 else "-"
+    if rotation.shift:
+        sign = "+" if rotation.shift > 0 else "-"
         yield of_likeness(by_positions(f"pos {sign} 1"))._replace(text=f"it rotates by pos {sign} 1")
-    if seen.dtype != seen.x.dtype:
-        text = f"the result for {seen.x.dtype} is {seen.dtype}; convert it to x's dtype"
-        yield Hypothesis(text, {"dtype": seen.dtype}, around=casting)
+    if probe.dtype != probe.x.dtype:
+        text = f"the result for {probe.x.dtype} is {probe.dtype}; convert it to x's dtype"
+        yield Hypothesis(text, {"dtype": probe.dtype}, around=casting)
 
 
 _TEXTS = {

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._definition import apply_definition
-from ._where import rows_of_positions
+from ._wrong_places import rows_of_positions
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -44,12 +44,10 @@ class Wrong:
         The fields of the definition, and whether x was rotated by the inverse.
     dtype, accuracy, flushes
         As in `assert_contract`.
-    given
-        The names of the fields that the call gave; the others are the target's.
     places
         The indices along each axis that were kept; None for all.
-    known
-        What was found out of the wrong elements.
+    cache
+        Answers of functions of the wrong elements, by the function's subject.
     """
 
     y: Floats
@@ -64,9 +62,8 @@ class Wrong:
     dtype: str = "float32"
     accuracy: Any = None
     flushes: bool = True
-    given: frozenset[str] = frozenset()
     places: tuple[NDArray[np.intp], ...] | None = None
-    known: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def pos(self) -> Any:
@@ -90,7 +87,7 @@ class Wrong:
     def take_away(self, mask: Mask) -> None:
         """Leave out wrong elements that have a known cause."""
         self.mask = self.mask & ~mask
-        self.known = {}
+        self.cache = {}
 
     def near(self, values: Any, limit: Any) -> Mask:
         """Return where the result is `values`, within a limit."""
@@ -123,8 +120,8 @@ def _telling(lead: Mask, axis: int) -> NDArray[np.intp]:
     wrong = np.asarray(lead.any(axis=tuple(i for i in range(lead.ndim) if i != axis)))
     ends = np.flatnonzero(np.diff(wrong))
     count = len(wrong)
-    some = [0, count - 1, *ends[:2], *(ends[:2] + 1), *ends[-2:], *(ends[-2:] + 1)]
-    return np.unique([*some, *np.linspace(0, count - 1, _MOST_INDICES - 4)]).astype(np.intp)
+    indices = [0, count - 1, *ends[:2], *(ends[:2] + 1), *ends[-2:], *(ends[-2:] + 1)]
+    return np.unique([*indices, *np.linspace(0, count - 1, _MOST_INDICES - 4)]).astype(np.intp)
 
 
 def rotated_by(
@@ -138,31 +135,31 @@ def rotated_by(
     No elements if a few wrong rows have none: a comparison with all rows takes long.
     """
     none = np.zeros(wrong.mask.shape, bool)
-    given = wrong.row_positions
-    other = given if pos is None or given is None else pos(given)
-    if other is None or other.shape != none.shape[:-1]:
+    row_positions = wrong.row_positions
+    positions = row_positions if pos is None or row_positions is None else pos(row_positions)
+    if positions is None or positions.shape != none.shape[:-1]:
         return none
     width: int = wrong.x.shape[-1]
-    arrays = [each.reshape(-1, width) for each in (wrong.x, wrong.y, wrong.limit)]
+    arrays = [array.reshape(-1, width) for array in (wrong.x, wrong.y, wrong.limit)]
     given_by = partial(
         _given_in_rows, fields=wrong.fields if fields is None else fields,
         inverse=wrong.inverse if inverse is None else inverse,
     )  # fmt: skip
     mask = wrong.mask.reshape(-1, width)
     chosen = np.flatnonzero(mask.any(axis=-1))
-    some = chosen[:: max(1, len(chosen) // _SAMPLE)][:_SAMPLE]
-    found = given_by([each[some] for each in arrays], other.ravel()[some])
-    if not (found & mask[some]).any() or len(np.unique(other)) * width // 2 > _MOST_COSINES:
+    sample = chosen[:: max(1, len(chosen) // _SAMPLE)][:_SAMPLE]
+    hits = given_by([array[sample] for array in arrays], positions.ravel()[sample])
+    if not (hits & mask[sample]).any() or len(np.unique(positions)) * width // 2 > _MOST_COSINES:
         return none
-    return given_by(arrays, other.ravel()).reshape(none.shape)
+    return given_by(arrays, positions.ravel()).reshape(none.shape)
 
 
 def _given_in_rows(arrays: list[Any], pos: NDArray[Any], fields: Mapping[str, Any], inverse: bool) -> Mask:
     x, y, limit = arrays
     limit = limit.max(axis=-1, keepdims=True)  # other rotations may have other pairs
     try:
-        other = apply_definition(x, pos, inverse=inverse, **fields)
+        rotated = apply_definition(x, pos, inverse=inverse, **fields)
     except (ValueError, TypeError, OverflowError):
         return np.zeros(x.shape, bool)
     with np.errstate(all="ignore"):
-        return np.asarray(np.abs(y - other) <= limit)
+        return np.asarray(np.abs(y - rotated) <= limit)

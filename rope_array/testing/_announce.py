@@ -52,7 +52,7 @@ def describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
 
 def _array_text(value: Any) -> str:
     """Return "float32[2, 3, 5, 16]" for an array."""
-    if isinstance(value, tuple | list) and any(hasattr(one, "dtype") for one in value):
+    if isinstance(value, tuple | list) and any(hasattr(member, "dtype") for member in value):
         return f"({', '.join(map(_array_text, value))})"
     if not hasattr(value, "dtype"):
         return shorten(repr(value), 60)

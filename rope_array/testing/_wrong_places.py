@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._index_words import LISTED, Part, indices_text
+from ._index_words import LISTED, IndexPhrase, indices_text
 
 Mask = NDArray[np.bool_]
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -38,8 +38,8 @@ def element_text(index: Sequence[Any]) -> str:
 
 def place_of(message: str) -> str:
     """Return the place in a message of a failed check; empty if it names none."""
-    _, found, rest = message.rpartition(PLACE)
-    return rest.partition(";")[0] if found else ""
+    _, mark, after_mark = message.rpartition(PLACE)
+    return after_mark.partition(";")[0] if mark else ""
 
 
 def place_in_any_x(place: str) -> str:
@@ -48,19 +48,19 @@ def place_in_any_x(place: str) -> str:
     return re.sub(r" of every (row|head|batch)$", "", place).replace("last features", "last feature")
 
 
-def difference(got: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
+def difference(actual: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
     """Describe where two results differ, and an element; an empty string if they are equal."""
-    wrong = np.asarray(got != expected)
+    wrong = np.asarray(actual != expected)
     if not wrong.any():
         return ""
     first = tuple(np.argwhere(wrong)[0])
     return (
         f"{PLACE}{describe(wrong, pos)}; {wrong.sum():,} of {wrong.size:,} elements {text}; first at "
-        f"{element_text(first)}: {float(got[first])!r}, not {float(expected[first])!r}"
+        f"{element_text(first)}: {float(actual[first])!r}, not {float(expected[first])!r}"
     )
 
 
-def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: Mask | None = None) -> str:
+def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, alike: Mask | None = None) -> str:
     """Describe the wrong elements of a result.
 
     Parameters
@@ -71,23 +71,23 @@ def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: 
         The positions, lined up with x as in `apply_definition`; None if they have several coordinates.
     pairs
         The features of each pair in the result.
-    same
+    alike
         Elements that are like the wrong ones, such as all elements that are equal to x. The phrase may cover
         them.
     """
     if wrong.ndim == 1:
-        wrong, same = wrong[None], None if same is None else same[None]
-    if same is not None:
-        wrong = wrong | (same & _box(_grown(wrong, wrong | same)))
+        wrong, alike = wrong[None], None if alike is None else alike[None]
+    if alike is not None:
+        wrong = wrong | (alike & _box(_grown(wrong, wrong | alike)))
     rows, features = np.asarray(wrong.any(axis=-1)), _along(wrong, wrong.ndim - 1)
     positions = None if pos is None else rows_of_positions(pos, rows.shape)
-    parts, covered = _rows_text(rows, positions)
+    row_phrases, covered = _rows_text(rows, positions)
     if np.array_equal(covered[..., None] & features, wrong):
-        return _joined(_features_text(features, pairs), parts, rows.shape)
+        return _joined(_features_text(features, pairs), row_phrases, rows.shape)
     features = _hull(features)
-    whole = covered[..., None] & features
-    phrase = _joined(_features_text(features, pairs), parts, rows.shape)
-    return _mostly(wrong, positions, pairs) if whole.all() else _of_a_part(wrong, whole, phrase)
+    place_mask = covered[..., None] & features
+    phrase = _joined(_features_text(features, pairs), row_phrases, rows.shape)
+    return _mostly(wrong, positions, pairs) if place_mask.all() else _of_a_part(wrong, place_mask, phrase)
 
 
 def _hull(chosen: Mask) -> Mask:
@@ -113,8 +113,8 @@ def _box(mask: Mask) -> Mask:
     """Return the smallest product of index sets that covers a mask."""
     box = np.ones(mask.shape, bool)
     for axis in range(mask.ndim):
-        others = tuple(i for i in range(mask.ndim) if i != axis)
-        box &= mask.any(axis=others, keepdims=True)
+        other_axes = tuple(i for i in range(mask.ndim) if i != axis)
+        box &= mask.any(axis=other_axes, keepdims=True)
     return box
 
 
@@ -122,8 +122,8 @@ def _grown(wrong: Mask, alike: Mask) -> Mask:
     """Return a mask with the indices between the wrong ones, or all, on axes where all elements are alike."""
     for axis in reversed(range(wrong.ndim)):
         box, chosen = _box(wrong), _along(wrong, axis)
-        for more in (np.ones(len(chosen), bool), _between(chosen)):
-            grown = np.expand_dims(more, [i for i in range(wrong.ndim) if i != axis]) & np.asarray(
+        for extent in (np.ones(len(chosen), bool), _between(chosen)):
+            grown = np.expand_dims(extent, [i for i in range(wrong.ndim) if i != axis]) & np.asarray(
                 box.any(axis=axis, keepdims=True)
             )
             if alike[grown].all():
@@ -139,8 +139,8 @@ def _between(chosen: Mask) -> Mask:
     return np.asarray((first <= index) & (index <= last))
 
 
-def _of_a_part(wrong: Mask, whole: Mask, phrase: str) -> str:
-    count, size = int(wrong.sum()), int(whole.sum())
+def _of_a_part(wrong: Mask, place_mask: Mask, phrase: str) -> str:
+    count, size = int(wrong.sum()), int(place_mask.sum())
     share = "nearly all" if count >= 0.9 * size else "some"
     return f"{share} of {phrase} ({count:,} of {size:,} there)"
 
@@ -149,8 +149,8 @@ def _mostly(wrong: Mask, positions: NDArray[Any] | None, pairs: Pairs | None) ->
     """Describe wrong elements on all axes: the indices where most elements are wrong, if these are most."""
     core = np.ones(wrong.shape, bool)
     for axis in range(wrong.ndim):
-        others = tuple(i for i in range(wrong.ndim) if i != axis)
-        share = wrong.mean(axis=others, keepdims=True)
+        other_axes = tuple(i for i in range(wrong.ndim) if i != axis)
+        share = wrong.mean(axis=other_axes, keepdims=True)
         core &= share > 0.5 * share.max()
     covered = int((wrong & core).sum())
     count = int(wrong.sum())
@@ -182,19 +182,19 @@ def _rows_text(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[str], M
     names = axis_names(rows.ndim + 1)[:-1]
     sets = [_along(rows, axis) for axis in range(rows.ndim)]
     box = _box(rows)
-    lead = [indices_text(name, one).text for name, one in zip(names[:-1], sets[:-1], strict=True)]
+    lead = [indices_text(name, chosen).text for name, chosen in zip(names[:-1], sets[:-1], strict=True)]
     exact = np.array_equal(box, rows)
     within = np.ix_(*sets[:-1], np.ones(len(sets[-1]), bool))
     at = None if positions is None else _positions_text(positions[within], rows[within])
-    own = indices_text("row", sets[-1])
+    rows_phrase = indices_text("row", sets[-1])
     if not exact and at is not None:
         return [at, *filter(None, reversed(lead))], rows
-    if exact and own.text and at is not None:
-        if not own.simple:
-            own = Part(at)
-        elif "right" not in at or ", " in own.text:  # a gap between positions may be a coincidence
-            own = Part(f"{own.text} ({at.removesuffix(' only')})")
-    return [*filter(None, [own.text, *reversed(lead)])], box
+    if exact and rows_phrase.text and at is not None:
+        if not rows_phrase.simple:
+            rows_phrase = IndexPhrase(at)
+        elif "right" not in at or ", " in rows_phrase.text:  # a gap between positions may be a coincidence
+            rows_phrase = IndexPhrase(f"{rows_phrase.text} ({at.removesuffix(' only')})")
+    return [*filter(None, [rows_phrase.text, *reversed(lead)])], box
 
 
 def _positions_text(positions: NDArray[Any], wrong: Mask) -> str | None:
@@ -215,12 +215,12 @@ def _ends_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
     """Describe positions beyond a number, or between two."""
     if bad.min() > good.max():
         near = bad.dtype.kind in "iu" and bad.min() - 1 == good.max()
-        seen = "" if near else f", right up to {_number(good.max())}"
-        return f"positions from {_number(bad.min())} on{seen}"
+        right_text = "" if near else f", right up to {_number(good.max())}"
+        return f"positions from {_number(bad.min())} on{right_text}"
     if bad.max() < good.min():
         near = bad.dtype.kind in "iu" and bad.max() + 1 == good.min()
-        seen = "" if near else f", right from {_number(good.min())} on"
-        return f"positions up to {_number(bad.max())}{seen}"
+        right_text = "" if near else f", right from {_number(good.min())} on"
+        return f"positions up to {_number(bad.max())}{right_text}"
     between = (good > bad.min()) & (good < bad.max())
     if bad.size > LISTED and not between.any():
         return f"positions {_number(bad.min())} to {_number(bad.max())}"
@@ -231,10 +231,10 @@ def _ends_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
 
 def _kinds_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
     """Describe odd positions, positions with a fraction, or a few positions."""
-    whole = bad == np.round(bad), good == np.round(good)
-    if not whole[0].any() and whole[1].all():
+    is_integer = bad == np.round(bad), good == np.round(good)
+    if not is_integer[0].any() and is_integer[1].all():
         return "positions with a fraction"
-    if all(each.all() for each in whole) and bad.size > 1 and good.size > 1:
+    if all(flags.all() for flags in is_integer) and bad.size > 1 and good.size > 1:
         for parity, word in ((1, "odd"), (0, "even")):
             if (bad % 2 == parity).all() and (good % 2 != parity).all():
                 return f"{word} positions"
@@ -252,45 +252,45 @@ def _number(value: Any) -> str:
 
 def _features_text(chosen: Mask, pairs: Pairs | None) -> str:
     """Describe features, by their pairs if that is simpler."""
-    own = indices_text("feature", chosen)
+    features_phrase = indices_text("feature", chosen)
     count = int(chosen.sum())
     if count <= 2 < len(chosen) and chosen[-count:].all():
-        return f"{own.text} (the last{f' {count}' if count > 1 else ''})"
+        return f"{features_phrase.text} (the last{f' {count}' if count > 1 else ''})"
     by_pairs = None if pairs is None or chosen.all() else _pairs_text(chosen, pairs)
-    if by_pairs is None or not own.text:
-        return own.text
-    if " and " in own.text or not own.simple:
-        return f"{by_pairs} ({own.text})" if own.simple else by_pairs
-    return own.text
+    if by_pairs is None or not features_phrase.text:
+        return features_phrase.text
+    if " and " in features_phrase.text or not features_phrase.simple:
+        return f"{by_pairs} ({features_phrase.text})" if features_phrase.simple else by_pairs
+    return features_phrase.text
 
 
 def _pairs_text(chosen: Mask, pairs: Pairs) -> str | None:
     """Describe features as members of pairs; None if that takes more words."""
     first, second = (chosen[member] for member in pairs)
-    rest = np.setdiff1d(np.arange(len(chosen)), np.concatenate(pairs))
-    if chosen[rest].any():
-        outside = chosen[rest].all() and not first.any() and not second.any()
+    unrotated = np.setdiff1d(np.arange(len(chosen)), np.concatenate(pairs))
+    if chosen[unrotated].any():
+        outside = chosen[unrotated].all() and not first.any() and not second.any()
         return "all features outside the rotated slice" if outside else None
     if np.array_equal(first, second):
-        part = indices_text("pair", first)
-        return part.text or "all pairs" if part.simple else None
-    for members, other, word in ((first, second, "first"), (second, first, "second")):
-        if not other.any() and (part := indices_text("pair", members)).simple:
-            return f"the {word} member{' of ' + part.text if part.text else 's of all pairs'}"
+        phrase = indices_text("pair", first)
+        return phrase.text or "all pairs" if phrase.simple else None
+    for members, other_members, word in ((first, second, "first"), (second, first, "second")):
+        if not other_members.any() and (phrase := indices_text("pair", members)).simple:
+            return f"the {word} member{' of ' + phrase.text if phrase.text else 's of all pairs'}"
     return None
 
 
 def _joined(features: str, rows: list[str], shape: tuple[int, ...]) -> str:
     """Join phrases: "features 14, 15 of every row", "rows 512 to 599 of every head"."""
-    parts = [*([features] if features else []), *rows]
-    if not parts:
+    phrases = [*([features] if features else []), *rows]
+    if not phrases:
         return "all elements"
-    if len(parts) == 1:
-        return parts[0] + _everywhere(parts[0], features, shape)
+    if len(phrases) == 1:
+        return phrases[0] + _everywhere(phrases[0], features, shape)
     return (
-        f"{parts[0]} of {', '.join(parts[1:])}"
-        if "position" not in parts[1][:12]
-        else (f"{parts[0]} at {', '.join(parts[1:])}")
+        f"{phrases[0]} of {', '.join(phrases[1:])}"
+        if "position" not in phrases[1][:12]
+        else (f"{phrases[0]} at {', '.join(phrases[1:])}")
     )
 
 
@@ -310,10 +310,10 @@ _NUMBERS = re.compile(r"[\d,]+ of [\d,]+ elements")
 
 def elements_of(detail: str) -> str:
     """Return the place of the wrong elements, and their values if they are known; or the detail's start."""
-    _, is_place, rest = detail.rpartition(PLACE)
-    parts = rest.split("; ")
-    if not is_place or len(parts) == 1:
+    _, is_place, after_mark = detail.rpartition(PLACE)
+    clauses = after_mark.split("; ")
+    if not is_place or len(clauses) == 1:
         return detail.partition("; ")[0]
-    known = not _NUMBERS.match(parts[1])
-    vague = parts[0] in ("all elements", "most elements", "nearly all elements", "scattered elements")
-    return parts[1] if known and vague else f"{parts[0]}, {parts[1]}" if known else parts[0]
+    has_values = not _NUMBERS.match(clauses[1])
+    vague = clauses[0] in ("all elements", "most elements", "nearly all elements", "scattered elements")
+    return clauses[1] if has_values and vague else f"{clauses[0]}, {clauses[1]}" if has_values else clauses[0]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._where import axis_names, box_of
-from ._wrong import Floats, Mask, Wrong, rotated_by
+from ._wrong_places import axis_names, box_of
+from ._wrong_result import Floats, Mask, Wrong, rotated_by
 
 _OTHER_PAIRING = {"half": "interleaved", "interleaved": "half"}
 
@@ -38,24 +38,26 @@ class Likeness(NamedTuple):
 
 def likeness_of(wrong: Wrong) -> Likeness | None:
     """Return the values of the wrong elements, if they have a name."""
-    if "likeness" not in wrong.known:
-        names = (one for one in _likenesses(wrong) if wrong.is_all(one.elements(wrong)))
+    if "likeness" not in wrong.cache:
+        names = (likeness for likeness in _likenesses(wrong) if wrong.is_all(likeness.elements(wrong)))
         first = next(names, None)
         if first is not None and first.facts is not None and not first.elements(wrong).all():
             # Another rotation may hold for the right elements, too: |pos|, not the inverse.
-            first = next((one for one in names if one.facts and one.elements(wrong).all()), first)
-        wrong.known["likeness"] = first
-    found: Likeness | None = wrong.known["likeness"]
-    return found
+            first = next(
+                (likeness for likeness in names if likeness.facts and likeness.elements(wrong).all()), first
+            )
+        wrong.cache["likeness"] = first
+    likeness: Likeness | None = wrong.cache["likeness"]
+    return likeness
 
 
 def alike(wrong: Wrong) -> tuple[str, Mask | None]:
     """Return a phrase on the values of the wrong elements, and a mask of all elements like them."""
-    found = likeness_of(wrong)
-    if found is None:
+    likeness = likeness_of(wrong)
+    if likeness is None:
         return "", None
-    same = found.elements(wrong)
-    return found.text, same if found in SIMPLE else same & box_of(wrong.mask)
+    like_wrong = likeness.elements(wrong)
+    return likeness.text, like_wrong if likeness in SIMPLE else like_wrong & box_of(wrong.mask)
 
 
 # ---- values ----
@@ -93,7 +95,7 @@ def _scaled(wrong: Wrong) -> Iterator[Likeness]:
     if np.isfinite(factor) and 1e-6 < abs(factor) < 1e6 and factor != 1:
         text = f"{factor:.4g} times the right values"
         text = "the right values negated" if abs(factor + 1) < 1e-6 else text
-        yield Likeness(text, lambda one: one.near(factor * one.exact, abs(factor) * one.limit))
+        yield Likeness(text, lambda wrong: wrong.near(factor * wrong.exact, abs(factor) * wrong.limit))
 
 
 def _moved(wrong: Wrong) -> Iterator[Likeness]:
@@ -105,14 +107,14 @@ def _moved(wrong: Wrong) -> Iterator[Likeness]:
     for axis, name in enumerate(axis_names(wrong.x.ndim)[:-1]):
         if wrong.x.shape[axis] > 1:
             for shift, which in ((1, "previous"), (-1, "next")):
-                rolled = [np.roll(each, shift, axis) for each in (wrong.exact, wrong.limit)]
+                rolled = [np.roll(array, shift, axis) for array in (wrong.exact, wrong.limit)]
                 yield _with_values(f"the result of the {which} {name}", *rolled)
-            first = [each.take([0], axis) for each in (wrong.exact, wrong.limit)]
+            first = [array.take([0], axis) for array in (wrong.exact, wrong.limit)]
             yield _with_values(f"the result of {name} 0", *first)
 
 
 def _with_values(text: str, values: Floats, limit: Floats) -> Likeness:
-    return Likeness(text, lambda one: one.near(values, limit))
+    return Likeness(text, lambda wrong: wrong.near(values, limit))
 
 
 # ---- other rotations ----
@@ -124,8 +126,8 @@ def _rotations(wrong: Wrong) -> Iterator[Likeness]:
         text="rotated forward, not by the inverse" if wrong.inverse else "rotated by the inverse"
     )
     pos = wrong.row_positions
-    for text, other in _POSITIONS.items():
-        if pos is not None and (given := other(pos)) is not None and not np.array_equal(given, pos):
+    for text, convert in _POSITIONS.items():
+        if pos is not None and (converted := convert(pos)) is not None and not np.array_equal(converted, pos):
             yield by_positions(text)
     for name, value in wrong.fields.items():
         if name == "pairing":
@@ -155,24 +157,24 @@ def with_fields(text: str, name: str) -> Likeness:
     return Likeness(f"rotated {text}", elements, {"field": name})
 
 
-def _rounded(kind: str) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
+def _rounded(dtype: str) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
     """Return a function that converts positions to another dtype, and back."""
 
     def convert(pos: NDArray[Any]) -> NDArray[Any] | None:
         with np.errstate(all="ignore"):
-            rounded = pos.astype(kind)
+            rounded = pos.astype(dtype)
         return rounded.astype(pos.dtype) if np.isfinite(rounded.astype(np.float64)).all() else None
 
     return convert
 
 
-def _of_rows(other: Callable[[NDArray[Any]], Any]) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
+def _of_rows(convert: Callable[[NDArray[Any]], Any]) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
     """Return a function of positions of which a row has several; None for others."""
-    return lambda pos: np.broadcast_to(other(pos), pos.shape) if pos.ndim and pos.shape[-1] > 1 else None
+    return lambda pos: np.broadcast_to(convert(pos), pos.shape) if pos.ndim and pos.shape[-1] > 1 else None
 
 
 def _of_axis(
-    axis: int, ndim: int, other: Callable[[NDArray[Any]], Any]
+    axis: int, ndim: int, convert: Callable[[NDArray[Any]], Any]
 ) -> Callable[..., NDArray[Any] | None]:
     """Return a function of positions that have several batches or heads; None for others."""
 
@@ -180,10 +182,10 @@ def _of_axis(
         if (
             pos.ndim < ndim
             or pos.shape[axis] < 2
-            or (given := other(pos)).shape[-1] not in (1, pos.shape[-1])
+            or (converted := convert(pos)).shape[-1] not in (1, pos.shape[-1])
         ):
             return None
-        return np.broadcast_to(given, pos.shape) if given.ndim == pos.ndim else None
+        return np.broadcast_to(converted, pos.shape) if converted.ndim == pos.ndim else None
 
     return moved
 
@@ -209,8 +211,8 @@ _POSITIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any] | None]] = {
     "pos without its fraction": lambda pos: np.trunc(pos) if pos.dtype.kind == "f" else None,
     "pos modulo 2^24": lambda pos: pos % 2**24,
     **{
-        f"pos converted to {kind}": _rounded(kind)
-        for kind in ("float32", "float16", "int32", "uint16", "int16", "uint8", "int8")
+        f"pos converted to {dtype}": _rounded(dtype)
+        for dtype in ("float32", "float16", "int32", "uint16", "int16", "uint8", "int8")
     },
 }
 

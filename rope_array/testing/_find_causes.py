@@ -13,22 +13,22 @@ from dataclasses import replace
 from typing import Any
 
 from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
+from ._capability_parts import whole_of
 from ._cause import Cause, Findings
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
-from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
+from ._factors import DTYPES, FIELDS, CallFactors, needs_of, read_call
+from ._fault import Fault
+from ._find_rotation import find_rotation, of_other_positions
 from ._hypotheses import of_accuracy, of_kept_results, with_end
 from ._hypothesis import Hypothesis, merged, together
 from ._judge import DELETES_X, Judge
-from ._observe import OBSERVERS
+from ._library_target import OwnApply
+from ._observe import OBSERVED_CHECKS
 from ._outcome import FAILED, outcome_of
-from ._own import OwnApply
-from ._parts import whole_of
 from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
-from ._verdict import Fault
-from ._which_rotation import find_rotation, of_other_positions
-from ._wrong import Mask, Wrong
+from ._wrong_result import Mask, Wrong
 
 _MOST_CAUSES, _MOST_REJECTED = 8, 8
 # Capabilities that most checks need.
@@ -57,13 +57,14 @@ def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
     if any(DELETES_X in fault.text for fault in faults.values()):
         search.accept(Hypothesis(DONATES_X, {"written": "x"}, claims=_WRITES))
     elif "definition" in faults:
-        found = find_rotation(target)
-        if isinstance(found, Hypothesis) and not found.text and faults["definition"].wrong is None:
-            found = of_other_positions(target, ["offset"])  # it raises for positions that are not consecutive
-        if isinstance(found, str):
-            return search.only(found)
-        if found is not None and found.text:
-            search.accept(found, is_known=True)
+        rotation = find_rotation(target)
+        if isinstance(rotation, Hypothesis) and not rotation.text and faults["definition"].wrong is None:
+            # It raises for positions that are not consecutive.
+            rotation = of_other_positions(target, ["offset"])
+        if isinstance(rotation, str):
+            return search.only(rotation)
+        if rotation is not None and rotation.text:
+            search.accept(rotation, is_known=True)
     elif "inputs_unchanged" in faults and "x was written" in faults["inputs_unchanged"].text:
         search.accept(Hypothesis(WRITES_X, {"written": "x"}, claims=_WRITES))
     while len(search.causes) < _MOST_CAUSES and search.left and (best := search.best()):
@@ -97,7 +98,7 @@ class _Search:
     """
 
     def __init__(self, target: Target, faults: Mapping[str, Fault]):
-        self.given, self.faults = target, faults
+        self.original, self.faults = target, faults
         self.target, self.left = target, dict(faults)
         self.checks = {check.name: check for check in checks()}
         self.causes: list[Cause] = []
@@ -105,7 +106,7 @@ class _Search:
         self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
         self.rejected: set[str] = set()
         self.faults_then: dict[str, Fault] = {}  # of each check, when that cause was accepted
-        self.known: list[Hypothesis] = []  # true ones, with which no check passes yet
+        self.pending: list[Hypothesis] = []  # true ones, with which no check passes yet
 
     # ---- hypotheses ----
 
@@ -114,89 +115,93 @@ class _Search:
 
         An end of positions counts half: it says less than other positions do.
         """
-        best, most = None, 0.0
-        accuracy = [] if isinstance(self.given.rotate, OwnApply) else [*of_accuracy(self.target, self.left)]
+        best, highest_score = None, 0.0
+        accuracy = (
+            [] if isinstance(self.original.rotate, OwnApply) else [*of_accuracy(self.target, self.left)]
+        )
         has_end = self.target.angles == "float32"  # float32 angles are known to have one
-        last = [] if has_end else [one for one in accuracy if "furthest" in one.claims]
-        first = [one for one in accuracy if one not in last]
-        for one in (*first, *of_kept_results(self.left), *last):
-            explained = [] if one.text in self.rejected else self.explained(one)
-            score = len({name.partition("[")[0] for name in explained}) / (2 if one in last else 1)
+        last = [] if has_end else [hypothesis for hypothesis in accuracy if "furthest" in hypothesis.claims]
+        first = [hypothesis for hypothesis in accuracy if hypothesis not in last]
+        for hypothesis in (*first, *of_kept_results(self.left), *last):
+            explained = [] if hypothesis.text in self.rejected else self.explained(hypothesis)
+            score = len({name.partition("[")[0] for name in explained}) / (2 if hypothesis in last else 1)
             # A place in one result of many may be a part of another fault.
-            least = 2 if "axis" in one.facts and len(self.left) > 1 else 0
+            lowest_score = 2 if "axis" in hypothesis.facts and len(self.left) > 1 else 0
             if (
-                score > most
-                and score >= least
+                score > highest_score
+                and score >= lowest_score
                 and ("definition" not in self.left or "definition" in explained)
             ):
-                best, most = one, score
+                best, highest_score = hypothesis, score
         return best
 
-    def explained(self, one: Hypothesis) -> list[str]:
+    def explained(self, hypothesis: Hypothesis) -> list[str]:
         """Return the checks whose results a hypothesis explains; none if a result contradicts it."""
-        if any(one.covers(fault) and one.is_contradicted(fault) for fault in self.left.values()):
+        if any(
+            hypothesis.covers(fault) and hypothesis.is_contradicted(fault) for fault in self.left.values()
+        ):
             return []
-        return [name for name, fault in self.left.items() if one.explains(fault)]
+        return [name for name, fault in self.left.items() if hypothesis.explains(fault)]
 
-    def accept(self, one: Hypothesis, is_known: bool = False) -> bool:
+    def accept(self, hypothesis: Hypothesis, is_known: bool = False) -> bool:
         """Judge what remains if a hypothesis holds; return whether the search goes on.
 
         A known one, with which no check passes, becomes a part of the next cause.
         """
-        one = with_end(one, self.left)
-        explained = [name for name, fault in self.left.items() if one.covers(fault)]
+        hypothesis = with_end(hypothesis, self.left)
+        explained = [name for name, fault in self.left.items() if hypothesis.covers(fault)]
         try:
-            target = self._mended(one)
+            target = self._mended(hypothesis)
         except ValueError:  # the claims contradict each other
-            return self._reject(one)
-        is_excused = one.elements is not None and not one.is_claimed
-        excuses = [*self.excuses, *([one.elements] if one.elements and is_excused else [])]
+            return self._reject(hypothesis)
+        is_excused = hypothesis.elements is not None and not hypothesis.is_claimed
+        excuses = [*self.excuses, *([hypothesis.elements] if hypothesis.elements and is_excused else [])]
         again = explained if target is self.target else [*self.left]
         faults = self.faults_now(again, target, excuses)
         gone = [name for name in again if name not in faults]
-        if not gone and not (explained and is_excused and not one.claims):
+        if not gone and not (explained and is_excused and not hypothesis.claims):
             if not is_known:
-                return self._reject(one)
-            self.known, self.target, self.left = [one], target, {**self.left, **faults}
+                return self._reject(hypothesis)
+            self.pending, self.target, self.left = [hypothesis], target, {**self.left, **faults}
             return True
-        one, self.known = together([*self.known, one]) if self.known else one, []
-        cause = self._cause_of(one, explained, gone)
+        hypothesis, self.pending = together([*self.pending, hypothesis]) if self.pending else hypothesis, []
+        cause = self._cause_of(hypothesis, explained, gone)
         if is_excused:
-            self._take_away(one, again)
+            self._take_away(hypothesis, again)
         self._add(cause, [*explained, *gone])
         self.target, self.excuses = target, excuses
         self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
         return True
 
-    def _mended(self, one: Hypothesis) -> Target:
+    def _mended(self, hypothesis: Hypothesis) -> Target:
         """Return the target with the claims of a hypothesis, and called as if it were mended."""
         changed: dict[str, Any] = {}
-        for name, value in one.claims.items():
+        for name, value in hypothesis.claims.items():
             changed[name] = {**getattr(self.target, name), **value} if name in ("fixed", "lacks") else value
-        if one.around is not None:
-            changed["rotate"] = one.around(self.target.rotate)
+        if hypothesis.around is not None:
+            changed["rotate"] = hypothesis.around(self.target.rotate)
         return replace(self.target, **changed) if changed else self.target
 
-    def _cause_of(self, one: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
+    def _cause_of(self, hypothesis: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
         """Return an accepted hypothesis in words: of the simplest call, if it tells when a field is wrong."""
-        words = self._words_of(explained) if one.facts.keys() & {"field", "inverse"} else ""
+        words = self._words_of(explained) if hypothesis.facts.keys() & {"field", "inverse"} else ""
         dtypes = {self.left[name].wrong.dtype for name in explained}
-        several = len(self.given.claimed & {*DTYPES}) > 1
+        several = len(self.original.claimed & {*DTYPES}) > 1
         # float32 is the usual dtype of calls: it says nothing.
         where = f" in {min(dtypes)}" if several and len(dtypes) == 1 and "float32" not in dtypes else ""
-        claims = one.shown_claims(self.given) or self._lacking([*explained, *gone])
+        claims = hypothesis.shown_claims(self.original) or self._lacking([*explained, *gone])
         of_gradients = explained and all("the gradient" in self.left[name].contexts for name in explained)
-        what = "the gradient is wrong: " if of_gradients else ""
-        return Cause(words or f"{what}{one.text}{where}", claims, facts=one.facts)
+        prefix = "the gradient is wrong: " if of_gradients else ""
+        return Cause(words or f"{prefix}{hypothesis.text}{where}", claims, facts=hypothesis.facts)
 
-    def _take_away(self, one: Hypothesis, again: Sequence[str]) -> None:
+    def _take_away(self, hypothesis: Hypothesis, again: Sequence[str]) -> None:
         """Leave out the explained elements in the results of the checks that are not run again."""
         for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
-            if wrong is not None and one.elements is not None:
-                wrong.take_away(one.elements(wrong))
+            if wrong is not None and hypothesis.elements is not None:
+                wrong.take_away(hypothesis.elements(wrong))
 
-    def _reject(self, one: Hypothesis) -> bool:
-        self.rejected.add(one.text)
+    def _reject(self, hypothesis: Hypothesis) -> bool:
+        self.rejected.add(hypothesis.text)
         return len(self.rejected) < _MOST_REJECTED
 
     def _add(self, cause: Cause, names: Sequence[str]) -> None:
@@ -212,17 +217,17 @@ class _Search:
         except Exception:  # the target's own, in a trial call
             return {name: self.left.get(name, Fault("")) for name in names}
         judge.excuses, judge.explains = [*excuses], not judge.is_slow
-        known = [self.left.get(name, Fault("")) for name in names]
-        if all(fault.wrong is not None for fault in known):  # no observer has to watch
-            judge.observed = {each.check: Fault("") for each in OBSERVERS if each.check not in names}
+        kept_faults = [self.left.get(name, Fault("")) for name in names]
+        if all(fault.wrong is not None for fault in kept_faults):  # no observer has to watch
+            judge.observed = {name: Fault("") for name in OBSERVED_CHECKS if name not in names}
         failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
         return {name: judge.faults[name] for name in failed}
 
     def fault_of_state(self) -> str:
         """Return the fault of results that depend on earlier calls, or ""."""
-        compiled = bool(self.given.compiled) or self.given.arrays.calls < 1000
+        compiled = bool(self.original.compiled) or self.original.arrays.calls < 1000
         return depend_on_others(
-            self.left, lambda name: bool(self.faults_now([name], self.given, ())), compiled
+            self.left, lambda name: bool(self.faults_now([name], self.original, ())), compiled
         )
 
     # ---- failures that no hypothesis explains ----
@@ -230,8 +235,8 @@ class _Search:
     def explain_rest(self) -> None:
         """Add causes for the failures left: lacking capabilities, then findings that several checks share."""
         if "definition" not in self.left:
-            for one in self._withdrawals():
-                self.accept(one)
+            for withdrawal in self._withdrawals():
+                self.accept(withdrawal)
         self.owner = {name: number for name, number in self.owner.items() if name not in self.left}
         requirements = {name: self.checks[name].requirement for name in self.left}
         for shared in shared_findings(self.left, requirements) if self.left else ():
@@ -243,7 +248,7 @@ class _Search:
 
     def _withdrawals(self) -> Iterator[Hypothesis]:
         """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
-        names = {need for name in self.left for need in self.checks[name].needs}
+        names = {capability for name in self.left for capability in self.checks[name].needs}
         failing = self.target.claimed & names - {*_BASIC, *REACH}
         if takes_two(self.target.arguments):  # every call is one of a tuple
             failing -= {name for name in failing if whole_of(name) == "tuple"}
@@ -254,24 +259,25 @@ class _Search:
             wrong = [name for name in DTYPES if name in claimed]
             text = self._words_needing(wrong) or f"wrong results in {' and '.join(wrong)}"
             yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
-        for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
-            text = self._words_needing([name]) or _fault_of(name)
-            yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
+        for name in CAPABILITIES:
+            if name in claimed and name not in DTYPES:
+                text = self._words_needing([name]) or _fault_of(name)
+                yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
 
     def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the claim to lack the capability that most of these checks need, if all of it fails."""
-        if "definition" in self.faults or isinstance(self.given.rotate, OwnApply):
+        if "definition" in self.faults or isinstance(self.original.rotate, OwnApply):
             return {}
-        plain, needs = Call(), Counter[str]()
+        plain, need_counts = CallFactors(), Counter[str]()
         for name in names:
             call = read_call(self.faults[name].call or "", plain)
-            needs.update(
+            need_counts.update(
                 {*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH}
             )
         needing = self._checks_needing()
-        for name, count in needs.most_common():
-            some = needing.get(name, ())
-            if name not in _BASIC and 2 * count >= len(names) and lacks_wholly(name, self.faults, some):
+        for name, count in need_counts.most_common():
+            affected = needing.get(name, ())
+            if name not in _BASIC and 2 * count >= len(names) and lacks_wholly(name, self.faults, affected):
                 return self._without(name)
         return {}
 
@@ -279,15 +285,15 @@ class _Search:
         """Return the claim to lack a capability."""
         if name not in FIELDS:
             return {"lacks": {name: "wrong results"}}
-        return {"fields": tuple(each for each in FIELDS if each in self.target.claimed and each != name)}
+        return {"fields": tuple(field for field in FIELDS if field in self.target.claimed and field != name)}
 
     def _words_of(self, names: Sequence[str]) -> str:
         """Return the words of the simplest failing call, if most of these checks show one; else ""."""
-        some = {name: self.left[name] for name in names if factors_of(self.left[name])}
-        if not some or 2 * len(some) < len(names):
+        faults_with_calls = {name: self.left[name] for name in names if factors_of(self.left[name])}
+        if not faults_with_calls or 2 * len(faults_with_calls) < len(names):
             return ""
-        requirements = {name: self.checks[name].requirement for name in some}
-        text = next(shared_findings(some, requirements)).text
+        requirements = {name: self.checks[name].requirement for name in faults_with_calls}
+        text = next(shared_findings(faults_with_calls, requirements)).text
         return text if text.startswith(("wrong with", "the gradient")) else ""
 
     def _words_needing(self, capabilities: Sequence[str]) -> str:
@@ -309,7 +315,7 @@ class _Search:
     def only(self, fault: str) -> Findings:
         """Return a cause that was not tried."""
         cause = Cause(fault, failed=len(self.faults))
-        return Findings(cause, (cause,), by_place(self.faults, self.faults, self.given.claimed))
+        return Findings(cause, (cause,), by_place(self.faults, self.faults, self.original.claimed))
 
     def findings(self) -> Findings:
         """Return the causes with the checks that they explain."""
@@ -319,12 +325,12 @@ class _Search:
             names = tuple(name for name in self.faults
                           if self.owner.get(name) == number and name not in self.left)  # fmt: skip
             if names:
-                text = f"{cause.text}{only_in(names, self.faults, self.given.claimed)}"
-                found = str(self.faults_then[names[0]]) if causes else ""
+                text = f"{cause.text}{only_in(names, self.faults, self.original.claimed)}"
+                finding = str(self.faults_then[names[0]]) if causes else ""
                 causes.append(
-                    replace(cause, text=text, explained=len(names), failed=count, checks=names, found=found)
+                    replace(cause, text=text, explained=len(names), failed=count, checks=names, found=finding)
                 )
-        unexplained = by_place(self.left, self.faults, self.given.claimed)
+        unexplained = by_place(self.left, self.faults, self.original.claimed)
         if not causes:
             return Findings(unexplained=unexplained)
         claims: dict[str, Any] = {}
@@ -340,5 +346,5 @@ class _Search:
 
 def _fault_of(capability: str) -> str:
     meaning = CAPABILITIES[capability]
-    verb, _, rest = meaning.partition(" ")
-    return f"wrong results with {rest}" if verb == "takes" else f'not true of it: "{meaning}"'
+    verb, _, taken = meaning.partition(" ")
+    return f"wrong results with {taken}" if verb == "takes" else f'not true of it: "{meaning}"'

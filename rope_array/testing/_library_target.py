@@ -17,7 +17,7 @@ import numpy as np
 from ._claims import one_line, shorten
 from ._compilers import COMPILED, arrays_of
 from ._factors import FIELDS, SIZES, WIDTH
-from ._libraries import NOT_COMPILED, Jax, Library, Torch
+from ._libraries import NOT_COMPILED, ArrayLibrary, JaxLibrary, TorchLibrary
 from ._target import Target
 
 
@@ -40,7 +40,7 @@ class OwnApply:
 
     def __init__(self, backend: str | None, fields: Mapping[str, Any] | None = None, by_tables: bool = False):
         self.backend, self.fields, self.by_tables = backend, dict(fields or {}), by_tables
-        self.calls = Calls([], [])  # several threads append to these
+        self.calls = BackendCalls([], [])  # several threads append to these
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         spec = as_records({**self.fields, **spec})
@@ -71,22 +71,22 @@ class OwnApply:
         return ""
 
 
-class Calls(NamedTuple):
+class BackendCalls(NamedTuple):
     """The backend that served each call, and the reason for which each other call was declined."""
 
     served: list[str]
     declined: list[str]
 
 
-def calls_of(target: Target) -> Calls:
+def calls_of(target: Target) -> BackendCalls:
     """Return the calls that were counted for a target; none for code that is not rope_array's."""
-    return target.rotate.calls if isinstance(target.rotate, OwnApply) else Calls([], [])
+    return target.rotate.calls if isinstance(target.rotate, OwnApply) else BackendCalls([], [])
 
 
 def _reason_in(error: BaseException) -> str:
     """Return the reason in the message of a BackendError, without the array and the advice."""
-    found = re.search(r"does not serve .*?\): (.*)\. Give backend=", str(error), re.DOTALL)
-    return one_line(error) if found is None else shorten(found[1], 160)
+    match = re.search(r"does not serve .*?\): (.*)\. Give backend=", str(error), re.DOTALL)
+    return one_line(error) if match is None else shorten(match[1], 160)
 
 
 def _rotate_by_tables(
@@ -94,7 +94,7 @@ def _rotate_by_tables(
 ) -> Any:
     """Rotate by a `Rotation`; the arrays of a tuple by tables of their own dtype."""
     if isinstance(x, tuple):
-        return tuple(_rotate_by_tables(one, pos, backend, seq_axis, inverse, **spec) for one in x)
+        return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
     rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis, backend=backend)
 
@@ -185,12 +185,12 @@ def _left_to_others(library: str) -> dict[str, str]:
     """Return the capabilities that another target of the same library has."""
     if library in COMPILED:
         return dict(NOT_COMPILED)
-    own = isinstance(arrays_of(library), Torch)
-    return {"jit": "torch.compile is a target of its own: torch:compile"} if own else {}
+    is_torch = isinstance(arrays_of(library), TorchLibrary)
+    return {"jit": "torch.compile is a target of its own: torch:compile"} if is_torch else {}
 
 
-def _dtypes(lib: Library) -> Sequence[str]:
-    return lib.floats if isinstance(lib, Jax) else lib.dtypes
+def _dtypes(lib: ArrayLibrary) -> Sequence[str]:
+    return lib.floats if isinstance(lib, JaxLibrary) else lib.dtypes
 
 
 def _uncounted(backend: str | None, fields: Mapping[str, Any]) -> Callable[..., Any]:
@@ -232,7 +232,7 @@ _WIDE = (512, 576, 2048)
 class _Trial(NamedTuple):
     """A trial call of a backend; it only asks for the reason to decline, if positions are served."""
 
-    lib: Library
+    lib: ArrayLibrary
     lead: tuple[int, ...]
     width: int
     dtype: str
@@ -250,7 +250,7 @@ class _Trial(NamedTuple):
         return ""
 
 
-def _trials(lib: Library, backend: str) -> Iterator[_Trial]:
+def _trials(lib: ArrayLibrary, backend: str) -> Iterator[_Trial]:
     """Yield calls to try, the usual first: two checks' sizes, and many heads for one head_dim."""
     floats = sorted(_dtypes(lib), key=lambda name: name != "float32")
     for by_tables, lead in itertools.product((False, True), _LEADS):
@@ -259,7 +259,7 @@ def _trials(lib: Library, backend: str) -> Iterator[_Trial]:
             yield _Trial(lib, lead, width, dtype, OwnApply(backend, fields, by_tables))
 
 
-def _find_served(lib: Library, backend: str) -> tuple[OwnApply, dict[str, Any]]:
+def _find_served(lib: ArrayLibrary, backend: str) -> tuple[OwnApply, dict[str, Any]]:
     """Find a call that a backend serves; return how to make it, and claims of its dtypes and head_dims."""
     _check_known(lib, backend)
     declined = dict[str, None]()
@@ -285,19 +285,19 @@ def _claims_of(trial: _Trial) -> dict[str, Any]:
     return claims
 
 
-def _check_known(lib: Library, backend: str) -> None:
+def _check_known(lib: ArrayLibrary, backend: str) -> None:
     """Raise BackendError if the backend is unknown, cannot be used, or is not of this library."""
     if {"array-api": "", **_backends_of(lib)}.get(backend, "unknown"):
         import_module("rope_array").explain(_small(lib), 0, backend=backend)
 
 
-def _backends_of(lib: Library) -> dict[str, str]:
+def _backends_of(lib: ArrayLibrary) -> dict[str, str]:
     """Return the backends of a library's arrays, each with the reason why it cannot be used, or ""."""
     rope_array = import_module("rope_array")
     explained = rope_array.explain(_small(lib), 0, backend="array-api")
-    unusable = {each.name: each.description for each in rope_array.backends() if each.usable is False}
+    unusable = {record.name: record.description for record in rope_array.backends() if record.usable is False}
     return {name: unusable.get(name, "") for name in (*explained.declined, explained.backend)}
 
 
-def _small(lib: Library) -> Any:
+def _small(lib: ArrayLibrary) -> Any:
     return lib.asarray(np.zeros((1, 2), np.float32))

@@ -63,14 +63,14 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 def spread(reasons: Mapping[str, str]) -> dict[str, str]:
     """Return reasons to decline, with every part of a declined capability, and the reverse."""
-    known = dict(reasons)
+    all_reasons = dict(reasons)
     for name in PARTS:
         names = parts_of(name)
-        if name in known:
-            known.update({part: known.get(part, known[name]) for part in names})
-        elif all(part in known for part in names):
-            known[name] = _most_common([known[part] for part in names])
-    return known
+        if name in all_reasons:
+            all_reasons.update({part: all_reasons.get(part, all_reasons[name]) for part in names})
+        elif all(part in all_reasons for part in names):
+            all_reasons[name] = _most_common([all_reasons[part] for part in names])
+    return all_reasons
 
 
 def _most_common(reasons: list[str]) -> str:
@@ -79,8 +79,8 @@ def _most_common(reasons: list[str]) -> str:
 
 def shown(names: Collection[str]) -> list[str]:
     """Return names with the parts of one capability together: "ranks[1, 2]"."""
-    labels: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in names:
-        whole, _, label = name.partition("[")
-        labels.setdefault(whole, []).extend([label[:-1]] if label else [])
-    return [f"{whole}[{', '.join(some)}]" if some else whole for whole, some in labels.items()]
+        capability, _, label = name.partition("[")
+        groups.setdefault(capability, []).extend([label[:-1]] if label else [])
+    return [f"{name}[{', '.join(labels)}]" if labels else name for name, labels in groups.items()]

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ._capability_parts import shown, whole_of
 from ._cause import options_of
 from ._checks import subjects
 from ._claims import shorten
 from ._contract import ANGLES, ARITHMETIC
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
-from ._parts import shown, whole_of
 from ._report import Report
 
 _WIDTH = 100
@@ -77,17 +77,17 @@ def _verdict(plain: _Plain) -> Iterator[str]:
     elif failures:
         yield from _wrap(f"FAILED: {len(failures)} of {judged}. {_cause(plain, failures)}", 2)
     else:
-        known = f"{len(_of(plain, EXPECTED))} failed as expected; " if _of(plain, EXPECTED) else ""
-        rest = f"{known}{left_out} do not apply; {plain['seconds']:.1f} s"
-        yield f"PASSED: {len(_of(plain, PASSED))} of {judged} checks ({rest})."
+        expected_text = f"{len(_of(plain, EXPECTED))} failed as expected; " if _of(plain, EXPECTED) else ""
+        summary = f"{expected_text}{left_out} do not apply; {plain['seconds']:.1f} s"
+        yield f"PASSED: {len(_of(plain, PASSED))} of {judged} checks ({summary})."
 
 
 def _cause(plain: _Plain, failures: Sequence[_Plain]) -> str:
     if all(result["outcome"] == UNEXPECTED for result in failures):
         return "They passed, and were expected to fail: remove their --expect."
     ended = [result["name"] for result in failures if result["ended"]]
-    more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-    sentences = [f"The process ended in {', '.join(ended[:3])}{more}."] if ended else []
+    suffix = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
+    sentences = [f"The process ended in {', '.join(ended[:3])}{suffix}."] if ended else []
     required = all(result["name"].startswith("requires[") for result in failures)
     none = "It lacks what is required." if required else "No single cause was found."
     sentences += [plain["cause"] or none] if len(ended) < len(failures) else []
@@ -144,9 +144,9 @@ def _header(plain: _Plain) -> Iterator[str]:
     if plain["claims"] and not plain["own"]:
         yield from _wrap(f"Claims: {_joined(plain['claims'])}.", 2)
     declines = plain["declines"]  # parts of capabilities of which others are claimed, unless they are many
-    parts = ", ".join(shown([n for n in declines if n != whole_of(n) and whole_of(n) not in declines]))
-    if 0 < len(parts) <= _WIDTH:
-        yield from _wrap(f"Partly declined: {parts}; --verbose tells why.", 2)
+    partly = ", ".join(shown([n for n in declines if n != whole_of(n) and whole_of(n) not in declines]))
+    if 0 < len(partly) <= _WIDTH:
+        yield from _wrap(f"Partly declined: {partly}; --verbose tells why.", 2)
     angles, arithmetic = plain["class"]["angles"], plain["class"]["arithmetic"]
     yield from _wrap(f"Judged by: {ANGLES[angles]}; {ARITHMETIC[arithmetic]}.", 2)
     if angles == "float64":
@@ -155,28 +155,28 @@ def _header(plain: _Plain) -> Iterator[str]:
 
 def _calls(plain: _Plain) -> Iterator[str]:
     """Yield the number of calls that each backend served, and why a forced backend declined others."""
-    if not (own := plain["own"]):
+    if not (backend_facts := plain["own"]):
         return
-    if own["backend"] is None:
-        yield from _wrap(f"Calls by backend: {_served_by_all(own, plain['served'])}.", 2)
+    if backend_facts["backend"] is None:
+        yield from _wrap(f"Calls by backend: {_served_by_all(backend_facts, plain['served'])}.", 2)
         return
     served, declined = sum(plain["served"].values()), sum(plain["declined"].values())
-    by_tables = ", by tables of cos and sin" if own["by_tables"] else ""
+    by_tables = ", by tables of cos and sin" if backend_facts["by_tables"] else ""
     reasons = [f"{why} ({count:,})" for why, count in plain["declined"].items()]
     reasons[4:] = [f"{len(reasons) - 4} other reasons"] if len(reasons) > 4 else []
     why = f": {'; '.join(reasons)}" if reasons else ""
     yield from _wrap(
-        f"Calls: {own['backend']} served {served:,}{by_tables}, and declined {declined:,}{why}.", 2
+        f"Calls: {backend_facts['backend']} served {served:,}{by_tables}, and declined {declined:,}{why}.", 2
     )
-    if own["fixed"]:
-        fixed = _joined(own["fixed"])
+    if backend_facts["fixed"]:
+        fixed = _joined(backend_facts["fixed"])
         yield f"It declines interleaved pairs, so every call that names no pairing has {fixed}."
 
 
-def _served_by_all(own: _Plain, served: Mapping[str, int]) -> str:
-    if own["compiled"] and not served:
+def _served_by_all(backend_facts: _Plain, served: Mapping[str, int]) -> str:
+    if backend_facts["compiled"] and not served:
         return "not counted, as the calls are compiled"
-    backends = {**own["backends"], **dict.fromkeys(served, "")}
+    backends = {**backend_facts["backends"], **dict.fromkeys(served, "")}
     counts = [f"{name} {served.get(name, 0):,}{f' ({why})' if why else ''}" for name, why in backends.items()]
     alone = "; --backend NAME judges one alone" if len(counts) > 1 else ""
     return f"{', '.join(counts)}{alone}"
@@ -223,8 +223,8 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
     in_full = len(groups) if verbose else _MOST_FAILURES
     for group in groups[:in_full]:
         yield from _in_full(group, verbose)
-    if rest := [*itertools.chain(*groups[in_full:])]:
-        yield from _wrap(f"  and, shown by --verbose: {_names(rest)}", 6)
+    if not_shown := [*itertools.chain(*groups[in_full:])]:
+        yield from _wrap(f"  and, shown by --verbose: {_names(not_shown)}", 6)
     if expected := _of(plain, EXPECTED):
         yield f"\nFailed as expected ({len(expected)}):"
     for result in expected:
@@ -234,23 +234,23 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
 def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) -> list[list[_Plain]]:
     """Group the failures that no cause explains: by place, else by check, with all its dtypes."""
     place_of = {name: place for place, names in places.items() for name in names}
-    groups = _grouped((place_of.get(name, name.partition("[")[0]), one) for name, one in failed.items())
+    groups = _grouped((place_of.get(name, name.partition("[")[0]), result) for name, result in failed.items())
     return sorted(groups.values(), key=lambda group: not group[0]["ended"])
 
 
-def _in_full(results: Sequence[_Plain], verbose: bool, found: str = "") -> Iterator[str]:
+def _in_full(results: Sequence[_Plain], verbose: bool, next_finding: str = "") -> Iterator[str]:
     """Yield the requirement and the finding of the first of like failures, or of all.
 
-    `found` is the first finding once other causes are mended, if it differs.
+    `next_finding` is the first finding once other causes are mended, if it differs.
     """
     groups = [*_by_name(results).items()]
-    for name, some in groups if verbose else groups[:1]:
-        yield from _wrap(f"  {_with_dtypes(name, some)}", 6)
-        yield from _wrap(f"    required: {some[0]['requirement']}", 14)
-        for result in some if verbose else some[:1]:
+    for name, group in groups if verbose else groups[:1]:
+        yield from _wrap(f"  {_with_dtypes(name, group)}", 6)
+        yield from _wrap(f"    required: {group[0]['requirement']}", 14)
+        for result in group if verbose else group[:1]:
             yield from _wrap(f"    found:    {result['detail']}", 14)
-            if result is results[0] and found not in ("", result["detail"]):
-                yield from _wrap(f"    next:     with the causes above mended, {found}", 14)
+            if result is results[0] and next_finding not in ("", result["detail"]):
+                yield from _wrap(f"    next:     with the causes above mended, {next_finding}", 14)
     if len(groups) > 1 and not verbose:
         yield from _wrap(f"    so too:   {', '.join(_with_dtypes(*group) for group in groups[1:])}", 14)
 
@@ -264,7 +264,7 @@ def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
         yield from (f"  {_with_dtypes(*group)}" for group in _by_name(passed).items())
         return
     names = {result["name"] for result in passed}
-    counts = {word: len(names & {check.name for check in some}) for word, some in subjects().items()}
+    counts = {word: len(names & {check.name for check in group}) for word, group in subjects().items()}
     counts["others"] = len(passed) - sum(counts.values())
     yield from _wrap(f"  {', '.join(f'{word} {count}' for word, count in counts.items() if count)}", 2)
 
@@ -307,9 +307,9 @@ def _not_applicable(plain: _Plain, verbose: bool) -> Iterator[str]:
         return
     yield f"\nNot applicable ({len(left_out)}):"
     declines = plain["declines"]
-    lacking = {one["name"]: next((need for need in one["needs"] if need in declines), "") for one in left_out}
-    groups = _grouped((declines.get(lacking[one["name"]], one["detail"]), one) for one in left_out)
+    lacking = {r["name"]: next((name for name in r["needs"] if name in declines), "") for r in left_out}
+    groups = _grouped((declines.get(lacking[r["name"]], r["detail"]), r) for r in left_out)
     for reason, results in sorted(groups.items(), key=lambda group: -len(group[1])):
-        capabilities = ", ".join(dict.fromkeys(filter(None, (lacking[one["name"]] for one in results))))
+        capabilities = ", ".join(dict.fromkeys(filter(None, (lacking[r["name"]] for r in results))))
         yield from _wrap(f"  {len(results):>3}  {f'{capabilities}: ' if capabilities else ''}{reason}", 7)
         yield from _wrap(f"       {_names(results)}", 7)
