@@ -42,7 +42,7 @@ FRACTIONS, MIXED = np.array([0.5, 1, 2, 3.25, 7]), np.array([3, 5, 4, 8, 7, 2, 1
 NEGATIVE, BATCHES = np.arange(-3, 5), np.array([[0, 7, 2], [9, 1, 8]])
 HEAD_2 = product((2, 3, 5, 16), head=[2])
 LATER = HEAD_2 & (np.arange(5) > 0)[:, None]
-# Wrong elements, what is known of the call, and the place.
+# Wrong elements, facts of the call, and the place.
 PLACES = [
     (product((5,), feature=[3]), {}, "feature 3"),
     (product(), {}, "all elements"),
@@ -80,13 +80,13 @@ PLACES = [
      "positions from 7 on, right up to 2"),
     # Right elements like the wrong ones may be covered.
     (LATER, {"pos": np.arange(5)}, "rows after the first (every position but 0) of head 2"),
-    (LATER, {"pos": np.arange(5), "same": HEAD_2}, "head 2"),
+    (LATER, {"pos": np.arange(5), "alike": HEAD_2}, "head 2"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mask", "known", "text"), PLACES, ids=[text for *_, text in PLACES])
-def test_a_place_is_named(mask, known, text):
-    assert describe(mask, **known) == text
+@pytest.mark.parametrize(("mask", "call_facts", "text"), PLACES, ids=[text for *_, text in PLACES])
+def test_a_place_is_named(mask, call_facts, text):
+    assert describe(mask, **call_facts) == text
 
 
 def test_a_part_of_a_product_is_called_a_part():
