@@ -24,7 +24,7 @@ LARGE = ("*", "-*torch.compile*", "-*core", "-*backend=*", "-naive*")
 ON_GPU = ("*", "-*torch.compile*", "-*backend=*")  # without the rows that take long to prepare
 
 
-class Case:
+class SpeedCase:
     """A case has a `name`, a `group`, and patterns of `rows`; its other fields are facts of its result."""
 
     def takes(self, row, selected=ALL):
@@ -47,7 +47,7 @@ PREFILL, ONE_HEAD, LONG = (1, 32, 2048, 128), (1, 1, 65536, 128), (1, 8, 32768, 
 
 
 @dataclass(frozen=True)
-class CpuCase(Case):
+class CpuCase(SpeedCase):
     """`shape` is (B, H, S, D) or (H, S, D); positions begin with `start`; `threads=None` is all threads."""
 
     name: str
@@ -115,7 +115,7 @@ def _all_on_cpu():
 
 
 @dataclass(frozen=True)
-class GpuCase(Case):
+class GpuCase(SpeedCase):
     """Arrays of `batch` × `tokens` with `heads` heads each, of q and k; one number of heads is one array.
 
     `layout` is their order in memory, `direction` the call that is timed: forward, or the backward alone.

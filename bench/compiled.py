@@ -43,7 +43,7 @@ HEAD = (
 )  # fmt: skip
 
 
-class Case(NamedTuple):
+class CompiledCase(NamedTuple):
     """The inputs, and the rotation. `source` is "positions" or "Rotation"."""
 
     dtype: str
@@ -68,8 +68,10 @@ QK, VIEWS = "q and k", "q and k, views"
 def cases():
     every = list(product(("float32", "bfloat16"), ("positions", "Rotation"), ("half", "interleaved")))
     extra = [(QK, WIDTH), ("x", PARTIAL)]
-    chosen = [Case(*args) for args in every] + [Case(*args, *more_) for more_ in extra for args in every]
-    return chosen + [Case(*args, VIEWS) for args in every if "Rotation" in args]
+    chosen = [CompiledCase(*args) for args in every] + [
+        CompiledCase(*args, *more_) for more_ in extra for args in every
+    ]
+    return chosen + [CompiledCase(*args, VIEWS) for args in every if "Rotation" in args]
 
 
 # ---- functions of (xs, source), which return a tuple ----

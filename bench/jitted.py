@@ -47,7 +47,7 @@ OTHERS = (COPY, EQUINOX, TEXTBOOK, ARRAYS)
 NEIGHBOUR_HEAD = ("case", "kernel, ms", "array form, ms", "kernel ÷ array form", "alone, ms")
 
 
-class Case(NamedTuple):
+class JittedCase(NamedTuple):
     """The inputs, and the rotation. `source` is "positions" or "Rotation"."""
 
     dtype: str
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 def cases():
     every = product(("float32", "bfloat16"), ("positions", "Rotation"), ("half", "interleaved"))
-    return [Case(*options, length) for length, options in product((LENGTH, 1), list(every))]
+    return [JittedCase(*options, length) for length, options in product((LENGTH, 1), list(every))]
 
 
 # ---- functions of (x, source) ----

@@ -159,7 +159,7 @@ ROTATIONS = {
 # ---- the model ----
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
@@ -190,7 +190,7 @@ class GPT(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(256, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(DecoderLayer() for _ in range(LAYERS))
         self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
         self.rotation = rotation
         if rotation.pairing == "interleaved":

@@ -73,7 +73,7 @@ LIBS: dict[str, ArrayLibrary] = {
 MARKED_ONLY = {"cubed"}  # each call takes tens of milliseconds
 
 
-class Refused(ArrayLibrary):
+class RefusedLibrary(ArrayLibrary):
     """A library whose arrays are refused."""
 
     def __init__(self, name):
@@ -82,7 +82,7 @@ class Refused(ArrayLibrary):
 
 # The libraries of the session `tests(more)`.
 MORE = {name: LIBRARIES[name] for name in ("mlx", "ndonnx", "tensorflow", "marray")}
-MORE |= {name: Refused(name) for name in ("sparse", "blosc2")}
+MORE |= {name: RefusedLibrary(name) for name in ("sparse", "blosc2")}
 ALL = {**LIBS, **MORE}
 
 

@@ -47,7 +47,7 @@ def library():
     dtypes = fake_cupy.DTYPES.values()
     with ThreadPoolExecutor(2) as pool:
         paths = pool.map(lambda dtype: compile_for_host(f"{_folder.name}/{dtype}", dtype), dtypes)
-        return fake_cupy.Library(dict(zip(dtypes, paths, strict=True)))
+        return fake_cupy.KernelLibrary(dict(zip(dtypes, paths, strict=True)))
 
 
 def outcomes(calls):
@@ -63,7 +63,7 @@ def _outcome(name, dtype, path):
     child = os.fork()
     if not child:
         try:
-            with fake_cupy.installed(fake_cupy.Library({dtype: path})) as kernel:
+            with fake_cupy.installed(fake_cupy.KernelLibrary({dtype: path})) as kernel:
                 cuda_cases.CASES[name](kernel)
         except BaseException as error:
             os.write(write, f"{type(error).__name__}: {error}"[:4000].encode())

@@ -116,7 +116,7 @@ def empty_like(x):
     return ndarray(dense.host.transpose(np.argsort(order)))
 
 
-class Library:
+class KernelLibrary:
     """The CUDA source, compiled for the CPU: a file for each dtype, by the harness's number of it."""
 
     def __init__(self, paths):

@@ -5,7 +5,7 @@ A mutant is this library's `apply` with a fault as found in other code. A row st
     fault("float16_beyond_64_features", "widths_and_fields", "dtype == 'float16'", leave="..., 64:")
 
 Read: the check `widths_and_fields` has to fail if code leaves the features from 64 on unrotated where the
-dtype is float16, the condition. Conditions and changes are Python expressions in the names of `Call`,
+dtype is float16, the condition. Conditions and changes are Python expressions in the names of `MutantCall`,
 evaluated at each call:
 
 x, pos, spec, or a field such as `base`
@@ -141,7 +141,7 @@ def fault(name, kills, when="True", *, library="numpy", whole=False, drop="", le
     state = {}
 
     def rotate(x, pos, **spec):
-        call = Call(x, pos, spec, state, library)
+        call = MutantCall(x, pos, spec, state, library)
         if call.value(condition):
             call.change(changes, drop.split())
         return call.y
@@ -151,7 +151,7 @@ def fault(name, kills, when="True", *, library="numpy", whole=False, drop="", le
 
 
 def positions(kills, when="True", **options):
-    """Register a mutant that rotates to other positions, which the function returns for a `Call`."""
+    """Register a mutant that rotates to other positions, which the function returns for a `MutantCall`."""
     return lambda function: fault(function.__name__, kills, when, pos=function, **options)
 
 
@@ -166,7 +166,7 @@ def expression(text):
     tree = ast.parse(text, mode="eval")
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    defined = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(Call), *dir(builtins)}
+    defined = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(MutantCall), *dir(builtins)}
     unknown = {name.id for name in names} - bound - defined
     if unknown:
         raise NameError(f"{text!r}: {unknown}")
@@ -211,7 +211,7 @@ ABBREVIATIONS = {
 }
 
 
-class Call:
+class MutantCall:
     """A call of a mutant: the names in the expressions of a row."""
 
     def __init__(self, x, pos, spec, state, library):
@@ -254,7 +254,7 @@ class Call:
         library, spec, state, code = self._library, self.spec, self.state, self._backward
 
         def backward(gradient, pos):  # without a reference to this call, and so to x and y
-            return Call(gradient, pos, spec, state, library).value(code)
+            return MutantCall(gradient, pos, spec, state, library).value(code)
 
         rotate = jax_with_gradient if library.startswith("jax") else torch_with_gradient
         return rotate(self.x, self.pos, spec, backward)

@@ -10,7 +10,7 @@ from faults import refusing
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
-from rope_array.testing._capability_parts import ALL_WIDTHS, spread
+from rope_array.testing._capability_parts import ALL_WIDTHS, with_parts
 from rope_array.testing._checks import checks
 from rope_array.testing._factors import FIELDS
 from rope_array.testing._fault import Fault
@@ -53,9 +53,9 @@ def outcomes(target, *names):
 
 
 def test_a_capability_is_declined_if_all_of_its_parts_are():
-    assert "tuple" not in spread({"tuple[1]": "a", "tuple[2]": "b"})
-    assert spread({"tuple[1]": "a", "tuple[2]": "b", "tuple[3]": "b"})["tuple"] == "b"
-    declined = spread({"tuple": "why", "tuple[2]": "another"})
+    assert "tuple" not in with_parts({"tuple[1]": "a", "tuple[2]": "b"})
+    assert with_parts({"tuple[1]": "a", "tuple[2]": "b", "tuple[3]": "b"})["tuple"] == "b"
+    declined = with_parts({"tuple": "why", "tuple[2]": "another"})
     assert (declined["tuple[1]"], declined["tuple[2]"]) == ("why", "another")
 
 
@@ -312,7 +312,7 @@ def test_requirements_are_added_to_a_target_and_to_a_library():
 # ---- limits ----
 
 
-class Tables:
+class TableModule:
     """A module with tables for one head_dim and positions below `rows`, pairing halves."""
 
     def __init__(self, head_dim, rows):
@@ -331,7 +331,7 @@ class Tables:
 @pytest.mark.parametrize(("head_dim", "rows"), [(64, 3000), (16, 1)])
 def test_the_limits_of_a_module_are_found(head_dim, rows):
     """The module declares neither limit: the suite finds both by trying, and reports them."""
-    target = Target(Tables(head_dim, rows), fixed={"pairing": "half"})
+    target = Target(TableModule(head_dim, rows), fixed={"pairing": "half"})
     assert target.declines["wide_heads"] == f"takes a head_dim of {head_dim} only"
     assert target.taken_widths == (head_dim,)
     assert rows == 1 or "rows count from 0" in target.declines["negative_positions"]
@@ -344,7 +344,7 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
 
 def test_limits_may_be_claimed():
     claims = {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599, "dtypes": ("float32",)}
-    report = check_backend(Tables(64, 600), only=["definition", "accuracy_small"], **claims)
+    report = check_backend(TableModule(64, 600), only=["definition", "accuracy_small"], **claims)
     assert report.as_dict()["claims"] == {**claims, "dtypes": ["float32"]}
     assert report.target.reach == 599
 

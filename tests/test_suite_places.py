@@ -17,7 +17,7 @@ from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
 from rope_array.testing._wrong_places import axis_names, describe, difference, element_text, place_of
 from rope_array.testing._wrong_result import Wrong
-from rope_array.testing._wrong_values import alike
+from rope_array.testing._wrong_values import describe_values
 
 SHAPE = (3, 4, 6, 16)
 
@@ -201,7 +201,7 @@ def test_few_or_small_errors_are_equal_to_nothing():
     y = apply_definition(x, [3])
     mask = np.array([[True, False, False, False]])
     call = {"given_pos": np.array([3]), "pairs": ([0, 2], [1, 3]), "fields": {}}
-    assert alike(Wrong(y + 0.5, x, y, np.full(y.shape, 0.4), mask, **call)) == ("", None)
+    assert describe_values(Wrong(y + 0.5, x, y, np.full(y.shape, 0.4), mask, **call)) == ("", None)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

@@ -32,7 +32,7 @@ class MissingSource(FileNotFoundError):
     """A repository is not cloned; the message has the command."""
 
 
-class Case(NamedTuple):
+class PeerCase(NamedTuple):
     """A rotation by `rope_array`, and the result of the other project's own reference.
 
     `rotate` is called with `x`, and returns an array of its kind. `expected` is in float64 if the reference
@@ -77,16 +77,16 @@ def names_of(node: ast.stmt) -> set[str]:
 # ---- ONNX ----
 
 
-def onnx_cases() -> Iterator[Case]:
+def onnx_cases() -> Iterator[PeerCase]:
     """Yield the node tests of RotaryEmbedding, with their own tolerance: 1e-3 of the largest result."""
     module = import_module("onnx.backend.test.case.node.rotaryembedding")
-    cases: list[Case] = []
+    cases: list[PeerCase] = []
 
     def expect(node: Any, inputs: list[Any], outputs: list[Any], name: str, **options: Any) -> None:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         expected = np.asarray(outputs[0], np.float64)
         tolerance = 1e-3 * float(np.abs(expected).max())
-        cases.append(Case(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
+        cases.append(PeerCase(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
 
     original, state, module.expect = module.expect, np.random.get_state(), expect  # noqa: NPY002
     try:
@@ -120,7 +120,7 @@ def _onnx_rotation(attributes: dict[str, int], cos: Any, sin: Any, ids: Any = No
 # ---- flash-attention ----
 
 
-def flash_attention_cases() -> Iterator[Case]:
+def flash_attention_cases() -> Iterator[PeerCase]:
     """Yield the cases of test_rotary_emb_func: its sizes and parameters, judged by its PyTorch reference."""
     torch, einops = import_module("torch"), import_module("einops")
     reference = definitions_of(
@@ -142,7 +142,7 @@ def flash_attention_cases() -> Iterator[Case]:
         expected = reference(x.double(), cos.double(), sin.double(), interleaved=interleaved)
         offset_name = getattr(offset, "__name__", str(offset))
         name = f"flash-attention-interleaved={interleaved}-fraction={fraction}-offset={offset_name}"
-        yield Case(name, x, _by_tables(cos, sin, interleaved, width), expected, _rounding(x))
+        yield PeerCase(name, x, _by_tables(cos, sin, interleaved, width), expected, _rounding(x))
 
 
 def _local_numbers(path: Path, function: str) -> dict[str, int]:
@@ -176,7 +176,7 @@ def _rounding(x: Any) -> float:
 # ---- vLLM ----
 
 
-def vllm_cases() -> Iterator[Case]:
+def vllm_cases() -> Iterator[PeerCase]:
     """Yield the cases of test_rotary_embedding, judged by vLLM's PyTorch reference with float64 tables."""
     torch = import_module("torch")
     names = ("IS_NEOX_STYLE", "HEAD_SIZES", "ROTARY_DIMS", "NUM_HEADS", "BATCH_SIZES", "SEQ_LENS")
@@ -194,7 +194,7 @@ def vllm_cases() -> Iterator[Case]:
         rotated = reference(x[..., :width].double(), angles.cos(), angles.sin(), neox)
         expected = torch.cat([rotated, x[..., width:].double()], -1)
         name = f"vllm-neox={neox}-{size}-{rotary_dim}-{rows}"
-        yield Case(name, x, _at_positions(pos, width, neox), expected, _rounding(x))
+        yield PeerCase(name, x, _at_positions(pos, width, neox), expected, _rounding(x))
 
 
 def _at_positions(pos: Any, width: int, neox: bool) -> Callable[[Any], Any]:

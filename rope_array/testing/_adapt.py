@@ -1,4 +1,4 @@
-"""Call code that takes another layout, other arguments, or positions of one shape or none."""
+"""Call code with another layout or order of arguments, with positions of one shape only, or without any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AXES = "bhsd"
 ORDERS = ("x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos")
 
 
-def each(function: Callable[[Any], Any], x: Any) -> Any:
+def map_arrays(function: Callable[[Any], Any], x: Any) -> Any:
     """Return the result for an array, or a tuple or list of the results for each array in it."""
     return type(x)(map(function, x)) if isinstance(x, tuple | list) else function(x)
 
@@ -31,7 +31,7 @@ def is_layout(layout: str) -> bool:
 
 
 def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: ArrayLibrary) -> Rotate:
-    """Make a callable that takes the axes of `layout` take (b, h, s, d); loop over the missing axes.
+    """Adapt a callable with the axes of `layout` to (b, h, s, d); loop over the missing axes.
 
     `has_axes` says whether every call has coordinates, an axis more of positions.
     """
@@ -42,7 +42,7 @@ def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: ArrayLibrary)
 
 
 def _permuted(rotate: Rotate, layout: str, lib: ArrayLibrary) -> Rotate:
-    """Make a callable that takes the axes of `layout` take them in the order of (b, h, s, d)."""
+    """Adapt a callable with the axes of `layout` to the order of (b, h, s, d)."""
     named, inner = layout.replace("1", ""), [a for a in AXES if a in layout]
     order, back = tuple(map(inner.index, named)), tuple(map(named.index, inner))
     # Axes of size 1 are added, and left out of the result.
@@ -56,7 +56,7 @@ def _permuted(rotate: Rotate, layout: str, lib: ArrayLibrary) -> Rotate:
     def restored(y: Any) -> Any:
         return _permute(y[left_out] if "1" in layout else y, back, lib)
 
-    return lambda x, pos, **spec: each(restored, rotate(each(arranged, x), pos, **spec))
+    return lambda x, pos, **spec: map_arrays(restored, rotate(map_arrays(arranged, x), pos, **spec))
 
 
 def _permute(x: Any, order: tuple[int, ...], lib: ArrayLibrary) -> Any:
@@ -65,7 +65,7 @@ def _permute(x: Any, order: tuple[int, ...], lib: ArrayLibrary) -> Any:
 
 
 def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: ArrayLibrary) -> Rotate:
-    """Make a callable for x without an axis, 0 or 1, take x with it: call for each of its elements."""
+    """Adapt a callable for x without `axis`, 0 or 1: call it for each index of the axis, and stack."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         sizes = {array.shape[axis] for array in (x if isinstance(x, tuple) else (x,))}
@@ -76,7 +76,7 @@ def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: ArrayLibrary) -> Rot
         ys = []
         for i in range(*sizes):
             row = pos[(*leading_axes, i if pos.shape[axis] > 1 else 0)] if axis < lead else pos
-            ys.append(rotate(each(itemgetter((*leading_axes, i)), x), row, **spec))
+            ys.append(rotate(map_arrays(itemgetter((*leading_axes, i)), x), row, **spec))
         if ys and isinstance(ys[0], tuple | list):
             return tuple(stacked(list(of_one)) for of_one in zip(*ys, strict=True))
         return stacked(ys)
@@ -97,7 +97,7 @@ def takes_two(order: str) -> bool:
 
 
 def parameters_of_order(order: str) -> list[str]:
-    """Return the names of the arguments of an order: a tuple (q, k) is one."""
+    """Return the names of the arguments of an order; a tuple (q, k) counts as one."""
     return order.replace("(q,k)", "x").split(",")
 
 
@@ -113,7 +113,7 @@ def takes_arguments(rotate: Rotate, names: list[str]) -> bool:
 
 
 def adapt_arguments(rotate: Rotate, order: str) -> Rotate:
-    """Make a callable with arguments in `order` take (x, pos): with one array, k is -x and is left out."""
+    """Adapt a callable with arguments in `order` to (x, pos). A single x is q; k is -x, and dropped."""
     if order == "x,pos":
         return rotate
     if order == "pos,x":
@@ -137,7 +137,7 @@ def adapt_copies(rotate: Rotate, lib: ArrayLibrary, in_place: bool) -> Rotate:
     """Give a callable that writes into x, or deletes it, a copy of x; in place, the copy is the result."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        copies = each(lib.copied, x)
+        copies = map_arrays(lib.copied, x)
         y = rotate(copies, pos, **spec)
         return copies if in_place else y
 
@@ -153,7 +153,7 @@ def needs_no_positions(rotate: Rotate, order: str) -> bool:
 
 
 def leave_out_positions(rotate: Rotate, order: str) -> Rotate:
-    """Make a callable without positions take the arguments of an order; any other one is the same."""
+    """Adapt a callable without positions to the arguments of an order; return others as they are."""
     place = parameters_of_order(order).index("pos")
     if not needs_no_positions(rotate, order):
         return rotate
@@ -161,7 +161,7 @@ def leave_out_positions(rotate: Rotate, order: str) -> Rotate:
 
 
 def adapt_positions(rotate: Rotate, claim: str, has_axes: bool, lib: ArrayLibrary) -> Rotate:
-    """Make a callable that takes positions of shape (B, S), or (1, S), take (S,) and (B, S)."""
+    """Adapt a callable for positions of shape (B, S), or (1, S), to (S,) and (B, S)."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         if pos.ndim == 1 + (has_axes or spec.get("axes") is not None):

@@ -30,7 +30,7 @@ from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, 
 
 Ints = NDArray[np.int64]
 
-# Rows beyond this number have no order, as each row may need exact angles of its own.
+# Longer sequences have no order, as it may give each row another position, whose exact angles take time.
 _MOST_ORDERED = 130
 # Calls for one x, if the target takes no batch or no heads.
 _MOST_CALLS = 30
@@ -44,7 +44,7 @@ class CallInputs(NamedTuple):
     Attributes
     ----------
     xs, larger_arrays
-        The arrays, and the larger arrays of which they are parts.
+        The arrays, and the larger arrays that they are views of.
     in_tuple
         Whether they are given as a tuple.
     pos, numbers
@@ -193,7 +193,7 @@ def _pairs_fit(j: Judge, call: CallFactors) -> bool:
 
 
 def every_width(j: Judge) -> list[int]:
-    """Return all claimed head_dims up to 256: every even one, if all that are tried are claimed."""
+    """Return all claimed head_dims up to 256. If all tried ones are claimed, the other even ones are too."""
     return [width for width in range(2, 257, 2) if claimed_width(j, width)]
 
 
@@ -201,7 +201,7 @@ def every_width(j: Judge) -> list[int]:
 
 
 def inputs_of(j: Judge, call: CallFactors, seed: int) -> tuple[list[Input], list[Any]]:
-    """Return the arrays of a call, and the larger arrays of which they are parts."""
+    """Return the arrays of a call, and the larger arrays that they are views of."""
     axis = -2 if call.seq_axis is None else call.seq_axis
     values = np.random.default_rng(seed).standard_normal((*call.rows, call.width))
     values = np.moveaxis(values, -2, axis) if len(call.rows) > 1 or axis != -2 else values
@@ -245,7 +245,7 @@ def _with_numbers(values: NDArray[Any], call: CallFactors) -> NDArray[Any]:
 
 
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:
-    """Return an array of the same values in other memory, and the larger array of which it is a part.
+    """Return an array of the same values in other memory, and the larger array that it is a view of.
 
     A broadcast array repeats the first batch, head or both. An unknown layout changes nothing.
     """
@@ -263,10 +263,12 @@ def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any
 def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
     """Yield names, arrays of the values of x in other memory, and the larger arrays around them."""
     if x.values.ndim == 4:
-        yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
+        yield from ((_layout_name(name), array, []) for name, array in j.lib.strided(x.array))
         if j.claims("same_bits"):  # other code need not read such memory
-            yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
-    yield from ((_joined(name), array, [larger_array]) for name, array, larger_array in j.lib.inside(x.array))
+            yield from ((_layout_name(name), array, []) for name, array in j.lib.exotic(x.array))
+    yield from (
+        (_layout_name(name), array, [larger_array]) for name, array, larger_array in j.lib.inside(x.array)
+    )
 
 
 def layouts_of(lib: ArrayLibrary) -> list[str]:
@@ -274,10 +276,10 @@ def layouts_of(lib: ArrayLibrary) -> list[str]:
     array = lib.asarray(np.zeros((*SIZES, WIDTH)), "float32")
     inside = ((name, view) for name, view, _ in lib.inside(array))
     views = (*lib.strided(array), *lib.exotic(array), *inside)
-    return [*dict.fromkeys(_joined(name) for name, _ in views), *BROADCAST_AXES]
+    return [*dict.fromkeys(_layout_name(name) for name, _ in views), *BROADCAST_AXES]
 
 
-def _joined(name: str) -> str:
+def _layout_name(name: str) -> str:
     return name.replace(" ", "_")
 
 
@@ -287,7 +289,7 @@ def _joined(name: str) -> str:
 def positions_of(j: Judge, call: CallFactors) -> tuple[Any, Any]:
     """Return positions for the target, and their numbers for the definition."""
     shape = shape_of_positions(call)
-    numbers = _numbers(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
+    numbers = _drawn_positions(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
     if call.kind.startswith("python"):
         if call.kind == "python_float":
             numbers = np.minimum(numbers + 0.25, j.target.reach)
@@ -313,7 +315,7 @@ def _float_of(j: Judge, call: CallFactors) -> str:
     return "float64" if use_float64 or not j.claims("float_positions[float32]") else "float32"
 
 
-def _numbers(j: Judge, call: CallFactors, shape: tuple[int, ...]) -> NDArray[Any]:
+def _drawn_positions(j: Judge, call: CallFactors, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return positions in their order; by default drawn out of a few, the same few for each range."""
     low, high = _bounds(j, call)
     if not j.claims("any_positions"):
@@ -374,4 +376,4 @@ def with_position_layout(j: Judge, numbers: NDArray[Any], dtype: str, layout: st
     if layout == "expanded" and numbers.ndim > 1:
         return j.lib.expanded(j.pos(numbers[:1], dtype), numbers.shape)
     names = (*j.lib.exotic(pos), *(("shifted", array) for _, array, _ in j.lib.inside(pos)))
-    return next((array for name, array in names if _joined(name) == layout), pos)
+    return next((array for name, array in names if _layout_name(name) == layout), pos)

@@ -1,4 +1,4 @@
-"""Parts of capabilities, such as `ranks[1]` and `widths[80]`: a target may claim some of a capability's.
+"""Parts of capabilities, such as `ranks[1]` and `widths[80]`: a target may claim only some of the parts.
 
 A part is a factor of a call at one level. A capability is declined if all of its parts are.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 # Sizes of x without the features, for one to six axes.
 RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
-# Sizes (B, H, S) of which one is 0.
+# Sizes (B, H, S), one of them 0.
 EMPTY = {"batch": (0, 3, 5), "heads": (2, 0, 5), "rows": (2, 3, 0)}
 NARROW_WIDTHS = (2, 4, 6, 8, 10, 12, 14)
 MODEL_WIDTHS = (
@@ -61,8 +61,8 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(f"{name}[{label}]" for label in PARTS.get(name, ()))
 
 
-def spread(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return reasons to decline, with every part of a declined capability, and the reverse."""
+def with_parts(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Add the parts of declined capabilities, and the capabilities whose parts are all declined."""
     all_reasons = dict(reasons)
     for name in PARTS:
         names = parts_of(name)
@@ -77,7 +77,7 @@ def _most_common(reasons: list[str]) -> str:
     return max(dict.fromkeys(reasons), key=reasons.count)
 
 
-def shown(names: Collection[str]) -> list[str]:
+def parts_joined(names: Collection[str]) -> list[str]:
     """Return names with the parts of one capability together: "ranks[1, 2]"."""
     groups: dict[str, list[str]] = {}
     for name in names:

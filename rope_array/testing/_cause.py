@@ -52,11 +52,11 @@ class Cause:
     @property
     def options(self) -> str:
         """The claims as options of the command ``python -m rope_array check``."""
-        return _joined(self.claims)
+        return _options_text(self.claims)
 
     @property
     def withdrawn(self) -> Mapping[str, Any]:
-        """The claims by which the code lacks what the failed checks need: true only if nobody calls it so."""
+        """The claims to lack a capability of the failed checks: true only if nobody makes these calls."""
         return {name: value for name, value in self.claims.items() if name in _WITHDRAWN}
 
     @property
@@ -65,9 +65,11 @@ class Cause:
         return {name: value for name, value in self.claims.items() if name not in _WITHDRAWN}
 
     def __str__(self) -> str:
-        advice = f"; try {_joined(self.stated)}" if self.stated else ""
+        advice = f"; try {_options_text(self.stated)}" if self.stated else ""
         if self.withdrawn:
-            advice += f"; only if nobody calls it so, claim that it lacks this: {_joined(self.withdrawn)}"
+            advice += (
+                f"; only if nobody calls it so, claim that it lacks this: {_options_text(self.withdrawn)}"
+            )
         return f"Likely cause{self.share}: {self.text}{advice}"
 
     @property
@@ -80,7 +82,7 @@ class Cause:
 _WITHDRAWN = ("lacks", "fields", "dtypes")
 
 
-def _joined(claims: Mapping[str, Any]) -> str:
+def _options_text(claims: Mapping[str, Any]) -> str:
     return " ".join(shlex.join(option) for option in options_of(claims))
 
 
@@ -90,12 +92,12 @@ def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "library":
             yield "--library", value
         elif name in ("fixed", "lacks"):
-            yield from (("--claim", f"{key}={_text_of(setting)}") for key, setting in value.items())
+            yield from (("--claim", f"{key}={_claim_text(setting)}") for key, setting in value.items())
         else:
-            yield "--claim", f"{name}={_text_of(value)}"
+            yield "--claim", f"{name}={_claim_text(value)}"
 
 
-def _text_of(value: Any) -> str:
+def _claim_text(value: Any) -> str:
     """Return a claim's value as the command reads it, with double quotes, which a shell's quotes can hold."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))

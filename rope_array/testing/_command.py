@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ._libraries import NOT_COMPILED, MissingLibrary
 from ._options import Options
 from ._outcome import INAPPLICABLE
 from ._process import CannotJudge, Judgement
-from ._report_text import lines_of
+from ._report_text import lines_of, wrapped
 
 __all__ = ["lines_of", "run"]
 
@@ -113,14 +112,14 @@ def _print(text: str) -> None:
 def _listing() -> str:
     lines = ["Targets (each with the capabilities that its arrays lack):"]
     for name in library_names():
-        lines += _wrap(f"  {name:<28}{_gaps(name)}", 30)
+        lines += wrapped(f"  {name:<28}{_gaps(name)}", 30)
     lines.append(f"  {'package.module:attribute':<28}a callable rotate(x, pos, **spec), or a Target")
     lines.append("\nChecks:")
     for name, requirement in {c.name.partition("[")[0]: c.requirement for c in checks()}.items():
-        lines += _wrap(f"  {name:<31} {requirement}", 34)
+        lines += wrapped(f"  {name:<31} {requirement}", 34)
     lines.append("\nCapabilities, which a check may need:")
     for name, meaning in CAPABILITIES.items():
-        lines += _wrap(f"  {name:<31} {meaning}", 34)
+        lines += wrapped(f"  {name:<31} {meaning}", 34)
     return "\n".join(lines)
 
 
@@ -133,7 +132,3 @@ def _gaps(name: str) -> str:
         return "not installed here"
     gaps = {**gaps, **(NOT_COMPILED if lib.name != name else {})}
     return ", ".join(gap for gap in gaps if gap != "jit") or "-"
-
-
-def _wrap(text: str, indent: int) -> list[str]:
-    return textwrap.wrap(text, 100, subsequent_indent=" " * indent, break_long_words=False) or [text]

@@ -51,7 +51,7 @@ def compile_for(library: str, rotate: Rotate) -> Rotate:
     """
     if library not in COMPILED:
         return rotate
-    return (_jitted if isinstance(arrays_of(library), JaxLibrary) else _compiled)(rotate)
+    return (_jax_jitted if isinstance(arrays_of(library), JaxLibrary) else _torch_compiled)(rotate)
 
 
 def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def _jitted(rotate: Rotate) -> Rotate:
+def _jax_jitted(rotate: Rotate) -> Rotate:
     """Compile with jax.jit."""
     jax = import_module("jax")
     compiled: dict[Any, Rotate] = {}
@@ -73,12 +73,12 @@ def _jitted(rotate: Rotate) -> Rotate:
         try:
             return compiled[key](*traced)
         except Exception as error:
-            raise _fault("jax.jit", error, rotate, x, pos, spec) from error
+            raise _compile_error("jax.jit", error, rotate, x, pos, spec) from error
 
     return call
 
 
-def _compiled(rotate: Rotate) -> Rotate:
+def _torch_compiled(rotate: Rotate) -> Rotate:
     """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
     torch = import_module("torch")
     rotate = getattr(rotate, "_torchdynamo_orig_callable", rotate)  # compiled already, with a limit
@@ -87,7 +87,12 @@ def _compiled(rotate: Rotate) -> Rotate:
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         spec = _fields_of(rotate, spec)
-        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec), _mode(torch))
+        key = (
+            *map(_compile_key, x if isinstance(x, tuple) else (x,)),
+            _compile_key(pos),
+            repr(spec),
+            _torch_settings(torch),
+        )
         if key not in compiled:
             compiled[key] = torch.compile(
                 with_own_code(partial(rotate, **spec)), fullgraph=True, backend=graphs.compile
@@ -96,7 +101,7 @@ def _compiled(rotate: Rotate) -> Rotate:
             return graphs.check_run(compiled[key], x, pos)
         except Exception as error:
             del compiled[key]  # Dynamo does not try again to compile a function that it could not
-            raise _fault("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
+            raise _compile_error("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
 
     return call
 
@@ -126,7 +131,7 @@ class _CountedGraphs:
         return y
 
 
-def _fault(
+def _compile_error(
     compiler: str, error: Exception, rotate: Rotate, x: Any, pos: Any, spec: dict[str, Any]
 ) -> Exception:
     """Return the exception for a compiled call that failed; the function's own, if it refuses the call."""
@@ -140,14 +145,14 @@ def _fault(
     )
 
 
-def _kind(value: Any) -> str:
+def _compile_key(value: Any) -> str:
     """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
     if not hasattr(value, "dtype"):
         return repr(value)
     return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
 
 
-def _mode(torch: Any) -> tuple[Any, ...]:
+def _torch_settings(torch: Any) -> tuple[Any, ...]:
     """Return the settings of PyTorch that code is compiled for."""
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),

@@ -28,12 +28,12 @@ Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.
 Watch = Callable[[Judge, CallFactors, int, Setting], bool]
 
-# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew. Narrow ones,
-# as exact angles of a new base take long.
+# Head_dims that no other check uses, so that no table cached by head_dim fits. They are narrow, as the exact
+# angles of a new base take long.
 _NEW_WIDTHS = [width for width in range(18, 80, 2) if width not in MODEL_WIDTHS]
 
 
-def anew(j: Judge, call: CallFactors) -> CallFactors:
+def fresh_call(j: Judge, call: CallFactors) -> CallFactors:
     """Return a call with a base, a head_dim and a number of rows that no earlier call had."""
     j.fresh += 1
     changed: dict[str, Any] = {}
@@ -53,8 +53,8 @@ def anew(j: Judge, call: CallFactors) -> CallFactors:
 def under(mode: str, watch: Watch) -> Context:
     """Return the context of calls under each setting of a mode.
 
-    A call with one field at most (with none, if calls are slow) is made anew, so that tables are made under
-    the setting; then once more without the setting.
+    A call with at most one field (none, if calls are slow) gets a new base and sizes, so that its tables are
+    computed under the setting. Then it is repeated without the setting.
     """
 
     def checked(j: Judge, call: CallFactors, seed: int) -> bool:
@@ -62,7 +62,7 @@ def under(mode: str, watch: Watch) -> Context:
         for name, setting in settings_of(j.lib, mode).items():
             if not is_taken(call.dtype, mode, name):
                 continue
-            new_call = anew(j, call) if is_new else call
+            new_call = fresh_call(j, call) if is_new else call
             with named(f"under {name}"):
                 served |= watch(j, new_call, seed, setting)
             if is_new:
@@ -81,7 +81,7 @@ def _num_fields(j: Judge, call: CallFactors) -> int:
 def _watch(j: Judge, call: CallFactors, seed: int, setting: Setting, records: bool = False) -> bool:
     """Watch and judge a call, with `records` of an x whose gradient is asked for.
 
-    A fault that an observer sees under the setting first is raised here.
+    Raise a fault that an observer reports first under this setting.
     """
     inputs = make(j, call, seed)
     for x in inputs.xs if records else ():
@@ -158,10 +158,10 @@ def _check_float64_after_float32(j: Judge, call: CallFactors) -> None:
     ((name, setting),) = settings_of(j.lib, "default_dtype").items()
     try:
         with setting():
-            check_alone(j, anew(j, call).replace(dtype="float64"))
+            check_alone(j, fresh_call(j, call).replace(dtype="float64"))
     except Exception:  # it takes no float64, or has float32 tables in every call
         return
-    new = anew(j, call)
+    new = fresh_call(j, call)
     check_alone(j, new)
     with named(f"under {name}, after a call in float32"), setting():
         check_alone(j, new.replace(dtype="float64"))
@@ -171,13 +171,13 @@ def _check_float64_after_float32(j: Judge, call: CallFactors) -> None:
 
 
 def after(name: str, *contexts: Context) -> Context:
-    """Return the context of a new call that is made in contexts in turn.
+    """Return the context that makes one new call in each of some contexts, in order.
 
-    A traced or mapped array that is kept in the first is no array in the others.
+    A traced or mapped array that the first context leaves in a cache is invalid in the others.
     """
 
     def checked(j: Judge, call: CallFactors, seed: int) -> bool:
-        call = anew(j, call)
+        call = fresh_call(j, call)
         if not contexts[0](j, call, seed):
             return False
         for context in contexts[1:]:

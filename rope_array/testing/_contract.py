@@ -23,7 +23,7 @@ from ._definition import ExactPlan, apply_definition, pairs_of
 from ._fault import Fault
 from ._wrong_places import PLACE, describe, element_text, rows_of_positions
 from ._wrong_result import Wrong
-from ._wrong_values import alike
+from ._wrong_values import describe_values
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -118,7 +118,7 @@ def _plan_of(width: int, fields: Mapping[str, Any], inverse: bool) -> ExactPlan:
 def _angle_slack(
     pos: Any, omegas: Floats, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy
 ) -> Floats:
-    """Return for each pair the allowed error of cos and sin beyond the error at an int32 position.
+    """Return the allowed error of cos and sin of each pair, beyond the error at an int32 position.
 
     `omegas` are the sizes of the frequencies.
     """
@@ -341,7 +341,7 @@ def _fault_text(wrong: Wrong) -> str:
     """Describe wrong elements: the place, the values, the number, and the worst."""
     values, like_wrong = _class_text(wrong), None
     if not values:
-        values, like_wrong = alike(wrong)
+        values, like_wrong = describe_values(wrong)
     place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, alike=like_wrong)
     worst = _worst_element(wrong)
     value, exact, bound = (float(array[worst]) for array in (wrong.y, wrong.exact, wrong.bound))

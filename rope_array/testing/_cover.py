@@ -33,7 +33,7 @@ class Cover(NamedTuple):
     groups
         Names of factors, one to three each, whose values are combined.
     walk
-        Number of calls of which each differs from the one before in one factor; in place of `groups`.
+        Number of calls; each differs from the previous call in one factor. Replaces `groups`.
     alone
         Whether the factors outside the group have their first value: a fast path may be for them.
     """
@@ -128,7 +128,7 @@ def _is_claimed(j: Judge, name: str, value: Any) -> bool:
 
 
 def _walk(j: Judge, levels: Levels, count: int) -> Iterator[CallFactors]:
-    """Yield calls of which each differs from the one before in one factor, in no order."""
+    """Yield calls in random order; each differs from the previous call in one factor."""
     draw, call = random.Random(0), plain_call(j)
     names = [name for name, values in levels.items() if len(values) > 1]
     yield call
@@ -204,7 +204,7 @@ class _MissingCombinations:
         self.groups_with = [np.flatnonzero(row) for row in self.weights]
 
     def in_random_order(self) -> Iterator[tuple[list[int], Any]]:
-        """Yield the group and the indices of each combination that is missing when its turn comes."""
+        """Yield the group and the indices of each combination that no earlier call has."""
         for needed in self.draw.permutation(len(self.missing)).tolist():
             if self.missing[needed]:
                 of_group = int(np.searchsorted(self.offsets, needed, "right")) - 1

@@ -19,7 +19,7 @@ from ._target import Target
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
-# Of a call that is given: larger ones would fill the memory.
+# The most elements of a call given by --case: larger arrays would fill the memory.
 _MOST_GIVEN = 2**28
 _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 # Draws for one valid call.
@@ -93,7 +93,7 @@ def _check_observed_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
 def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[CallFactors]:
     """Yield random calls of the claimed fields, dtypes, shapes and positions.
 
-    Each call has a generator of its own, so that call 5 is the same however many are asked for.
+    Each call has its own generator, so that call 5 is the same for any number of examples.
     """
     drawn = (_draw_call(j, _Draw(f"{seed}: {number}")) for number in range(examples))
     return [case for case in drawn if case is not None]
@@ -160,7 +160,7 @@ _NUMBERS: dict[str, Callable[[_Draw, int], Any]] = {
 
 
 def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
-    """Return sizes of which one is large, or all are small."""
+    """Return sizes: one large, or all small."""
     count = draw.one((1, 2, 3, 3, 3, 4, 5)) if j.claims("ranks[1]", "ranks[5]") else 3
     rows = [draw.one((1, 2, 3, 4, 5)) for _ in range(count)]
     if draw.chance(0.5):

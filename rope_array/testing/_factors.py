@@ -1,7 +1,7 @@
-"""The factors of a call: everything in which two calls can differ, each described in one place.
+"""The factors of a call: everything in which two calls can differ.
 
-A factor's values are known here only: the plain one, those to try, how ``--case`` reads them, the claims
-that they need, and simpler ones. `_call` makes the arrays of a call: it says what each value does.
+This module has the values of each factor: the plain value, the levels to try, the reader of ``--case``, the
+claims that a value needs, and simpler values. `_call` makes the arrays of a call from them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def text_of(value: Any) -> str:
     return "scalar" if value == "" else str(value)
 
 
-# ---- what values need ----
+# ---- the capabilities that values need ----
 
 _EVEN_WIDTHS = ("narrow_heads", "widths", "wide_heads")
 
@@ -144,7 +144,7 @@ def _needs_of_rows(rows: tuple[int, ...]) -> Iterator[str]:
 
 
 def needs_of_width(width: int) -> Iterator[str]:
-    """Yield the capabilities that a head_dim needs; one that no capability names, all even ones up to 256."""
+    """Yield the capabilities that a head_dim needs: all of the even widths, if none names this head_dim."""
     if width % 2:
         yield "odd_width"
     elif width in ALL_WIDTHS:
@@ -182,7 +182,7 @@ def _needs_of_tuple(value: Any) -> tuple[str, ...]:
 
 
 def _field(name: str, *levels: Any, read: Callable[[str], Any], **extra: Any) -> Factor:
-    """Return the factor of a field that needs a capability of its own name."""
+    """Return the factor of a field, which needs the capability of the same name."""
     return Factor(None, levels, read, extra.pop("needs", lambda value: (name,)), is_field=True, **extra)
 
 

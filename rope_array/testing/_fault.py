@@ -15,13 +15,12 @@ class Fault(AssertionError):
     Attributes
     ----------
     text
-        The fault in words, such as "x was written"; of wrong elements, their description, which is made
-        when it is asked for.
+        The fault in words, such as "x was written". Wrong elements are described on the first access.
     wrong
         The wrong elements with the arrays and fields of their call, to judge them again; None for other
         faults.
     call
-        The call, as text that ``--case`` reads; None if the fault is not of one such call.
+        The call, as text that ``--case`` reads; None if the fault belongs to no single call.
     nearest
         The nearest calls that are right, such as "without base".
     contexts

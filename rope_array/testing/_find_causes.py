@@ -1,7 +1,7 @@
 """Find the likely causes of failed checks, by judging the kept wrong results again.
 
-The hypothesis that explains the results of most checks is accepted; these checks are run again without the
-wrong elements that it explains; then the next hypothesis is looked for. So each of several faults is named.
+Accept the hypothesis that explains the results of most checks, run these checks again without the wrong
+elements that it explains, and look for the next hypothesis. So each of several faults gets a name.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Search:
         self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
         self.rejected: set[str] = set()
         self.faults_then: dict[str, Fault] = {}  # of each check, when that cause was accepted
-        self.pending: list[Hypothesis] = []  # true ones, with which no check passes yet
+        self.pending: list[Hypothesis] = []  # accepted, but no check passes with them alone
 
     # ---- hypotheses ----
 
@@ -144,9 +144,9 @@ class _Search:
         return [name for name, fault in self.left.items() if hypothesis.explains(fault)]
 
     def accept(self, hypothesis: Hypothesis, is_known: bool = False) -> bool:
-        """Judge what remains if a hypothesis holds; return whether the search goes on.
+        """Run checks again as if a hypothesis holds; return whether to search on.
 
-        A known one, with which no check passes, becomes a part of the next cause.
+        A known hypothesis with which no check passes becomes a part of the next cause.
         """
         hypothesis = with_end(hypothesis, self.left)
         explained = [name for name, fault in self.left.items() if hypothesis.covers(fault)]
@@ -183,7 +183,7 @@ class _Search:
         return replace(self.target, **changed) if changed else self.target
 
     def _cause_of(self, hypothesis: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
-        """Return an accepted hypothesis in words: of the simplest call, if it tells when a field is wrong."""
+        """Return the cause of an accepted hypothesis; a wrong field is named by the simplest failing call."""
         words = self._words_of(explained) if hypothesis.facts.keys() & {"field", "inverse"} else ""
         dtypes = {self.left[name].wrong.dtype for name in explained}
         several = len(self.original.claimed & {*DTYPES}) > 1
@@ -211,7 +211,7 @@ class _Search:
         self.causes.append(cause)
 
     def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Fault]:
-        """Run checks again; return the faults of those that fail still."""
+        """Run checks again; return the faults of the checks that still fail."""
         try:
             judge = Judge(target, thorough=True)  # only checks that failed are run
         except Exception:  # the target's own, in a trial call
@@ -261,7 +261,7 @@ class _Search:
             yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
         for name in CAPABILITIES:
             if name in claimed and name not in DTYPES:
-                text = self._words_needing([name]) or _fault_of(name)
+                text = self._words_needing([name]) or _lack_text(name)
                 yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
 
     def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class _Search:
         )
 
 
-def _fault_of(capability: str) -> str:
+def _lack_text(capability: str) -> str:
     meaning = CAPABILITIES[capability]
     verb, _, taken = meaning.partition(" ")
     return f"wrong results with {taken}" if verb == "takes" else f'not true of it: "{meaning}"'

@@ -1,4 +1,4 @@
-"""Find which rotation plain calls are: in another library or layout, of other fields, backwards.
+"""Find the rotation that plain calls make: in another library or layout, by other fields, backwards.
 
 The search is `rope_array.diagnose`'s. The code is called for each library, layout and kind of positions.
 """
@@ -64,11 +64,11 @@ class RotationFields(NamedTuple):
 
 
 def find_rotation(target: Target) -> Hypothesis | str | None:
-    """Return claims and changes with which results are rotations; else the fault of the call, or None."""
+    """Return claims and changes that make the results rotations; else the fault of the call, or None."""
     first: Probe | Exception | None = None
     mistake = ""
     for place in _places(target):
-        probe = _observe(target, place)
+        probe = _probe(target, place)
         first = probe if first is None else first
         is_own_call = place == (target.library, target.layout, False)
         rotation = _rotation_of(probe, (0, 1, -1) if is_own_call else (0,))
@@ -80,7 +80,7 @@ def find_rotation(target: Target) -> Hypothesis | str | None:
         if rotation is not None and is_own_call:
             mistake = rotation.mistake
     if isinstance(first, Exception):
-        return of_other_positions(target) or _fault_of(first)
+        return of_other_positions(target) or _error_text(first)
     return f"in the plain call, {mistake}" if mistake else None
 
 
@@ -98,7 +98,7 @@ def of_other_positions(target: Target, claims: Iterable[str] = _OTHER_POSITIONS)
 
 
 def _of_a_batch(target: Target) -> Hypothesis | None:
-    """Return the hypothesis of positions of shape (B, S) if they explain what another layout does.
+    """Return the hypothesis of positions of shape (B, S) if it explains the results without another layout.
 
     Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
     """
@@ -107,16 +107,16 @@ def _of_a_batch(target: Target) -> Hypothesis | None:
 
 
 class NotAnArray(Exception):
-    """A call returned something else than an array; the message is the fault."""
+    """A call returned no array; the message is the fault."""
 
 
-def _fault_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the fault of a plain call that raises."""
     return str(error) if isinstance(error, NotAnArray) else f"rotate(x, pos) raises {one_line(error)}"
 
 
 def _places(target: Target) -> list[Place]:
-    """Return the ways to call, the least changes first."""
+    """Return the libraries and layouts to call in, those with the fewest changes first."""
     if isinstance(target.rotate, OwnApply):
         return [Place(target.library, target.layout)]
     loaded = [name for name in ("numpy", "torch", "jax") if name in sys.modules]
@@ -135,14 +135,14 @@ def _places(target: Target) -> list[Place]:
 # ---- calls ----
 
 
-def _observe(target: Target, place: Place, width: int = WIDTH) -> Probe | Exception:
+def _probe(target: Target, place: Place, width: int = WIDTH) -> Probe | Exception:
     """Call the target in a library and a layout; return the exception if it raises.
 
     If rows count from 0, the target has to ignore positions.
     """
     try:
         judge = _judge_of(target, place, width)
-        # Other positions than rows that count from 0, if there is a choice.
+        # Use positions that differ from the row indices, if the target takes any.
         count = min(_MOST_ROWS, target.reach + 1)
         pos = np.arange(count) if place.rows else judge.row(3, count)
         x = judge.x(*SIZES[:2], count, width)
@@ -253,7 +253,7 @@ def _is_rotated(probe: Probe, rotation: RotationFields) -> bool:
 def _hypothesis_of(target: Target, place: Place, probe: Any, rotation: RotationFields) -> Hypothesis | None:
     changed = rotation.fields
     if "rotary_dim" in changed:  # it may be a share of the head_dim
-        wide_probe = _observe(target, place, width=64)
+        wide_probe = _probe(target, place, width=64)
         if isinstance(wide_probe, Probe) and not _is_rotated(wide_probe, rotation):
             again = _rotation_of(wide_probe)
             if again is None or again.mistake:
@@ -278,7 +278,7 @@ def _claimed(text: str, **claims: Any) -> Hypothesis:
 def _of_fields(changed: Mapping[str, Any]) -> Iterator[Hypothesis]:
     for name, value in changed.items():
         claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
-        yield Hypothesis(_text_of(name, value, "rotary_start" in changed), {name: value}, claims=claims)
+        yield Hypothesis(_field_text(name, value, "rotary_start" in changed), {name: value}, claims=claims)
 
 
 def _of_changes(probe: Probe, rotation: RotationFields) -> Iterator[Hypothesis]:
@@ -306,7 +306,7 @@ _TEXTS = {
 }
 
 
-def _text_of(name: str, value: Any, starts: bool) -> str:
+def _field_text(name: str, value: Any, starts: bool) -> str:
     if name == "scaling" and value["rope_type"] == "linear":
         return f"frequencies are divided by {value['factor']:g}"
     if name == "rotary_dim" and not starts:

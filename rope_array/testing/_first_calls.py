@@ -32,13 +32,13 @@ class FirstCalls:
             return rotate(x, pos, **spec)
         numbers = np.array(lib.to_numpy(pos)) if lib.owns(pos) else pos
         dtype = lib.dtype_of(x)
-        key = (dtype, *sorted(spec), _range(numbers))
+        key = (dtype, *sorted(spec), _num_bits(numbers))
         if key in self._calls:
             return rotate(x, pos, **spec)
-        values = _numbers(lib, x)
+        values = _float64(lib, x)
         y = rotate(x, pos, **spec)
         if lib.owns(y) and tuple(y.shape) == values.shape:
-            self._calls[key] = FirstCall(dtype, values, numbers, dict(spec), _numbers(lib, y))
+            self._calls[key] = FirstCall(dtype, values, numbers, dict(spec), _float64(lib, y))
         return y
 
     def of(self, claimed: Collection[str]) -> Iterator[FirstCall]:
@@ -48,10 +48,10 @@ class FirstCalls:
                 yield call
 
 
-def _range(numbers: Any) -> int:
+def _num_bits(numbers: Any) -> int:
     """Return the number of bits of the largest position, 10 at least: tables may grow for it."""
     return max([10, *(int(abs(pos)).bit_length() for pos in np.asarray(numbers, dtype=object).flat)])
 
 
-def _numbers(lib: ArrayLibrary, array: Any) -> np.ndarray:
+def _float64(lib: ArrayLibrary, array: Any) -> np.ndarray:
     return lib.to_numpy(array).astype(np.float64)

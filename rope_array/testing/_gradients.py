@@ -48,7 +48,7 @@ def _with_others(
 def _check_pulled(
     j: Judge, call: CallFactors, inputs: CallInputs, gs: list[Input], rotate: Callable[[Any], Any]
 ) -> bool:
-    """Judge the value and the gradient of a function of x, a tuple of arrays or one."""
+    """Judge the value and the gradient of a function of x, one array or a tuple."""
     xs, cotangents = [x.array for x in inputs.xs], [g.array for g in gs]
     x, g = (tuple(xs), tuple(cotangents)) if inputs.in_tuple else (xs[0], cotangents[0])
     with _unwritten(j, x=xs, pos=[inputs.pos], **{"the cotangent": cotangents}):
@@ -82,7 +82,7 @@ def _pulled(j: Judge, pull: Callable[[Any], Any], cotangent: Any, twice: bool) -
 
 
 def _cotangent(j: Judge, g: Input, layout: str) -> Input:
-    """Return a cotangent in memory of a layout; of a sum, one number broadcast."""
+    """Return a cotangent in memory of a layout; for "sum", one number broadcast."""
     if layout != "sum":
         return with_layout(j, g, layout)[0]
     unit = j.array(np.ones((1,) * g.values.ndim), g.dtype)
@@ -128,7 +128,7 @@ def _check_second_gradient(j: Judge, inputs: CallInputs, g: Input, h: Input) -> 
 
 
 def _of_gradients(j: Judge, arithmetic: str) -> Accuracy:
-    """Return the accuracy of gradients: the derivatives of other code add products in the dtype of x."""
+    """Return the accuracy of gradients: derivatives of other code add products in the dtype of x."""
     accuracy = j.target.accuracy
     if accuracy.angles == "exact" or accuracy.arithmetic == "own":
         return accuracy

@@ -1,6 +1,6 @@
 """Make hypotheses from the wrong results that were kept: by their values, their place and their accuracy.
 
-`_find_causes` accepts the one that explains most checks, and judges what remains again.
+`_find_causes` accepts the hypothesis that explains most checks, and runs the checks again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def of_accuracy(target: Any, faults: Mapping[str, Fault]) -> Iterator[Hypothesis
     if "definition" in faults:
         return
     last = min((_last_right(fault) for fault in faults.values()), default=0)
-    # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
+    # The position where the error of float32 angles is too large depends on x: try round ends only.
     ends = {*_ENDS, *([] if target.angles == "float32" else [last])} - {*range(_LEAST_END)}
     for end in sorted(ends, reverse=True):
         for hypothesis in (_class(target, {**claims, "furthest": end}) for claims in (*classes, {})):
@@ -184,7 +184,7 @@ def _beyond(wrong: Wrong, end: int) -> Mask:
 
 
 def class_texts(claims: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a class of accuracy; float32 angles are known to have an end."""
+    """Return the texts of a class of accuracy; float32 angles imply a last position."""
     texts = {
         "angles": "{} angles",
         "arithmetic": "16-bit numbers rotated in their own dtype",

@@ -42,7 +42,7 @@ class Hypothesis(NamedTuple):
 
     @property
     def is_claimed(self) -> bool:
-        """Whether claims replace what it explains: a class of accuracy."""
+        """Whether its claims are a class of accuracy, which excuses the elements by itself."""
         return bool({"angles", "arithmetic", "furthest"} & {*self.claims})
 
     def shown_claims(self, target: Any) -> Mapping[str, Any]:
@@ -58,11 +58,11 @@ class Hypothesis(NamedTuple):
         return wrong.is_all(self.elements(wrong)) or _has(wrong, self.text)
 
     def explains(self, fault: Fault) -> bool:
-        """Return whether it covers a fault; nearly all elements of a place have to be wrong, too."""
+        """Return whether it covers a fault, and right elements do not contradict it."""
         return self.covers(fault) and not self.is_contradicted(fault)
 
     def is_contradicted(self, fault: Fault) -> bool:
-        """Return whether results are right at the place of wrong ones, or not all rotated backwards."""
+        """Return whether many elements at its place are right, or some are not rotated backwards."""
         if fault.wrong is None or self.elements is None:
             return False
         if "inverse" in self.facts:
@@ -75,7 +75,7 @@ class Hypothesis(NamedTuple):
 
 
 def _has(wrong: Wrong, text: str) -> bool:
-    """Return whether a name was found for all values of a result, of which some are kept only."""
+    """Return whether all values of a result that was thinned have the name `text`."""
     return wrong.places is not None and (like := likeness_of(wrong)) is not None and like.text == text
 
 

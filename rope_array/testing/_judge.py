@@ -32,7 +32,7 @@ DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
 
 
 class NoCalls(NotImplementedError):
-    """The claims of a target leave none of the calls of a check."""
+    """A target claims none of the calls of a check."""
 
 
 class DeletedError(AssertionError):
@@ -130,7 +130,7 @@ class Judge:
         return self.dtypes[0]
 
     def other_dtype(self, dtype: str) -> str:
-        """Return the dtype of the other array of a tuple with an array of `dtype`: another, if claimed."""
+        """Return a dtype for the second array of a tuple: not `dtype`, if mixed dtypes are claimed."""
         other_dtypes = [name for name in self.dtypes if name != dtype and self.claims("mixed_dtypes")]
         return other_dtypes[-1] if other_dtypes else dtype
 

@@ -1,4 +1,4 @@
-"""Large calls, whose batches, heads and rows repeat, so that they are judged by one part."""
+"""Large calls. Batches, heads and rows repeat, so that the exact result of one block judges all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._judge import Input, Judge
 from ._library_target import Declined
 
 _OF_LARGE_CALLS = {"dtype", "rows", "width", "positions", "layout", *FIELDS} - {"axes"}
-# Batches, heads and rows repeat with these periods, no powers of two: few rows are computed exactly.
+# Periods of batches, heads and rows: few rows need exact angles. No powers of two, unlike blocks of code.
 _PERIODS = (5, 7, 61)
 
 
@@ -56,7 +56,7 @@ def _repeated(
         index[2], numbers, rows = rows, j.row(start, shape[2]), some_rows(shape[2])
     sizes = [int(places.max()) + 1 for places in index]
     if per_batch:
-        numbers = np.stack([j.wrap(numbers + b) if j.claims("any_positions") else _next(j, numbers, b)
+        numbers = np.stack([j.wrap(numbers + b) if j.claims("any_positions") else _row_of_batch(j, numbers, b)
                             for b in range(sizes[0])])  # fmt: skip
     block = np.random.default_rng(8).standard_normal((*sizes, shape[3]))
     x = j.array(np.moveaxis(block[np.ix_(*index)], 2, seq_axis), dtype)
@@ -66,7 +66,7 @@ def _repeated(
     return _Large(x, pos, values[np.ix_(*first)], numbers, tuple(index), rows)
 
 
-def _next(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
+def _row_of_batch(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
     """Return consecutive positions that start b later, if there are as many."""
     return row + min(b, j.target.reach - int(row[-1])) if j.claims("offset_positions") else row
 
@@ -92,7 +92,7 @@ def check_large(
 
     Return False if the target refuses the call.
     """
-    # Each field and wide head has many angles of its own, which take long to compute: few positions.
+    # Exact angles of each field and each wide head take long: use few positions.
     distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
     seq_axis = spec.get("seq_axis", 2)
     large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)

@@ -92,7 +92,7 @@ def _reason_in(error: BaseException) -> str:
 def _rotate_by_tables(
     x: Any, pos: Any, backend: str | None, seq_axis: int = -2, inverse: bool = False, **spec: Any
 ) -> Any:
-    """Rotate by a `Rotation`; the arrays of a tuple by tables of their own dtype."""
+    """Rotate by a `Rotation`; each array of a tuple by tables of its dtype."""
     if isinstance(x, tuple):
         return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
     rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x)
@@ -144,7 +144,7 @@ class BackendTarget(Target):
 
 
 def library_target(library: str, backend: str | None) -> Target:
-    """Return the target of a library, by the best backend of each call or by the one that is forced.
+    """Return the target of a library, served by the best backend of each call, or by a forced backend.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def _check_compiled(target: Target, backend: str) -> None:
         raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(error)}") from None
 
 
-# ---- what a forced backend serves ----
+# ---- the calls that a forced backend serves ----
 
 _PAIRINGS: tuple[dict[str, str], ...] = (
     {},

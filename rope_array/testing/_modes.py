@@ -1,7 +1,7 @@
 """The modes of the array libraries: settings under which a call is made, and transforms of a call.
 
-A mode is a capability. A call that refuses it by an exception does not claim it; a call that is taken has to
-be right, and so have the calls after it.
+A mode is a capability. A target that refuses a mode by an exception does not claim it. A call that succeeds
+has to be right, and so do the calls after it.
 """
 
 from __future__ import annotations

@@ -117,11 +117,11 @@ def rule_of(text: str, pairs: int) -> dict[str, Any]:
     if text.startswith("{"):
         return dict(json.loads(text))
     rope_type, *changes = text.split(":")
-    changed = {name: _number(value) for name, value in (change.split("=") for change in changes)}
+    changed = {name: _parameter(value) for name, value in (change.split("=") for change in changes)}
     rule = {"rope_type": rope_type, **RULES[rope_type], **changed}
     return {name: LISTS[value](pairs) if value in LISTS else value for name, value in rule.items()
             if value is not None}  # fmt: skip
 
 
-def _number(text: str) -> Any:
+def _parameter(text: str) -> Any:
     return text if text in LISTS else json.loads(text.lower())

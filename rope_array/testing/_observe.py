@@ -1,7 +1,7 @@
-"""Make a call, watch all that it may change, and judge the result.
+"""Make a call, watch everything that it may change, and judge the result.
 
-Each observer watches one thing at every call of every row. A fault that it sees does not fail the row: it is
-kept, and fails the observer's own check, so that a report names each fault once.
+Each observer watches one thing at every call of every row. Its fault does not fail the row: it is kept and
+fails the observer's own check, so that a report names each fault once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Observer(NamedTuple):
     requirement
         The requirement, in a sentence.
     before
-        Returns what to compare with after the call.
+        Returns the state to compare with after the call.
     after
         Yields faults.
     needs
@@ -140,7 +140,7 @@ def _written_results(j: Judge, watched: Watched, kept: list[tuple[Any, bytes]]) 
         yield "a later call wrote to an earlier result"
     # A lazy result has no memory yet.
     kept.extend((y, j.lib.snapshot(y)) for y in watched.results if not j.lib.is_lazy(y))
-    # Drop some of the first half, so that old results stay beside new ones.
+    # Drop from the first half, so that both old and new results are kept.
     while len(kept) > _MOST_KEPT:
         del kept[watched.seed % (_MOST_KEPT // 2)]
 
@@ -167,7 +167,7 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
 
 
 def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
-    """Compare with a second call, and with calls of a part of the rows, heads or batches."""
+    """Compare with a second call, and with calls of some rows, heads or batches."""
     call, inputs = watched.call, watched.inputs
     if not _is_chosen(j, watched, 2) or not j.claims("values"):
         return
@@ -193,7 +193,7 @@ def _differing(actual: list[Any], expected: list[Any], text: str) -> Iterator[st
 
 
 def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[tuple[str, Any, Any]]:
-    """Yield a phrase, the index of a part of x, and positions for the part."""
+    """Yield a phrase, an index into x, and the positions of the indexed rows."""
     if len(call.rows) != 3 or call.seq_axis is not None or 0 in call.rows or j.is_slow:
         return
     batches, heads, rows = call.rows
@@ -350,7 +350,7 @@ def watch_call(j: Judge, call: CallFactors, seed: int, inputs: CallInputs) -> li
 
 
 def results_of(j: Judge, inputs: CallInputs, y: Any) -> tuple[Any, ...]:
-    """Return the results of a call, one for each array, of the kind of each array."""
+    """Return the results of a call, one for each array; assert their type, shape, dtype and device."""
     if inputs.in_tuple:
         assert isinstance(y, tuple | list), f"a tuple gives a {type(y).__name__}"
         assert len(y) == len(inputs.xs), f"a tuple of {len(inputs.xs)} arrays gives {len(y)}"

@@ -16,7 +16,7 @@ from ._target import Target, check_name
 
 
 class Options(NamedTuple):
-    """What to judge, and how: the options of ``python -m rope_array check`` as plain values."""
+    """The options of ``python -m rope_array check``: the target, its claims and checks, as plain values."""
 
     target: str
     backend: str | None = None
@@ -123,5 +123,5 @@ def reasons_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def expected_of(target: Target, pairs: Sequence[str]) -> Mapping[str, str]:
-    """Return a target's expected failures with those of the options."""
+    """Return the expected failures of a target and of the options."""
     return {**target.expected_failures, **reasons_of(pairs)}

@@ -1,4 +1,4 @@
-"""Run one check on a target, and tell its outcome."""
+"""Run one check on a target, and return its outcome."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     if (reason := check.inapplicable(judge)) is not None:
         return INAPPLICABLE, reason
     try:
-        outcome, detail = _run(check, judge)
+        outcome, detail = _outcome_and_detail(check, judge)
     except NoCalls as error:
         return INAPPLICABLE, str(error)
     if outcome == INAPPLICABLE:
@@ -99,7 +99,7 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     return outcome, detail
 
 
-def _run(check: Check, judge: Judge) -> tuple[str, str]:
+def _outcome_and_detail(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         runner(check, judge)()
     except (KeyboardInterrupt, NoCalls):
@@ -152,7 +152,7 @@ def runner(check: Check, judge: Judge) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """Restore the settings of the process without which the suite itself could not go on."""
+    """Restore the settings of the process that the suite itself needs."""
     depth, folder = sys.getrecursionlimit(), current_folder()
     try:
         yield

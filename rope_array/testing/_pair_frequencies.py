@@ -64,7 +64,7 @@ def _has_frequency(wrong: Wrong, pair: int) -> bool:
 def _frequencies(pairs: tuple[Any, ...], count: int | None) -> Hypothesis:
     """Return the hypothesis that pairs have other frequencies, if there are `count` pairs, or any number.
 
-    Negative numbers count from the last pair; None is all from the one before on.
+    Negative numbers count from the last pair; (first, None) is every pair from `first` on.
     """
     first = pairs[0] or 0
 

@@ -43,7 +43,7 @@ _STATUSES = {
     0xC000001D: "an illegal instruction",
     0xC0000374: "a corrupted heap",
 }
-# What a signal means here, by its number, where the system's word says little.
+# The meaning of a signal by its number, where the system's description is too short.
 _MEANINGS = {9: "killed, as the system does if memory is short"}
 
 
@@ -130,7 +130,7 @@ class Child:
                 raise Ended(f"it did not end in time{self._where()}")
 
     def _ask_where(self) -> None:
-        """Have the process write a traceback, where it can, and read what it writes for half a second."""
+        """Ask the process for a traceback, if the system can, and read its lines for half a second."""
         if hasattr(signal, "SIGUSR1"):
             self._process.send_signal(signal.SIGUSR1)
             end = time.monotonic() + 0.5
@@ -206,7 +206,7 @@ class Here:
         """Return the answer to a request."""
         process = os.getpid()
         answer = self._server.answer(name, arguments)
-        if os.getpid() != process:  # a copy that the target forked, and that returned too
+        if os.getpid() != process:  # a forked copy of this process, which returned here too
             os._exit(0)
         return answer
 
@@ -229,7 +229,7 @@ class Judgement:
             raise CannotJudge("a time limit ends the child process: give no timeout with in-process")
         self._options, self._timeout, self._in_process = options, timeout, in_process
         self._child: Child | Here | None = None
-        self._tried: dict[str, Any] = {}  # what trial calls of an earlier process found
+        self._tried: dict[str, Any] = {}  # the answers of trial calls in an earlier process
         self._trials_ended: dict[str, str] = {}
         self._checks_ended, self._gone = 0, ""  # and why no check can be run any more
         self._counted: dict[str, Any] = {"served": Counter(), "declined": Counter(), "worst": {}}

@@ -1,7 +1,7 @@
-"""Tell a refusal from a fault: code may refuse, by an exception, a call that no claim and no trial covers.
+"""Distinguish a refusal from a fault: code may refuse a call that no claim and no trial covers.
 
-A call is refused if it raises each time and writes nothing, and if the plain call, and each of the call's
-fields alone, are served at that time. Then its sizes, shapes or values are refused, and not judged.
+A call is refused if it raises each time and writes nothing, while the plain call succeeds, and each of the
+call's fields alone. Then the code refuses these sizes, shapes or values, and they are not judged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Except
     inputs = x if isinstance(x, tuple) and not hasattr(x, "array") else (x,)
     if judge.target.declared or isinstance(error, Declined | CannotCompile):
         return ""
-    # Beside other threads a call may raise now and not then; traced arrays have no values.
+    # With other threads a call may raise only sometimes; traced arrays have no values.
     traced = any(getattr(x, "array", None) is None for x in inputs)
     if traced or threading.current_thread() is not threading.main_thread():
         return ""

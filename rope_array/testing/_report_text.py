@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._capability_parts import shown, whole_of
+from ._capability_parts import parts_joined, whole_of
 from ._cause import options_of
 from ._checks import subjects
 from ._claims import shorten
@@ -52,16 +52,17 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
         yield f"  {'   '.join(errors)}"
 
 
-def _of(plain: _Plain, *outcomes: str) -> list[_Plain]:
+def _results_with(plain: _Plain, *outcomes: str) -> list[_Plain]:
     """Return the results with these outcomes."""
     return [result for result in plain["results"] if result["outcome"] in outcomes]
 
 
-def _joined(values: Mapping[str, Any]) -> str:
+def _assignments_text(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _wrap(text: str, indent: int) -> list[str]:
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the lines of a text, those after the first indented."""
     return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False) or [text]
 
 
@@ -69,17 +70,21 @@ def _wrap(text: str, indent: int) -> list[str]:
 
 
 def _verdict(plain: _Plain) -> Iterator[str]:
-    failures, left_out = _of(plain, FAILED, UNEXPECTED), len(_of(plain, INAPPLICABLE))
+    failures, left_out = _results_with(plain, FAILED, UNEXPECTED), len(_results_with(plain, INAPPLICABLE))
     judged = len(plain["results"]) - left_out
     if not judged:
         reason = plain["results"][0]["detail"] if plain["results"] else "no check"
-        yield from _wrap(f"NOT JUDGED: {reason}", 2)
+        yield from wrapped(f"NOT JUDGED: {reason}", 2)
     elif failures:
-        yield from _wrap(f"FAILED: {len(failures)} of {judged}. {_cause(plain, failures)}", 2)
+        yield from wrapped(f"FAILED: {len(failures)} of {judged}. {_cause(plain, failures)}", 2)
     else:
-        expected_text = f"{len(_of(plain, EXPECTED))} failed as expected; " if _of(plain, EXPECTED) else ""
+        expected_text = (
+            f"{len(_results_with(plain, EXPECTED))} failed as expected; "
+            if _results_with(plain, EXPECTED)
+            else ""
+        )
         summary = f"{expected_text}{left_out} do not apply; {plain['seconds']:.1f} s"
-        yield f"PASSED: {len(_of(plain, PASSED))} of {judged} checks ({summary})."
+        yield f"PASSED: {len(_results_with(plain, PASSED))} of {judged} checks ({summary})."
 
 
 def _cause(plain: _Plain, failures: Sequence[_Plain]) -> str:
@@ -122,7 +127,7 @@ def _option_name(option: tuple[str, str]) -> str:
 
 def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the command that judges the first failed call that is shown as text."""
-    call = next((result["call"] for result in _of(plain, FAILED) if result["call"]), "")
+    call = next((result["call"] for result in _results_with(plain, FAILED) if result["call"]), "")
     if call and command:
         yield "\nTo repeat the first call that is shown as text, alone:\n"
         yield _pasted([*command, "--case", call])
@@ -136,19 +141,21 @@ def _header(plain: _Plain) -> Iterator[str]:
     version = f" ({plain['version']})" if plain["version"] else ""
     settings = f" ({plain['settings']})" if plain["settings"] else ""
     yield ""
-    yield from _wrap(
+    yield from wrapped(
         f"Checked: {plain['target']}{version}, with arrays of {plain['library']}{settings}; rope_array "
         f"{plain['rope_array']}, Python {machine['python']}, NumPy {machine['numpy']}, {machine['machine']}.",
         2,
     )
     if plain["claims"] and not plain["own"]:
-        yield from _wrap(f"Claims: {_joined(plain['claims'])}.", 2)
-    declines = plain["declines"]  # parts of capabilities of which others are claimed, unless they are many
-    partly = ", ".join(shown([n for n in declines if n != whole_of(n) and whole_of(n) not in declines]))
+        yield from wrapped(f"Claims: {_assignments_text(plain['claims'])}.", 2)
+    declines = plain["declines"]  # declined parts of claimed capabilities, unless too many
+    partly = ", ".join(
+        parts_joined([n for n in declines if n != whole_of(n) and whole_of(n) not in declines])
+    )
     if 0 < len(partly) <= _WIDTH:
-        yield from _wrap(f"Partly declined: {partly}; --verbose tells why.", 2)
+        yield from wrapped(f"Partly declined: {partly}; --verbose tells why.", 2)
     angles, arithmetic = plain["class"]["angles"], plain["class"]["arithmetic"]
-    yield from _wrap(f"Judged by: {ANGLES[angles]}; {ARITHMETIC[arithmetic]}.", 2)
+    yield from wrapped(f"Judged by: {ANGLES[angles]}; {ARITHMETIC[arithmetic]}.", 2)
     if angles == "float64":
         yield "  (The default for other code; --claim angles=exact is the contract of rope_array.)"
 
@@ -158,18 +165,18 @@ def _calls(plain: _Plain) -> Iterator[str]:
     if not (backend_facts := plain["own"]):
         return
     if backend_facts["backend"] is None:
-        yield from _wrap(f"Calls by backend: {_served_by_all(backend_facts, plain['served'])}.", 2)
+        yield from wrapped(f"Calls by backend: {_served_by_all(backend_facts, plain['served'])}.", 2)
         return
     served, declined = sum(plain["served"].values()), sum(plain["declined"].values())
     by_tables = ", by tables of cos and sin" if backend_facts["by_tables"] else ""
     reasons = [f"{why} ({count:,})" for why, count in plain["declined"].items()]
     reasons[4:] = [f"{len(reasons) - 4} other reasons"] if len(reasons) > 4 else []
     why = f": {'; '.join(reasons)}" if reasons else ""
-    yield from _wrap(
+    yield from wrapped(
         f"Calls: {backend_facts['backend']} served {served:,}{by_tables}, and declined {declined:,}{why}.", 2
     )
     if backend_facts["fixed"]:
-        fixed = _joined(backend_facts["fixed"])
+        fixed = _assignments_text(backend_facts["fixed"])
         yield f"It declines interleaved pairs, so every call that names no pairing has {fixed}."
 
 
@@ -209,29 +216,31 @@ def _names(results: Iterable[_Plain]) -> str:
 
 def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the failures: each cause with its checks, then the others, each kind with its finding."""
-    failed = {result["name"]: result for result in _of(plain, FAILED, UNEXPECTED)}
+    failed = {result["name"]: result for result in _results_with(plain, FAILED, UNEXPECTED)}
     causes = [cause for cause in plain["causes"] if cause["checks"]]
     if failed:
         yield f"\nFailed ({len(failed)}):"
     for cause in causes:
         options = f" ({cause['options']})" if cause["options"] else ""
-        yield from _wrap(f"  Cause: {cause['text']}{options}", 4)
+        yield from wrapped(f"  Cause: {cause['text']}{options}", 4)
         yield from _in_full([failed.pop(name) for name in cause["checks"]], verbose, cause["found"])
-    groups = _alike(failed, plain["unexplained"])
+    groups = _unexplained_groups(failed, plain["unexplained"])
     if groups and causes:
         yield "  No cause found for:"
     in_full = len(groups) if verbose else _MOST_FAILURES
     for group in groups[:in_full]:
         yield from _in_full(group, verbose)
     if not_shown := [*itertools.chain(*groups[in_full:])]:
-        yield from _wrap(f"  and, shown by --verbose: {_names(not_shown)}", 6)
-    if expected := _of(plain, EXPECTED):
+        yield from wrapped(f"  and, shown by --verbose: {_names(not_shown)}", 6)
+    if expected := _results_with(plain, EXPECTED):
         yield f"\nFailed as expected ({len(expected)}):"
     for result in expected:
-        yield from _wrap(f"  {result['name']}: {result['detail']}", 6)
+        yield from wrapped(f"  {result['name']}: {result['detail']}", 6)
 
 
-def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) -> list[list[_Plain]]:
+def _unexplained_groups(
+    failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]
+) -> list[list[_Plain]]:
     """Group the failures that no cause explains: by place, else by check, with all its dtypes."""
     place_of = {name: place for place, names in places.items() for name in names}
     groups = _grouped((place_of.get(name, name.partition("[")[0]), result) for name, result in failed.items())
@@ -245,19 +254,19 @@ def _in_full(results: Sequence[_Plain], verbose: bool, next_finding: str = "") -
     """
     groups = [*_by_name(results).items()]
     for name, group in groups if verbose else groups[:1]:
-        yield from _wrap(f"  {_with_dtypes(name, group)}", 6)
-        yield from _wrap(f"    required: {group[0]['requirement']}", 14)
+        yield from wrapped(f"  {_with_dtypes(name, group)}", 6)
+        yield from wrapped(f"    required: {group[0]['requirement']}", 14)
         for result in group if verbose else group[:1]:
-            yield from _wrap(f"    found:    {result['detail']}", 14)
+            yield from wrapped(f"    found:    {result['detail']}", 14)
             if result is results[0] and next_finding not in ("", result["detail"]):
-                yield from _wrap(f"    next:     with the causes above mended, {next_finding}", 14)
+                yield from wrapped(f"    next:     with the causes above mended, {next_finding}", 14)
     if len(groups) > 1 and not verbose:
-        yield from _wrap(f"    so too:   {', '.join(_with_dtypes(*group) for group in groups[1:])}", 14)
+        yield from wrapped(f"    so too:   {', '.join(_with_dtypes(*group) for group in groups[1:])}", 14)
 
 
 def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the passes: their number by subject, or all names."""
-    if not (passed := _of(plain, PASSED)):
+    if not (passed := _results_with(plain, PASSED)):
         return
     yield f"\nPassed ({len(passed)}):"
     if verbose:
@@ -266,7 +275,7 @@ def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
     names = {result["name"] for result in passed}
     counts = {word: len(names & {check.name for check in group}) for word, group in subjects().items()}
     counts["others"] = len(passed) - sum(counts.values())
-    yield from _wrap(f"  {', '.join(f'{word} {count}' for word, count in counts.items() if count)}", 2)
+    yield from wrapped(f"  {', '.join(f'{word} {count}' for word, count in counts.items() if count)}", 2)
 
 
 _REFUSED = re.compile(r"refuses (?:every call|\d+ of \d+ calls): (.*)")
@@ -276,7 +285,7 @@ def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the calls that no claim covers, and that the target refused: each error with its checks."""
     refusals = [
         (refusal[1], result)
-        for result in _of(plain, PASSED, INAPPLICABLE)
+        for result in _results_with(plain, PASSED, INAPPLICABLE)
         if (refusal := _REFUSED.match(result["detail"]))
     ]
     errors: dict[str, str] = {}  # the first call of each error, in which only numbers differ
@@ -288,8 +297,8 @@ def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
         yield f"\nRefused, and so not judged, in {checks} (--require CHECK insists on it):"
     for error, results in itertools.islice(groups.items(), None if verbose else _MOST_FAILURES):
         names = _names(results)
-        yield from _wrap(f"  {errors[error]}", 4)
-        yield from _wrap(f"    {names if verbose else shorten(names, 2 * _WIDTH)}", 6)
+        yield from wrapped(f"  {errors[error]}", 4)
+        yield from wrapped(f"    {names if verbose else shorten(names, 2 * _WIDTH)}", 6)
     if len(groups) > _MOST_FAILURES and not verbose:
         yield f"  and {len(groups) - _MOST_FAILURES} other errors, shown by --verbose"
 
@@ -300,7 +309,7 @@ def _error_of(refusal: str) -> str:
 
 def _not_applicable(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the number of checks that do not apply; their reasons, the most common first, if verbose."""
-    left_out = _of(plain, INAPPLICABLE)
+    left_out = _results_with(plain, INAPPLICABLE)
     if left_out and not verbose:
         yield f"\n{len(left_out)} do not apply; --verbose lists them."
     if not left_out or not verbose:
@@ -311,5 +320,5 @@ def _not_applicable(plain: _Plain, verbose: bool) -> Iterator[str]:
     groups = _grouped((declines.get(lacking[r["name"]], r["detail"]), r) for r in left_out)
     for reason, results in sorted(groups.items(), key=lambda group: -len(group[1])):
         capabilities = ", ".join(dict.fromkeys(filter(None, (lacking[r["name"]] for r in results))))
-        yield from _wrap(f"  {len(results):>3}  {f'{capabilities}: ' if capabilities else ''}{reason}", 7)
-        yield from _wrap(f"       {_names(results)}", 7)
+        yield from wrapped(f"  {len(results):>3}  {f'{capabilities}: ' if capabilities else ''}{reason}", 7)
+        yield from wrapped(f"       {_names(results)}", 7)

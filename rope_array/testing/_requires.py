@@ -1,4 +1,4 @@
-"""Required capabilities: each is a result of its own, which fails if the target declines the capability."""
+"""Required capabilities: each gets a check, which fails if the target declines the capability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def required_checks(target: Target) -> tuple[Check, ...]:
 
 
 def specific_needs(capabilities: Collection[str]) -> set[str]:
-    """Return the needs of a check that it is about: a refused call of it is no lack of the others."""
+    """Return the needs that a check is about. A refused call shows a lack of these needs only."""
     return {*capabilities} - {*DTYPES, "values", "any_positions", "offset_positions", "widths", "ranks[5]"}
 
 

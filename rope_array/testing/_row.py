@@ -26,7 +26,7 @@ class CheckRow(NamedTuple):
         Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls; covers; or a function
         of the judge.
     needs
-        Capabilities that the check needs; what all of its calls need is added.
+        Capabilities that the check needs, in addition to the common needs of its calls.
     few
         Number of calls, if each call is compiled.
     each_dtype
@@ -61,7 +61,7 @@ class CheckRow(NamedTuple):
                 yield from read_calls(j, call, dtype=dtype or j.dtype)
 
     def all_needs(self) -> tuple[str, ...]:
-        """Return the needs of the row, and those that all of its calls have, if they are texts."""
+        """Return the needs of the row, and the common needs of its calls if these are texts."""
         common: set[str] = set()
         if not callable(self.calls) and all(isinstance(call, str) for call in self.calls):
             read = (read_call(text, CallFactors()) for text in alternatives(map(str, self.calls)))
@@ -81,10 +81,10 @@ def check_of(row: CheckRow, dtype: str | None = None) -> Check:
     """Return the check of a row, for a dtype if the row has one for each."""
     name = row.name if dtype is None else f"{row.name}[{dtype}]"
     capabilities = row.all_needs() if dtype is None else (*row.all_needs(), dtype)
-    return Check(name, row.requirement, capabilities, _run, (row, dtype), row.thorough)
+    return Check(name, row.requirement, capabilities, _run_row, (row, dtype), row.thorough)
 
 
-def _run(j: Judge, row: CheckRow, dtype: str | None) -> None:
+def _run_row(j: Judge, row: CheckRow, dtype: str | None) -> None:
     """Make and judge the calls of a row; raise the fault of the simplest call that fails."""
     check_calls(j, row.calls_of(j, dtype), row.few, row.context)
 

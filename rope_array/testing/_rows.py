@@ -1,9 +1,8 @@
 """The rows: every check that is data. A call is text; "base=10.0|500.0" stands for two calls.
 
-A row has a name, a requirement, calls, and the capabilities that all of them need; `few` is the number of
-calls if each is compiled. In the levels of a cover, True stands for all levels of a factor, a number for the
-first ones, beside the plain value. Which values a factor has is in `_factors`. The checks that are code are
-in `_checks`.
+A row has a name, a requirement, calls, and the capabilities that all calls need; `few` is the number of calls
+if each is compiled. In the levels of a cover, True stands for all levels of a factor, n for its plain value
+and the first n levels. `_factors` has the values of each factor, `_checks` the checks that are code.
 
 Observers may repeat a call between two calls of a row: see `_observe`.
 """
@@ -33,7 +32,7 @@ _ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 10
 
 
 def _widths(widths: tuple[int, ...]) -> str:
-    """Return widths as the text of a factor, the telling ones first."""
+    """Return widths as the text of a factor, those of `_FIRST` first."""
     return "|".join(map(str, sorted(widths, key=lambda width: (width not in _FIRST, width))))
 
 
@@ -290,7 +289,7 @@ COVER_ROWS = [
 
 
 def _at_many_positions(j: Judge) -> Iterator[CallFactors]:
-    """Yield 140 calls at other positions, then some of the first ones again."""
+    """Yield 140 calls at different positions, then repeat some of the first calls."""
     few = j.is_slow or j.lib.is_lazy(j.x().array)
     for start in (*range(20 if few else 140), 0, 1, 64):
         order = f"order={start},{start + 1}" if j.claims("any_positions") else ""

@@ -193,7 +193,7 @@ MODE_ROWS = [
         "A call after one with fake tensors, which have no values, is right: none of them is kept. A table "
         "that a function keeps is such a tensor; few programs make both calls, so this is for `--thorough`.",
         _AFTER, ("no_grad",), thorough=True,
-        # Not a second one: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
+        # No second fake call: PyTorch refuses to mix fake tensors with cached tables of real ones.
         context=contexts.after("a call with fake tensors", contexts.fake_call, contexts.check_alone),
     ),
     CheckRow(

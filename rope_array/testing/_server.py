@@ -64,7 +64,7 @@ class Server:
         options
             The fields of `Options`.
         tried
-            What the trial calls of an earlier process found: they are not made again.
+            The answers of trial calls in an earlier process, which are not repeated.
         ended
             How trial calls ended earlier processes, by their number.
         trials_over
@@ -93,7 +93,7 @@ class Server:
         }
 
     def check(self, name: str) -> dict[str, Any]:
-        """Run a check; return its result, and what it counted."""
+        """Run a check; return its result, its worst errors, and its calls by backend."""
         calls = calls_of(self.judge.target)
         for log in (self.judge.worst, *calls):
             log.clear()

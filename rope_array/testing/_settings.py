@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-# The variables when the suite was imported: later ones are of a library, or of a call.
+# The variables at the import of the suite. Libraries and calls set later ones.
 _ENVIRONMENT = frozenset(os.environ)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT)
 # Variables that libraries read when they start threads.
@@ -120,7 +120,7 @@ def _hook(*arguments: object) -> None:
 
 
 def _set_environment(variables: dict[str, str]) -> None:
-    """Set the environment's variables, without touching the ones that are as they should be."""
+    """Set the environment's variables; leave those that have the right value."""
     for name in [*os.environ]:
         if name not in variables:
             del os.environ[name]

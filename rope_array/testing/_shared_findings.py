@@ -1,6 +1,6 @@
 """Name faults in the words of failed checks: the simplest failing call, or a finding that they share.
 
-This is the last word on failures that no hypothesis explains.
+It is used for failures that no hypothesis explains.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     is_statement
         Whether the finding is about no elements: "the call wrote to x".
     observed
-        The fault if it is of no elements and no exception, such as "x was written".
+        A fault without wrong elements and without an exception, such as "x was written".
     context
         Where the call was made, such as "positions were written since the last call".
     """
@@ -71,8 +71,8 @@ class Shared(NamedTuple):
 def shared_findings(faults: Mapping[str, Fault], requirements: Mapping[str, str]) -> Iterator[Shared]:
     """Yield the findings that name faults best, the best first, each with its checks.
 
-    A fault that a call shows is one of all checks whose simplest calls have its factors. What is left is
-    named if two checks share it.
+    A finding with a call belongs to all checks whose simplest calls have the same factors. The remaining
+    findings are yielded if two checks share them.
     """
     findings = [_finding(name, fault, requirements[name]) for name, fault in faults.items()]
     is_first = True

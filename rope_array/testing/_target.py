@@ -217,7 +217,7 @@ class Target:
     def taken_widths(self) -> tuple[int, ...]:
         """The head_dims that it takes, in rising order, as claimed or as found by trial; empty if any."""
         if self.head_dim is not None:
-            return tuple(sorted(_numbers(self.head_dim)))
+            return tuple(sorted(_head_dims(self.head_dim)))
         if not self.refused_widths:
             return ()
         widths = {least_width(self, width) for width in ALL_WIDTHS}
@@ -407,7 +407,7 @@ def _check_sizes(target: Target) -> None:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
     if not takes_any(target) and target.furthest < 4:
         raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
-    for head_dim in _numbers(target.head_dim):
+    for head_dim in _head_dims(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
             raise ValueError(f"head_dim has {head_dim!r}; give integers, 2 or more")
     if target.dtypes is not None and not target.dtypes:
@@ -418,7 +418,7 @@ def _check_defaults(target: Target) -> None:
     """Raise if the definition refuses the built-in fields and the signature's defaults."""
     fields = {name: value for name, value in target.defaults.items() if name not in CALL_FIELDS}
     try:
-        for width in _numbers(target.head_dim) or (least_width(target, WIDTH),):
+        for width in _head_dims(target.head_dim) or (least_width(target, WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
         built_in = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
@@ -432,7 +432,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Collection) and not isinstance(value, str) else value
 
 
-def _numbers(head_dim: int | Collection[int] | None) -> tuple[int, ...]:
+def _head_dims(head_dim: int | Collection[int] | None) -> tuple[int, ...]:
     """Return the claimed head_dims: none, one or several."""
     if head_dim is None:
         return ()

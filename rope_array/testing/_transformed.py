@@ -141,7 +141,7 @@ def _call_of(j: Judge, inputs: CallInputs) -> Callable[..., Any]:
 
 
 def _traced_call(j: Judge, inputs: CallInputs, by_itself: bool = False) -> Callable[..., Any]:
-    """Return the compiled function of a call; not compiled by itself if it becomes a part of one program."""
+    """Return the compiled function of a call; uncompiled if one program compiles all calls."""
     # Not `j.call`: a compiler may refuse its other work.
     spec = j.fit(inputs.spec)
 
@@ -225,7 +225,7 @@ def _mapped(
     return Program(function, (mapped_inputs[0].xs[0].array if x_axes == (None,) else x.array, pos), judge)
 
 
-def joined(*programs: Program) -> Program:
+def joined_programs(*programs: Program) -> Program:
     """Return several programs as one."""
 
     def function(*arguments: tuple[Any, ...]) -> list[Any]:
@@ -248,13 +248,13 @@ def _mapped_over_x(j: Judge, call: CallFactors, seed: int) -> Program:
     over = partial(_mapped, j, call, seed)
     if _has_fields(j, call):
         return over((1,))
-    return joined(*(over(axes) for axes in ((0,), (1,), (2,), (0, 0))))
+    return joined_programs(*(over(axes) for axes in ((0,), (1,), (2,), (0, 0))))
 
 
 def _mapped_over_positions(j: Judge, call: CallFactors, seed: int) -> Program:
     """Return a call mapped over x and positions; a call without fields over positions alone, too."""
     over = partial(_mapped, j, call, seed, with_positions=True)
-    return over() if _has_fields(j, call) else joined(over(), over((None,)))
+    return over() if _has_fields(j, call) else joined_programs(over(), over((None,)))
 
 
 # ---- derivatives ----

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import _announce
-from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
+from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, whole_of, with_parts
 from ._claims import (
     TRIALS,
     by_declaration,
@@ -46,17 +46,17 @@ _NEEDED = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]"} | {
 def find_declines(target: Target) -> Mapping[str, str]:
     """Return every capability and part that a target does not claim, with the reason."""
     reasons = by_declaration(target)
-    reasons = spread(
+    reasons = with_parts(
         {**undeclared_fields(target), **_refused_fields(target, reasons), **reasons, **target.lacks}
     )
-    reasons = spread({**_without_needed(reasons), **reasons})
+    reasons = with_parts({**_without_needed(reasons), **reasons})
     if not target.declared and "values" not in reasons:
-        reasons = spread({**reasons, **_refused_calls(target, reasons)})
+        reasons = with_parts({**reasons, **_refused_calls(target, reasons)})
     return MappingProxyType(reasons)
 
 
 def _without_needed(reasons: Mapping[str, str], tried: Collection[str] = ()) -> dict[str, str]:
-    """Return the capabilities, other than the ones `tried`, that need a declined one."""
+    """Return the capabilities that need a declined capability, except those `tried`."""
     return {
         name: f"{needed}: {reasons[needed]}"
         for name, needed in _NEEDED.items()
@@ -213,7 +213,7 @@ def _under(mode: str, t: Trials, x: Any, pos: Any) -> None:
 
 
 def _mapped(t: Trials, x: Any, pos: Any) -> None:
-    """Call mapped over the first axis of x, and over the one of positions that have it."""
+    """Call mapped over the first axis of x, and of positions with two axes or more."""
     vmap(t.lib, t.target.call, (0, 0 if pos.ndim > 1 else None))(x, pos)
 
 
@@ -332,7 +332,7 @@ def find_reach(target: Target) -> int:
 
 
 def find_depth(target: Target) -> int:
-    """Return the largest p for which a target takes position -p: as far as positive ones, if it can."""
+    """Return the largest p, up to `target.reach`, for which a target takes position -p."""
     if "negative_positions" in target.declines:
         return 0
     if target.declared or not takes_any(target) or "values" in target.arrays.lacks:
@@ -383,7 +383,7 @@ def find_position_dtype(target: Target) -> str:
 
 
 def find_refused_widths(target: Target) -> Mapping[int, str]:
-    """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
+    """Try head_dims; return the refused ones with their errors, or none if all are refused."""
     if target.declared or "values" in target.arrays.lacks:
         return MappingProxyType({})
     rows = min(SIZES[-1], target.furthest + 1)

@@ -72,8 +72,7 @@ def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, alike:
     pairs
         The features of each pair in the result.
     alike
-        Elements that are like the wrong ones, such as all elements that are equal to x. The phrase may cover
-        them.
+        Elements with the same symptom as the wrong ones, such as equality to x. The phrase may cover them.
     """
     if wrong.ndim == 1:
         wrong, alike = wrong[None], None if alike is None else alike[None]
@@ -83,10 +82,10 @@ def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, alike:
     positions = None if pos is None else rows_of_positions(pos, rows.shape)
     row_phrases, covered = _rows_text(rows, positions)
     if np.array_equal(covered[..., None] & features, wrong):
-        return _joined(_features_text(features, pairs), row_phrases, rows.shape)
+        return _joined_phrases(_features_text(features, pairs), row_phrases, rows.shape)
     features = _hull(features)
     place_mask = covered[..., None] & features
-    phrase = _joined(_features_text(features, pairs), row_phrases, rows.shape)
+    phrase = _joined_phrases(_features_text(features, pairs), row_phrases, rows.shape)
     return _mostly(wrong, positions, pairs) if place_mask.all() else _of_a_part(wrong, place_mask, phrase)
 
 
@@ -119,7 +118,7 @@ def _box(mask: Mask) -> Mask:
 
 
 def _grown(wrong: Mask, alike: Mask) -> Mask:
-    """Return a mask with the indices between the wrong ones, or all, on axes where all elements are alike."""
+    """Grow a mask along each axis to all indices, or to those between wrong ones, where all are `alike`."""
     for axis in reversed(range(wrong.ndim)):
         box, chosen = _box(wrong), _along(wrong, axis)
         for extent in (np.ones(len(chosen), bool), _between(chosen)):
@@ -205,7 +204,7 @@ def _positions_text(positions: NDArray[Any], wrong: Mask) -> str | None:
     if good.tolist() == [0]:
         return "every position but 0"
     if bad.size == 1:
-        return f"position {_number(bad[0])} only"
+        return f"position {_number_text(bad[0])} only"
     if bad.max() < 0 <= good.min():
         return "negative positions"
     return _ends_text(bad, good) or _kinds_text(bad, good)
@@ -215,17 +214,17 @@ def _ends_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
     """Describe positions beyond a number, or between two."""
     if bad.min() > good.max():
         near = bad.dtype.kind in "iu" and bad.min() - 1 == good.max()
-        right_text = "" if near else f", right up to {_number(good.max())}"
-        return f"positions from {_number(bad.min())} on{right_text}"
+        right_text = "" if near else f", right up to {_number_text(good.max())}"
+        return f"positions from {_number_text(bad.min())} on{right_text}"
     if bad.max() < good.min():
         near = bad.dtype.kind in "iu" and bad.max() + 1 == good.min()
-        right_text = "" if near else f", right from {_number(good.min())} on"
-        return f"positions up to {_number(bad.max())}{right_text}"
+        right_text = "" if near else f", right from {_number_text(good.min())} on"
+        return f"positions up to {_number_text(bad.max())}{right_text}"
     between = (good > bad.min()) & (good < bad.max())
     if bad.size > LISTED and not between.any():
-        return f"positions {_number(bad.min())} to {_number(bad.max())}"
+        return f"positions {_number_text(bad.min())} to {_number_text(bad.max())}"
     if np.abs(bad).min() > np.abs(good).max():
-        return f"positions {_number(np.abs(bad).min())} or more from 0"
+        return f"positions {_number_text(np.abs(bad).min())} or more from 0"
     return None
 
 
@@ -239,11 +238,11 @@ def _kinds_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
             if (bad % 2 == parity).all() and (good % 2 != parity).all():
                 return f"{word} positions"
     if bad.size <= LISTED:
-        return f"positions {', '.join(map(_number, bad))}"
+        return f"positions {', '.join(map(_number_text, bad))}"
     return None
 
 
-def _number(value: Any) -> str:
+def _number_text(value: Any) -> str:
     return f"{int(value):,}" if value == round(float(value)) else f"{float(value):g}"
 
 
@@ -280,7 +279,7 @@ def _pairs_text(chosen: Mask, pairs: Pairs) -> str | None:
     return None
 
 
-def _joined(features: str, rows: list[str], shape: tuple[int, ...]) -> str:
+def _joined_phrases(features: str, rows: list[str], shape: tuple[int, ...]) -> str:
     """Join phrases: "features 14, 15 of every row", "rows 512 to 599 of every head"."""
     phrases = [*([features] if features else []), *rows]
     if not phrases:

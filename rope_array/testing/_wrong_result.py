@@ -1,4 +1,4 @@
-"""A wrong result, kept with all that is needed to judge it again."""
+"""A wrong result with its call, to judge it again by other hypotheses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Mask = NDArray[np.bool_]
 # Rows that are tried first, and the cosines that a comparison with all rows may take.
 _SAMPLE = 6
 _MOST_COSINES = 20_000
-# Elements that are kept, and indices of an axis, of a larger result.
+# The most elements kept of a wrong result, and the most indices of each axis of a larger result.
 _MOST_KEPT = 2**13
 _MOST_INDICES = 12
 
 
 @dataclass
 class Wrong:
-    """A wrong result, and the call that it is of: all that is needed to judge it again.
+    """A wrong result with its call, to judge it again.
 
     The rows of all arrays are along the last axis but one.
 
@@ -108,15 +108,15 @@ class Wrong:
         if self.mask.size <= _MOST_KEPT or pos is None:
             return self
         lead = np.asarray(self.mask.any(axis=-1))
-        kept = [_telling(lead, axis) for axis in range(lead.ndim)]
+        kept = [_kept_indices(lead, axis) for axis in range(lead.ndim)]
         chosen = np.ix_(*kept)
         arrays = {name: getattr(self, name)[chosen] for name in ("y", "x", "exact", "bound", "mask")}
         places = (*kept, np.arange(self.mask.shape[-1]))
         return replace(self, **arrays, given_pos=pos[chosen], places=places)
 
 
-def _telling(lead: Mask, axis: int) -> NDArray[np.intp]:
-    """Return indices of an axis: the first and last ones, the ends of runs of wrong ones, some between."""
+def _kept_indices(lead: Mask, axis: int) -> NDArray[np.intp]:
+    """Return indices of an axis: the first and last, the ends of wrong runs, and some between."""
     wrong = np.asarray(lead.any(axis=tuple(i for i in range(lead.ndim) if i != axis)))
     ends = np.flatnonzero(np.diff(wrong))
     count = len(wrong)

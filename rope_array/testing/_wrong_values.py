@@ -28,7 +28,7 @@ class Likeness(NamedTuple):
     elements
         Returns the elements of a wrong result that have them.
     facts
-        Of a rotation by other positions or fields, or in another direction: which, as data.
+        The positions, field or direction of another rotation, as data; None for other values.
     """
 
     text: str
@@ -51,7 +51,7 @@ def likeness_of(wrong: Wrong) -> Likeness | None:
     return likeness
 
 
-def alike(wrong: Wrong) -> tuple[str, Mask | None]:
+def describe_values(wrong: Wrong) -> tuple[str, Mask | None]:
     """Return a phrase on the values of the wrong elements, and a mask of all elements like them."""
     likeness = likeness_of(wrong)
     if likeness is None:
@@ -157,7 +157,7 @@ def with_fields(text: str, name: str) -> Likeness:
     return Likeness(f"rotated {text}", elements, {"field": name})
 
 
-def _rounded(dtype: str) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
+def _converted_to(dtype: str) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
     """Return a function that converts positions to another dtype, and back."""
 
     def convert(pos: NDArray[Any]) -> NDArray[Any] | None:
@@ -169,14 +169,14 @@ def _rounded(dtype: str) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
 
 
 def _of_rows(convert: Callable[[NDArray[Any]], Any]) -> Callable[[NDArray[Any]], NDArray[Any] | None]:
-    """Return a function of positions of which a row has several; None for others."""
+    """Return a function of positions; its result is None if all rows have one position."""
     return lambda pos: np.broadcast_to(convert(pos), pos.shape) if pos.ndim and pos.shape[-1] > 1 else None
 
 
 def _of_axis(
     axis: int, ndim: int, convert: Callable[[NDArray[Any]], Any]
 ) -> Callable[..., NDArray[Any] | None]:
-    """Return a function of positions that have several batches or heads; None for others."""
+    """Return a function of positions; its result is None without several batches or heads."""
 
     def moved(pos: NDArray[Any]) -> NDArray[Any] | None:
         if (
@@ -211,7 +211,7 @@ _POSITIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any] | None]] = {
     "pos without its fraction": lambda pos: np.trunc(pos) if pos.dtype.kind == "f" else None,
     "pos modulo 2^24": lambda pos: pos % 2**24,
     **{
-        f"pos converted to {dtype}": _rounded(dtype)
+        f"pos converted to {dtype}": _converted_to(dtype)
         for dtype in ("float32", "float16", "int32", "uint16", "int16", "uint8", "int8")
     },
 }

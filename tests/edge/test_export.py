@@ -30,7 +30,7 @@ NEAR = [0, 1, 2, 3, 30, 63, 64, 100]
 TOLERANCE = {"float64": 2e-14, "float32": 2e-6, "float16": 4e-3}
 
 
-class Call(torch.nn.Module):
+class FunctionModule(torch.nn.Module):
     """A function of (q, k, positions) as a module."""
 
     def __init__(self, function):
@@ -41,11 +41,11 @@ class Call(torch.nn.Module):
         return self.function(q, k, positions)
 
 
-class Case:
+class ExportCase:
     """A module or function of (q, k, positions), and the fields of its rotation."""
 
     def __init__(self, program, fields=None, positions=FAR, dtype="float32", seq_axis=-2, tolerance=None):
-        self.module = program if isinstance(program, torch.nn.Module) else Call(program)
+        self.module = program if isinstance(program, torch.nn.Module) else FunctionModule(program)
         self.fields, self.dtype, self.seq_axis = fields or {}, dtype, seq_axis
         self.positions = torch.as_tensor(positions)
         self.tolerance = tolerance or TOLERANCE[dtype]
@@ -90,7 +90,9 @@ def two_steps(rope):
 def applied(fields=None, positions=FAR, dtype="float32", tolerance=None, **options):
     """Return the case of `apply` with options, which are the fields too unless these are stated."""
     fields = options if fields is None else fields
-    return Case(lambda q, k, p: ra.apply((q, k), p, **options), fields, positions, dtype, tolerance=tolerance)
+    return ExportCase(
+        lambda q, k, p: ra.apply((q, k), p, **options), fields, positions, dtype, tolerance=tolerance
+    )
 
 
 OF_HALF = {"base": 500_000.0, "pairing": "half"}
@@ -104,16 +106,16 @@ AXIAL = {"axes": {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}}
 
 
 def module(rope, fields, positions=FAR, seq_axis=-2):
-    return Case(ra.torch.RotaryEmbedding(rope, seq_axis=seq_axis), fields, positions, seq_axis=seq_axis)
+    return ExportCase(ra.torch.RotaryEmbedding(rope, seq_axis=seq_axis), fields, positions, seq_axis=seq_axis)
 
 
 CASES = {
     "apply": applied(positions=WIDE),
-    "one array": Case(lambda q, k, p: (ra.apply(q, p), ra.apply(k, p, backend="array-api"))),
+    "one array": ExportCase(lambda q, k, p: (ra.apply(q, p), ra.apply(k, p, backend="array-api"))),
     "module": module(HALF, OF_HALF, WIDE),
     "module, heads inside": module(HALF, OF_HALF, seq_axis=-3),
     "int32 positions": module(ra.RoPE(16), {}, torch.tensor(FAR, dtype=torch.int32)),
-    "rotation": Case(two_steps(HALF), OF_HALF),
+    "rotation": ExportCase(two_steps(HALF), OF_HALF),
     "part of the features": applied(rotary_dim=8, rotary_start=4),
     "inverse": applied(inverse=True),
     "float64": applied(positions=WIDE, dtype="float64"),
@@ -123,7 +125,7 @@ CASES = {
     "yarn": module(YARN, {"inv_freq": YARN.frequencies, "attention_factor": YARN.amplitude}),
     "axial": applied(AXIAL, GRID, axes=ra.Axes.axial(8, 8)),
     "float32 angles": applied({}, NEAR, tolerance=1e-4, angles="float32"),
-    "learned": Case(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
+    "learned": ExportCase(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
 }
 
 
@@ -175,14 +177,14 @@ def test_onnx_runtime_has_the_values_of_the_definition(name, dynamo, opset):
 @EXPORTERS
 def test_a_rotation_is_an_input_of_the_program(dynamo):
     """cos and sin of all layers are made by NumPy, and the program only rotates."""
-    case = Case(None, OF_HALF)
+    case = ExportCase(None, OF_HALF)
 
     def tables(positions):
         rotation = HALF.rotation(positions.numpy(), like=np.ones(1, np.float32))
         return tuple(torch.from_numpy(table) for table in rotation)
 
     axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
-    program = Call(None)
+    program = FunctionModule(None)
     program.forward = lambda q, k, cos, sin: HALF.rotation_from(cos, sin).apply((q, k))
     example = (*case.arrays(2, 7), *tables(case.positions[:7]))
     run = runner(to_onnx(program, example, dynamo, None, axes, tuple(axes)))
@@ -205,7 +207,7 @@ def by_onnx_runtime(model):
 @EXPORTERS
 def test_a_conversion_to_float16_only_rounds(dynamo, convert):
     """Other angles than exact ones are wrong beyond some tens of positions, as the documentation says."""
-    case = Case(ra.torch.RotaryEmbedding(HALF), OF_HALF, tolerance=TOLERANCE["float16"])
+    case = ExportCase(ra.torch.RotaryEmbedding(HALF), OF_HALF, tolerance=TOLERANCE["float16"])
     model = onnx.load_from_string(exported(case, dynamo))
     case.check(runner(convert(model).SerializeToString()))
 
@@ -257,7 +259,7 @@ def saved(case, folder, dynamo):
 def test_openvino_which_has_32_bits_for_integers(name, form, tmp_path):
     case = OPENVINO[name]
     fits = case.positions.abs().reshape(len(case.positions), -1).amax(-1) < 2**31
-    case = Case(case.module, case.fields, case.positions[fits])
+    case = ExportCase(case.module, case.fields, case.positions[fits])
     with torch.no_grad():
         case.check(in_openvino(FORMS[form](case, tmp_path)))
 

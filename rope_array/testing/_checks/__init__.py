@@ -24,7 +24,7 @@ from . import (
 __all__ = ["checks", "subjects"]
 
 
-def _of(module: ModuleType) -> list[Check]:
+def _checks_in(module: ModuleType) -> list[Check]:
     """Return the checks that a module registers when it is imported."""
     return [check for check in registered if check.function.__module__ == module.__name__]
 
@@ -36,20 +36,20 @@ def _rows_of(rows: list[CheckRow]) -> Iterator[Check]:
 
 # The subjects in words.
 _BY_SUBJECT = {
-    "first calls": _of(_first),  # before any other call
+    "first calls": _checks_in(_first),  # before any other call
     "kinds": _rows_of(_rows.KIND_ROWS),
-    "fields": [*_of(_fields), *_rows_of(_rows.FIELD_ROWS)],
+    "fields": [*_checks_in(_fields), *_rows_of(_rows.FIELD_ROWS)],
     "scaling and axes": [*_rows_of(_rows_of_scaling.SCALING_ROWS), *_rows_of(_rows_of_scaling.AXES_ROWS)],
-    "accuracy": [*_accuracy.checks_of_ranges(), *_of(_accuracy)],
-    "positions": [*_rows_of(_rows.POSITION_ROWS), *_of(_positions)],
+    "accuracy": [*_accuracy.checks_of_ranges(), *_checks_in(_accuracy)],
+    "positions": [*_rows_of(_rows.POSITION_ROWS), *_checks_in(_positions)],
     "combinations": _rows_of(_rows.COVER_ROWS),
-    "state": [*_rows_of(_rows.STATE_ROWS), *_of(_state)],
-    "refusals": _of(_refusals),
-    "sizes": [*_rows_of(_rows.SIZE_ROWS), *_of(_sizes)],
-    "invariants": _of(_invariants),
+    "state": [*_rows_of(_rows.STATE_ROWS), *_checks_in(_state)],
+    "refusals": _checks_in(_refusals),
+    "sizes": [*_rows_of(_rows.SIZE_ROWS), *_checks_in(_sizes)],
+    "invariants": _checks_in(_invariants),
     "gradients": _rows_of(_rows_of_gradients.GRADIENT_ROWS),
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
-    "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
+    "memory": [*_observed.observed_checks(), *_checks_in(_memory)],  # last: observers watch all other calls
 }
 _SUBJECTS = {subject: tuple(subject_checks) for subject, subject_checks in _BY_SUBJECT.items()}
 _CHECKS = tuple(check for subject_checks in _SUBJECTS.values() for check in subject_checks)

@@ -9,7 +9,7 @@ from rope_array.testing._call import make
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._row import read_calls
 
-# Values of their own: compiled code is compiled once.
+# Values that no other check uses, so that compiled code is compiled here first.
 _CALLS = (
     "dtype=float32|float64|float16|bfloat16", "base=500000.0", "rotary_dim=8", "pairing=half",
     "attention_factor=1.25", "inverse=True",

@@ -1,4 +1,4 @@
-"""The checks of the observers, which watch every call of every row: each has calls of its own, too."""
+"""The checks of the observers, which watch every call of every row, and some calls made for them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,4 +1,4 @@
-"""Long sequences of positions that all differ, of which some rows are judged."""
+"""Long sequences of distinct positions; some of their rows are judged."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing._call import make, plain_call, spec_of
-from rope_array.testing._contexts import anew
+from rope_array.testing._contexts import fresh_call
 from rope_array.testing._cover import OF_ANOTHER_SHAPE, field_specs, single_fields
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._observe import call_unguarded
@@ -86,7 +86,7 @@ def _takes(j: Judge, x: Input, **spec: Any) -> bool:
 def calls_far_and_near(j: Judge) -> None:
     """Tables that grow at both ends, for negative and positive positions in one call, are right each time."""
     far, depth = max(min(j.target.reach - 5, 5000), 1), min(j.target.depth, 5000)
-    new = anew(j, plain_call(j).replace(rows=(1, 2, 5)))
+    new = fresh_call(j, plain_call(j).replace(rows=(1, 2, 5)))
     x, spec = make(j, new).x, spec_of(j, new)
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
         with j.part("positions of both signs"):
@@ -129,7 +129,7 @@ def calls_after_an_exception(j: Judge) -> None:
     x, pos = j.x(), j.pos(j.positions())
     for refused in _refusals(j):
         before = j.lib.defaults()
-        _raises(j, *refused)  # imports what it needs
+        _raises(j, *refused)  # imports modules, which the next call does not
         lasting = {*changes(before, j.lib.defaults())}  # once changed, a second call may not change it again
         raised, changed = _watched(j, *refused)
         j.check(j.call(x, pos), x, j.positions())
@@ -168,7 +168,7 @@ def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
     for spec in field_specs(j)[: 2 if j.is_slow else None]:
         new = (
-            plain_call(j) if "inv_freq" in spec else anew(j, plain_call(j))
+            plain_call(j) if "inv_freq" in spec else fresh_call(j, plain_call(j))
         )  # as many as pairs of the usual head
         inputs = make(j, new)
         x, pos, array_pos, spec = inputs.x, inputs.numbers, inputs.pos, {**inputs.spec, **spec}
@@ -243,7 +243,7 @@ def threads_while_tables_grow(j: Judge) -> None:
     """A call is right while another thread calls at positions far beyond it, for which tables may grow."""
     furthest = min(j.target.reach - 4, 59_000)
     for _ in range(1 if j.is_slow else 3):
-        inputs = make(j, anew(j, plain_call(j)))
+        inputs = make(j, fresh_call(j, plain_call(j)))
         x, spec = inputs.x, inputs.spec
         near = 0
         for far in (furthest // 16, furthest // 4, furthest):
@@ -279,7 +279,7 @@ def _check_while(j: Judge, x: Input, near: int, far: int, spec: dict[str, Any]) 
 
 
 def _check_at_once(j: Judge, calls: list[CallList], times: int) -> None:
-    """Make each of these lists of calls many times in a thread of its own, and judge every result."""
+    """Run each list of calls many times in its own thread, and judge every result."""
     alone: dict[int, Floats] = {}
     for x, pos, spec in (call for series in calls for call in series):  # compiled before the threads start
         with j.if_served():
@@ -298,7 +298,7 @@ def _check_at_once(j: Judge, calls: list[CallList], times: int) -> None:
 
 
 def _times_in_a_while(j: Judge, calls: CallList) -> int:
-    """Return how many times all of the calls can be made, about, before a check takes long; at least 1."""
+    """Return how often all calls can be repeated in `_MOST_SECONDS`, estimated from one call; at least 1."""
     before = time.perf_counter()
     for x, pos, spec in calls[:1]:
         j.run(x, pos, **spec)
@@ -307,7 +307,7 @@ def _times_in_a_while(j: Judge, calls: CallList) -> int:
 
 
 def _run_at_once(j: Judge, works: Sequence[Callable[[], None]]) -> None:
-    """Run functions at once, each in a thread of its own; raise the first error."""
+    """Run functions at once, each in its own thread; raise the first error."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
 

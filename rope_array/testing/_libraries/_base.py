@@ -19,7 +19,7 @@ Array = Any
 Function = Callable[..., Any]
 Context = AbstractContextManager[Any]
 
-# Capabilities that a library has if its class has a method of its own, and the reason if it has none.
+# The method that gives a library each capability, and the reason to lack it if a class has no such method.
 _BY_METHOD = {
     "gradient": ("pullback", "the library has no gradients"),
     "jit": ("traced", "the library has no compiler"),
@@ -41,7 +41,7 @@ class MissingLibrary(ImportError):
 class ArrayLibrary:
     """One array library, in one configuration.
 
-    A configuration has a name of its own, such as "torch:cuda", and attributes that differ from its class's.
+    A configuration has its own name, such as "torch:cuda", and attributes that differ from its class's.
     It lacks the capabilities whose methods here raise NotImplementedError.
     """
 
@@ -198,7 +198,7 @@ class ArrayLibrary:
         yield "a slice", two[1, ...]
         yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
         yield "every second feature", self._packed(self.permute(two, (1, 2, 3, 4, 0)))[..., 0]
-        # q, k and v in one array (B, S, 3, H, D), of which x is k.
+        # x is k in one array of q, k and v, of shape (B, S, 3, H, D).
         three = self._packed(self.permute(self.stack([array] * 3), (1, 3, 0, 2, 4)))
         yield "a fused projection", self.permute(three[:, :, 1, ...], (0, 2, 1, 3))
 
@@ -213,7 +213,7 @@ class ArrayLibrary:
     def inside(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         """Yield names, views of the same values in larger arrays, and the larger arrays.
 
-        The first ones start inside a longer memory, so that they are not aligned.
+        The first ones are not aligned: they start inside a longer memory.
         """
         for name, shape, index in _larger(tuple(array.shape)):
             if (larger_array := self.sevens(shape, array)) is not None:

@@ -136,7 +136,7 @@ class ShardedJaxLibrary(JaxLibrary):
         return self.native.device_put(array, place)
 
     def owns(self, value: Any) -> bool:
-        # Not by an array of its own: under shard_map nothing can be put on devices.
+        # Do not make an array to compare with: under shard_map nothing can be put on devices.
         return isinstance(value, self.native.Array) and not isinstance(value, self.native.core.Tracer)
 
     def strided(self, array: Array) -> Iterator[tuple[str, Array]]:

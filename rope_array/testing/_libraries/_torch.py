@@ -150,7 +150,7 @@ _NUMBERS = itertools.count()
 
 
 def with_own_code(f: Function) -> Function:
-    """Return a function with a code object of its own, that calls f.
+    """Return a function that calls f and has its own code object.
 
     Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
     limit the code is called without the compiler, or an error is raised.
