@@ -26,7 +26,7 @@ clock = time.perf_counter
 
 
 def parse(parser, name):
-    """Return the options of the command line, with those that all these benchmarks have; set the clock."""
+    """Return the options of the command line, with the common options of these benchmarks; set the clock."""
     global clock
     path = RESULTS / f"{datetime.date.today()}-{name}.json"
     parser.add_argument(

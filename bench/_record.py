@@ -13,7 +13,12 @@ from _targets import judged, lines
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-MEASURED = ("rope_array", "backends", "bench", ":!bench/results")  # what a result depends on, for git
+MEASURED = (
+    "rope_array",
+    "backends",
+    "bench",
+    ":!bench/results",
+)  # the paths, for git, that a result depends on
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 

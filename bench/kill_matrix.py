@@ -6,7 +6,7 @@
 A check kills a mutant of tests/mutants*.py if it fails for it. Each mutant has a process of its own. Correct
 code is judged too, once for each target: a check that fails for it is no killer there. Mutants claim all
 fields, some of which `torch.compile` cannot compile. `--read` reports recorded runs instead of a new one;
-`--against` compares a run with recorded ones. Needs the dependency group `test`. Exit status 1: no check
+`--against` compares a run with recorded runs. Needs the dependency group `test`. Exit status 1: no check
 kills a mutant, or a check that the mutant names does not; or a mutant ran out of time.
 """
 

@@ -129,7 +129,7 @@ def suite():
 
 
 def row_of(verdict, note):
-    """Return what the tables show of a report, with the reasons of the failures."""
+    """Return the entries of a report that the tables show, with the reasons of the failures."""
     failed = [(row["name"], row["detail"]) for row in verdict["results"] if row["outcome"] == "failed"]
     kept = {key: value for key, value in verdict.items() if key not in ("suite", "note", "results")}
     return {**kept, "failed": dict(failed), "reasons": reasons(failed, note.why), "how": note.how}

@@ -1,4 +1,4 @@
-"""What workers of a cluster import: arrays made on them chunk by chunk, and a check of the backend."""
+"""Functions that workers of a cluster import: they make arrays chunk by chunk, and check the backend."""
 
 import zlib
 

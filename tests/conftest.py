@@ -13,7 +13,7 @@ The libraries of the session `tests(more)` run the suite and the tests that name
 is none of them.
 
 The session `tests(all)` runs all of them in one environment. In `nightly` the sessions `tests` run each
-library in an environment of its own, and `tests(all)` what needs two or more: the mark `several`.
+library in its own environment, and `tests(all)` the tests of two libraries or more: the mark `several`.
 
 tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
 

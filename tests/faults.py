@@ -17,7 +17,7 @@ y
 leave
     The elements at this index stay as they are in x.
 gradient
-    Return this gradient for x, where `gradient` is that of the result.
+    Return this gradient for x; `gradient` is the gradient of the result.
 before, after
     Evaluate this for its effect, before or after `apply`.
 

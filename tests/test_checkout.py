@@ -13,7 +13,7 @@ from rope_array.testing import apply_definition
 
 ROOT = Path(__file__).parents[1]
 VERSION = '[project]\nname = "{name}"\nversion = "9.8"\n'
-# Hide every installed package but those that rope_array needs.
+# Hide every installed package that rope_array does not need.
 NOT_INSTALLED = f"""
 import sys
 from importlib.machinery import PathFinder
@@ -141,7 +141,7 @@ def test_only_the_backends_of_a_checkout_are_imported(checkout, text):
     assert "python -m pip install" in last
 
 
-# ---- what is said about the kernel and the version ----
+# ---- messages about the kernel and the version ----
 
 
 def test_why_the_kernel_is_missing(checkout):

@@ -17,9 +17,9 @@ from rope_array.testing._outcome import FAILED, INAPPLICABLE, outcome_of
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# What secondary targets and builds run: calls of all fields together, sizes, and memory, where these can go
-# another way through the code. The other checks have the mark `primary`. Secondary targets leave these to
-# `nightly`; so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`, which read the mark.
+# The subjects that secondary targets and builds run: calls of all fields together, sizes, and memory, where
+# these can take another path through the code. The other checks have the mark `primary`: secondary targets
+# leave them to `nightly`, and so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`.
 COVER = {"first calls", "kinds", "combinations", "sizes", "memory"}
 COVER_OF_GRADIENTS = "gradient_combinations"
 # They run the code of another target: specs become plain numbers before any array is made.
@@ -44,8 +44,8 @@ OF_THE_KERNEL = {"memory", "sizes", "state"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
-# What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and the kernel
-# of GPUs declines a call if PyTorch's operations are intercepted.
+# Checks whose calls the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and
+# the kernel of GPUs declines a call if PyTorch's operations are intercepted.
 REFUSED = {
     ("torch:compile", "gradient_of_a_gradient"),
     *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
@@ -162,7 +162,7 @@ def test_conforms(name, how, check):
     if outcome == INAPPLICABLE and (judge(name, how).thorough or not check.thorough):
         # Allowed only if the library lacks a capability.
         needed = set(check.needs) & judge(name, how).target.declines.keys()
-        needed = {name for name in needed if "[" not in name}  # a part, beside the whole
+        needed = {name for name in needed if "[" not in name}  # whole capabilities, without parts
         assert needed or (name, check.name) in REFUSED
         lacking = judge(name, how).lib.gaps.keys() | (NOT_COMPILED if name != session_of(name) else {}).keys()
         lacking |= {"jit"} if session_of(name) == "torch" else set()  # torch:compile has it

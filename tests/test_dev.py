@@ -1,4 +1,4 @@
-"""dev.py: what it installs, and when. Its environment has a Python that only records how it is called."""
+"""The installs of dev.py. Its environment has a Python that only records its arguments."""
 
 import itertools
 import runpy

@@ -155,7 +155,7 @@ MAY_IMPORT = {
     "hf": "._errors ._dynamo ._spec ._array_api.source ._dispatch ._rope .hf torch",
     "torch": "._errors ._spec.validation ._array_api.position_input ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
-    # Commands use what is public, and other libraries late.
+    # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._registry .config .plots .testing late numpy",
     "_demo": ". ._demo .testing numpy late dask",

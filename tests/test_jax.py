@@ -369,7 +369,7 @@ def test_derivatives_of_other_operands(narrow):
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_result_whose_gradient_is_not_needed(transform, narrow):
-    """A later rule returns None for k: the gradient is that of q, by positions and by tables."""
+    """A later rule returns None for k: the gradient has the part of q alone, by positions and by tables."""
     product = jax.custom_vjp(lambda q, k: (q * k).sum())
     product.defvjp(lambda q, k: (product(q, k), k), lambda k, g: (g * k, None))
     q, k = normal(2, 5, 16), normal(2, 5, 16, seed=1)

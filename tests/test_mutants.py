@@ -77,4 +77,4 @@ def test_slow_code_is_called_less_often_from_threads(monkeypatch):
     monkeypatch.setattr(_state, "_MOST_SECONDS", 0.1)
     (named,) = (check for check in checks() if check.name == "threads_of_many_positions")
     assert outcome_of(named, Judge(Target(rotate)))[0] == PASSED
-    assert 72 < len(calls) < 400  # 864 otherwise, and those that find what is claimed
+    assert 72 < len(calls) < 400  # 864 otherwise, and the trial calls

@@ -34,7 +34,7 @@ def prepared(plan):
 
 
 def changes(*names, values):
-    """Return arguments that replace the named ones, for each value."""
+    """Return, for each value, a dict that gives it to all of these arguments."""
     return [dict.fromkeys(names, value) for value in values]
 
 

@@ -434,7 +434,7 @@ RECORDED = {
 @TORCH_BACKENDS
 @pytest.mark.parametrize("name", RECORDED)
 def test_in_place_while_a_gradient_is_recorded(torch, name, backend):
-    """The gradient is that of an allocating call, which the suite judges; the values keep theirs."""
+    """The gradient equals an allocating call's, which the suite judges; the values keep their gradient."""
     numbers, weight = torch.randn(5, 3, 16), torch.randn(5, 16)
     for call in (partial(ROPE.apply, pos=POS), ROPE.rotation(POS, like=numbers).apply):
         pairs = []

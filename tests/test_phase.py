@@ -1,4 +1,4 @@
-"""The one function that multiplies positions by frequencies: equal bits on every library, by either route.
+"""The one function that multiplies positions by frequencies: equal bits on every library.
 
 Python's integers and mpmath's frequencies give the expected bits.
 """

@@ -33,7 +33,7 @@ def case(name):
 
 @pytest.mark.parametrize("name", [case(name) for name in ROWS])
 def test_the_numbers_of_checks(name):
-    """Those that apply to a target; tests/test_conformance.py shows that they pass."""
+    """The page counts the checks that apply to a target; tests/test_conformance.py shows that they pass."""
     (every,) = re.findall(r"runs the (\d+) checks of the suite", TEXT)
     assert int(every) == len(checks())
     if name == "numpy":

@@ -182,7 +182,7 @@ def test_names_of_targets_have_no_address():
 @pytest.mark.parametrize("exception", [SystemExit, GeneratorExit])
 def test_an_exit_in_a_trial_call_is_no_refusal(exception):
     rotate = refusing(lambda x, p, s: x.shape[-1] == 8, exception, base_only=True)
-    # The check of refusals is added to the named ones.
+    # The check of refusals is run in addition to the named checks.
     (failed,) = run_checks(rotate, only=["definition", "narrow_heads"], **FEWER_BUT_WIDTHS).of("failed")
     assert failed.name == "refusals_raise"
     assert exception.__name__ in failed.detail

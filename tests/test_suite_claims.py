@@ -179,8 +179,8 @@ of_rising_memory = refusing(lambda x, p, s: np.ndim(p) == 1 and np.asarray(p).st
 _KINDS = "definition kind accuracy_small combinations many_rows zero_size"
 _ORDERS = "definition tuples positions_of_a_batch kind"
 _IN_PLACE = "combinations inputs_unchanged no_aliasing tuples results_are_kept neighbours_unchanged"
-# The code, its claims, the checks that pass or do not apply, and the ones that fail; then some of the names
-# that are claimed, and that are declined.
+# The code, its claims, the checks that pass or do not apply, and the checks that fail; then some of the
+# claimed names, and some of the declined names.
 CODE = {
     "one dtype of positions": (
         lambda x, pos, base=1e4: not_uint16(x, pos, base=base) * (

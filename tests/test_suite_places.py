@@ -164,7 +164,7 @@ def test_values_are_named(text):
     assert message.split("; ")[1] == text
 
 
-# Positions, and the ones that code rotates by instead.
+# Positions, and the positions that code rotates by instead.
 OTHER_POSITIONS = {
     "pos converted to float32": (POS + 2**24, lambda pos: pos.astype(np.float32).astype(np.int64)),
     "pos modulo 2^24": (POS + 2**24, lambda pos: pos % 2**24),

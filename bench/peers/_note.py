@@ -43,7 +43,7 @@ def release(*distributions: str) -> str:
 
 
 def built(make: Callable, size: int = 64) -> Callable:
-    """Keep what a function makes of its arguments: modules, which a model makes once and outside of calls.
+    """Cache the modules that a function makes of its arguments: a model makes them once, outside of calls.
 
     So they are made in PyTorch's default settings, whatever the settings of the first call that needs them.
     """

@@ -125,8 +125,7 @@ class Rotate(NamedTuple):
 
     `layout` is the order of axes that the function takes and returns: "bshd", "bhsd", or "tokens", which is
     (B S, H, D). A function that is `in_place` writes into its arguments: it gets copies of its own.
-    `gradient` tells whether the result can be differentiated, `graph` whether a CUDA graph can capture the
-    call.
+    `gradient` is True if the result can be differentiated, `graph` if a CUDA graph can capture the call.
     """
 
     function: Callable[[tuple], tuple]

@@ -31,7 +31,7 @@ def prepare_data(folder: Path) -> list[dict]:
 
 
 def write_report(out: Path, quick: bool) -> None:
-    """Write the page and its figures, from the results in `out`; without these, from the committed ones."""
+    """Write the page and its figures from the results in `out`, or else from the committed results."""
     from .report import newest, write
 
     path, command = out / RESULTS, "python -m roformer all" + " --quick" * quick

@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def forward(self, x, keep=None, context=None, cache=None):
         """Return (B, S, hidden_size) from x (B, S, hidden_size); `keep` (B, T) is False for padding.
 
-        The T keys are those of the context if there is one, else of the cached tokens and x.
+        The T keys belong to the context if there is one, else to the cached tokens and x.
         """
         q = self._heads(self.query(x))
         k, v = self._keys_and_values(x, context, cache)
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 class Cache:
-    """Keys and values (B, H, T, D) of the `length` tokens that a decoder has seen, before any rotation."""
+    """Keys and values (B, H, T, D) of the `length` earlier tokens of a decoder, before any rotation."""
 
     def __init__(self) -> None:
         self.length = 0

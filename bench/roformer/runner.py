@@ -52,9 +52,9 @@ def is_done(task: Task, out: Path) -> bool:
 
 
 def tasks_left(tasks: dict[str, Task], out: Path) -> dict[str, Task]:
-    """Return the tasks of a plan that are not done, and those that need one of them."""
+    """Return the tasks of a plan that are not done, and the tasks that need one of them."""
     left: dict[str, Task] = {}
-    for key, task in tasks.items():  # each after those that it needs
+    for key, task in tasks.items():  # each after the tasks that it needs
         if not is_done(task, out) or left.keys() & task.job.needs:
             left[key] = task
     return left
@@ -63,7 +63,7 @@ def tasks_left(tasks: dict[str, Task], out: Path) -> dict[str, Task]:
 def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
     """Return the keys of tasks that are done, but whose code, packages or data have changed since."""
     code, origins = hash_code(data), dict[str, str]()
-    for key, task in tasks.items():  # each after those that it needs
+    for key, task in tasks.items():  # each after the tasks that it needs
         origins[key] = hash_origin(code, [origins[key_needed] for key_needed in task.job.needs])
     done = {key for key, task in tasks.items() if is_done(task, out)}
     return [

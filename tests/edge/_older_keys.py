@@ -58,7 +58,7 @@ _OF_LAYERS = re.compile(r"layer|block|idx|indices|indexes|interval|period|offset
 
 
 def _keys_of_layers(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the fields that may tell layers apart: lists by their names, and what its properties read."""
+    """Return the fields that may differ by layer: lists by their names, and fields that properties read."""
     fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     names = {name for name, annotation in fields.items() if "list" in annotation and _OF_LAYERS.search(name)}
     for name in PROPERTIES:

@@ -229,7 +229,7 @@ FORMS = {
     "ONNX, dynamo": lambda case, folder: openvino.convert_model(saved(case, folder, True)),
     "ONNX, torchscript": lambda case, folder: openvino.convert_model(saved(case, folder, False)),
 }
-# Positions of 2^28 to 2^31. OpenVINO computes casts and bit shifts wrong at those of the first three lines.
+# Positions of 2^28 to 2^31. OpenVINO computes wrong casts and bit shifts at the first three lines of them.
 LARGE = [
     699776997, 2**31 - 1, 918454252, 1343848385,
     1316569048, 2019377123, 806322170, 558891002,

@@ -38,7 +38,7 @@ class FetchError(RuntimeError):
 
 
 def fetch(names: tuple[str, ...], folder: Path) -> dict[str, Path]:
-    """Return the folder of each unpacked package. Download those that `folder` lacks."""
+    """Return the folder of each unpacked package. Download the packages that `folder` lacks."""
     if chosen_folder := os.environ.get(VARIABLE):
         return _find(names, Path(chosen_folder))
     if missing := [name for name in names if not (folder / name).is_dir()]:
