@@ -44,8 +44,8 @@ OF_THE_KERNEL = {"memory", "sizes", "state"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
-# Checks whose calls the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and
-# the kernel of GPUs declines a call if PyTorch's operations are intercepted.
+# Checks whose calls the library's own code refuses: compiled code of PyTorch has no gradient of a gradient,
+# and the kernel of GPUs declines a call if PyTorch's operations are intercepted.
 REFUSED = {
     ("torch:compile", "gradient_of_a_gradient"),
     *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
