@@ -5,7 +5,6 @@ from typing import Any, Never, Unpack
 
 from . import _dispatch
 from ._array_api.checks import MAKE_KNOWN, check_arrays
-from ._array_api.position_input import check_largest
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
@@ -105,7 +104,7 @@ def apply(
     if plan is None:
         plan = plan_for(x, rope, spec)
     if plan.max_position is not None:
-        check_largest(pos, plan.max_position)
+        _dispatch.check_max_position(x, pos, plan.max_position)
     fields = pos, plan if inverse is False else plan.for_direction(inverse), None
     y: ArrayOrTuple = _dispatch.rotate(x, fields, seq_axis, out, backend)
     return y

@@ -7,7 +7,8 @@ from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
 from ._array_api.out import rotate_into, wrong_number
-from ._array_api.source import Positions, Tables, as_source
+from ._array_api.position_input import check_largest, parse
+from ._array_api.source import Positions, Tables
 from ._errors import ArrayTypeError, describe
 
 ArrayOrTuple = TypeVar("ArrayOrTuple")  # for the front functions: the result has the type of x
@@ -33,15 +34,23 @@ def rotate(
         y = backends.try_fast(x, fields, seq_axis, out)
         if y is not NotImplemented:
             return y
-    source = as_source(fields)
-    call = check_call(xs, source, seq_axis, backends.library(xs[0]))
-    chosen = _registry.choose(backends, xs, source, backend)
+    call = check_call(xs, fields, seq_axis, backends.library(xs[0]))
+    chosen = _registry.choose(backends, xs, call.source, backend)
     if out is not None:
         return rotate_into(chosen, call, x, out)
     ys = chosen.rotate(call)
     if len(ys) != len(xs):
         raise wrong_number(chosen, ys, xs)
     return ys if type(x) is tuple else ys[0]
+
+
+def check_max_position(x: Any, pos: Any, limit: int) -> None:
+    """Raise PositionError for a position on the host beyond a rope's `max_position`.
+
+    Called before the dispatch, as a fast entry serves calls without the other checks.
+    """
+    xs = x if type(x) is tuple else (x,)
+    check_largest(parse(pos, xs[0], backends_for(xs).library(xs[0])), limit)
 
 
 def refuse_more(call: str, more: tuple[Any, ...]) -> None:

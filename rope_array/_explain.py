@@ -7,11 +7,11 @@ from . import _dispatch, _registry
 from ._apply import plan_for
 from ._array_api.checks import check_call
 from ._array_api.library import computes_in_float64, dtype_name
-from ._array_api.position_input import check_positions
 from ._array_api.source import Call, Positions
 from ._errors import printable
 from ._rope import RoPE
-from ._spec.shape_rule import is_unknown_size, paired_axes, sequence_axis
+from ._spec.plan import Plan
+from ._spec.shape_rule import is_unknown_size, paired_axes, sequence_axis, without_coordinates
 from ._spec.spec import Fields
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
@@ -119,16 +119,16 @@ def explain(
     """
     source = Positions(pos, plan_for(x, rope, spec))
     xs = x if type(x) is tuple else (x,)
-    found = _dispatch.backends_for(xs)
-    call = check_call(xs, source, seq_axis, found.library(xs[0]))
-    chosen = _registry.choose(found, xs, source, backend)
-    notes = _notes(chosen, xs, source, _positions(call, source))
-    return Explanation(chosen.name, _declined(found, chosen, xs, source), notes)
+    backends = _dispatch.backends_for(xs)
+    call = check_call(xs, source, seq_axis, backends.library(xs[0]))
+    chosen = _registry.choose(backends, xs, source, backend)
+    notes = _notes(chosen, call, source)
+    return Explanation(chosen.name, _declined(backends, chosen, xs, source), notes)
 
 
-def _positions(call: Call, source: Positions) -> str:
+def _positions(call: Call, plan: Plan) -> str:
     """Name the axis that positions run along, and the axes that a wrong seq_axis could name."""
-    shape = check_positions(source, call.xs[0], call.lib)
+    shape = without_coordinates(call.pos.shape, plan)
     return "positions: " + "; and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
 
 
@@ -154,22 +154,23 @@ def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     return tokens + (f" for each index of axis {' and '.join(apart)}" if apart else "")
 
 
-def _declined(found: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:
+def _declined(backends: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:
     reasons = {}
-    for other in found.in_order:
-        if other.name == chosen.name:
+    for backend in backends.in_order:
+        if backend.name == chosen.name:
             break
-        reasons[other.name] = _registry.decline_reason(other, xs, source) or "another was asked for"
-    known = {chosen.name, *reasons}
-    return reasons | {name: fault for name, fault in _registry.broken().items() if name not in known}
+        reason = _registry.decline_reason(backend, xs, source)
+        reasons[backend.name] = reason or f"backend={chosen.name!r} was requested"
+    listed = {chosen.name, *reasons}
+    return reasons | {name: fault for name, fault in _registry.broken().items() if name not in listed}
 
 
-def _notes(backend: Any, xs: Any, source: Positions, positions: str) -> tuple[str, ...]:
+def _notes(backend: Any, call: Call, source: Positions) -> tuple[str, ...]:
     description = _ask(backend, "description")
-    steps = [f"{dtype_name(x)} in {'float64' if computes_in_float64(x) else 'float32'}" for x in xs]
-    arithmetic = ", ".join(dict.fromkeys(steps))
-    first = [description] if description else []
-    return (*first, positions, f"rotated: {arithmetic}", f"angles: {_angles(source)}")
+    steps = [f"{dtype_name(x)} in {'float64' if computes_in_float64(x) else 'float32'}" for x in call.xs]
+    arithmetic = f"rotated: {', '.join(dict.fromkeys(steps))}"
+    notes = (_positions(call, source.plan), arithmetic, f"angles: {_angles(call, source.plan)}")
+    return (description, *notes) if description else notes
 
 
 def _ask(backend: Any, function: str) -> str:
@@ -181,18 +182,12 @@ def _ask(backend: Any, function: str) -> str:
         return printable(f"its {function}() raised {type(error).__name__}: {error}")
 
 
-def _angles(source: Positions) -> str:
-    if not source.plan.exact:
+def _angles(call: Call, plan: Plan) -> str:
+    if not plan.exact:
         return "float32 products, as Hugging Face's (angles='float32')"
-    if _has_floats(source.values):
+    if call.pos.has_floats():
         return "exact at the nearest integer, and a product for the rest of each position"
     return "exact, in fixed point"
-
-
-def _has_floats(pos: Any) -> bool:
-    if isinstance(pos, (list, tuple)):
-        return any(map(_has_floats, pos))
-    return isinstance(pos, float) or (hasattr(pos, "dtype") and dtype_name(pos).startswith("float"))
 
 
 def backends() -> tuple[Backend, ...]:
@@ -213,11 +208,11 @@ def backends() -> tuple[Backend, ...]:
     >>> [backend.name for backend in ra.backends()][-1]
     'array-api'
     """
-    found = [_backend(record) for record in _registry.records()]
-    listed = {backend.description for backend in found}
+    known = [_backend(record) for record in _registry.records()]
+    listed = {backend.description for backend in known}
     broken = [Backend(n, "", False, fault) for n, fault in _registry.broken().items() if fault not in listed]
     name, description = _registry.ARRAY_API, "written against the Python Array API"
-    return (*broken, *found, Backend(name, "any array with the Array API", True, description))
+    return (*broken, *known, Backend(name, "any array with the Array API", True, description))
 
 
 def _backend(record: _registry.Record) -> Backend:

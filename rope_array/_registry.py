@@ -9,8 +9,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
+from ._array_api.checks import as_source
 from ._array_api.library import Library, library
-from ._array_api.source import Call, Positions, Source, as_source
+from ._array_api.source import Call, Positions, Source
 from ._array_api.tables import CosSin, make_tables, rotate_by_array_api
 from ._array_api.trial import check_library
 from ._dynamo import traced_memo_of_one

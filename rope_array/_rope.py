@@ -9,7 +9,6 @@ from typing import Any, Never
 from . import _dispatch
 from ._array_api import builders
 from ._array_api.library import numpy_library
-from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._dynamo import traced_constant
@@ -130,7 +129,7 @@ class RoPE(Spec):
             _dispatch.refuse_more("rope.apply((q, k), pos)", more)
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
-            check_largest(pos, plan.max_position)
+            _dispatch.check_max_position(x, pos, plan.max_position)
         fields = pos, plan if inverse is False else plan.for_direction(inverse), None
         y: ArrayOrTuple = _dispatch.rotate(x, fields, seq_axis, out, backend)
         return y
@@ -178,7 +177,7 @@ class RoPE(Spec):
         if inv_freq is not None:
             self._refuse_scaling()
         if self.max_position is not None:
-            check_largest(pos, self.max_position)
+            _dispatch.check_max_position(like, pos, self.max_position)
         plan = require_plan(self)
         cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)
         return type_of_plan(plan)(cos, sin)
@@ -317,7 +316,7 @@ class RoPE(Spec):
         lib = _dispatch.library_of_like(like)
         self._refuse_scaling()
         if self.max_position is not None:
-            check_largest(pos, self.max_position)
+            _dispatch.check_max_position(like, pos, self.max_position)
         plan = require_plan(self)
         return type_of_plan(plan)(*builders.mixed(Positions(pos, plan, inv_freq), like, lib))
 

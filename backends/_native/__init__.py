@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._errors import BackendError
 from rope_array._spec.plan import Layout, Plan
@@ -141,7 +140,7 @@ def sources(
 
     if isinstance(source, Tables):
         return partial(tables, source.cos, source.sin)
-    whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
     if source.plan.exact and fraction is None:
         prepare(source.plan)
         positions = Positions(contiguous(whole, ops.xp.int64), source.plan)

@@ -202,7 +202,8 @@ class Call {
             ArrayView& x = xs_[i];
             if (!library_.view(xs[i], x) || !set_array(array, x, parsed_.plan->layout, seq_axis)) return false;
             const bool is_double = array.dtype == F64;
-            if (is_double != (arrays_[0].dtype == F64) || !lines_up(array, parsed_.source)) return false;
+            if (is_double != (arrays_[0].dtype == F64) || !lines_up(array, parsed_.source, parsed_.plan->num_coordinates))
+                return false;
             if (parsed_.source.kind == TABLES && is_double != parsed_.is_double) return false;
         }
         return true;

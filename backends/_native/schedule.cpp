@@ -430,11 +430,12 @@ class Schedule {
 
 }  // namespace
 
-bool lines_up(const Array& array, const Source& source) {
+bool lines_up(const Array& array, const Source& source, int64_t num_coordinates) {
     if (source.num_axes > array.num_axes || (source.num_axes && array.seq_axis < 0)) return false;
     for (int j = 0; j < source.num_axes; ++j)
         if (source.shape[j] != 1 && source.shape[j] != array.shape[axis_of(source, array.seq_axis, j)]) return false;
-    return true;
+    const bool is_one_position = !source.num_axes && num_coordinates > 1 && array.seq_axis >= 0;
+    return !is_one_position || array.shape[array.seq_axis] != num_coordinates;
 }
 
 std::atomic<const Level*> level{levels()[0]};

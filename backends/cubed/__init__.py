@@ -15,7 +15,6 @@ import numpy as np
 from rope_array._array_api.library import Library, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.ops import ArrayOps
-from rope_array._array_api.position_input import plain_numbers, read_positions
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import placement, sequence_axis
 from rope_array.backend_tools import ArrayTypeError, Call, Positions, Source, Tables, rotate_by
@@ -104,11 +103,10 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 def rotate(call: Call) -> Any:
     """Rotate the arrays of a call, lazily."""
     assert isinstance(call.source, Positions)
-    pos = call.source.values
-    if not LIBRARY.is_array(pos):
-        # Checks the values, whose range depends on their type.
-        read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
-        pos = np.asarray(plain_numbers(pos))
+    # Checks the values, whose range depends on their type.
+    call.pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
+    pos = call.pos.values
+    pos = pos if LIBRARY.is_array(pos) else np.asarray(pos)
     return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import cupy
 
 from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends._gpu import Kind, SourceView, is_spaced, view_spaced
@@ -69,11 +68,12 @@ def _sources(call: Call) -> Callable[[bool], Angles]:
     if isinstance(source, Tables):
         return lambda use_float64: _of_tables(*cast_tables(source, use_float64, ops))
     plan = source.plan
-    if plan.exact and plan.coordinates is None and is_spaced(source.values):
-        first = source.values.start if isinstance(source.values, range) else source.values
-        spaced = Angles(view_spaced(source.values), (), first, plan)
+    values = call.pos.values
+    if plan.exact and plan.coordinates is None and is_spaced(values):
+        first = values.start if isinstance(values, range) else values
+        spaced = Angles(view_spaced(values), (), first, plan)
         return lambda use_float64: spaced
-    whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
     if plan.exact and fraction is None:
         return partial(_of_positions, whole, plan)
     return lambda use_float64: _of_tables(*cos_sin(whole, fraction, plan, use_float64, ops))

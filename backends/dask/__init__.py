@@ -15,7 +15,7 @@ from dask.layers import ArrayValuesDep
 
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
-from rope_array._array_api.position_input import plain_numbers, read_positions
+from rope_array._array_api.position_input import PositionInput, parse
 from rope_array._errors import ArrayTypeError, ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
@@ -53,14 +53,14 @@ def rotate(call: Call) -> Any:
     source, seq_axis = call.source, call.seq_axis
     if isinstance(source, Tables):
         return tuple(_rotate_by_tables(x, source, seq_axis) for x in call.xs)
-    pos = _checked(source.values, source.plan)
+    pos = _checked(call.pos, source.plan)
     return tuple(_rotate_at(x, pos, source.plan, seq_axis) for x in call.xs)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
     inv_freq, plan = source.inv_freq, source.plan
-    pos = _in_chunks(_checked(source.values, plan), plan, like)
+    pos = _in_chunks(_checked(parse(source.values, like, LIBRARY), plan), plan, like)
     labels = _coordinate_labels(plan)
     pos = _rechunk_last(pos) if labels else pos
     axes = tuple(range(pos.ndim - len(labels)))
@@ -82,6 +82,8 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 def _rotate_at(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     x = _rechunk_last(x)
+    if plan.coordinates is not None and pos.ndim == 1 and x.ndim > 1:
+        pos = pos[None]  # one position of all tokens: a chunk may have as many tokens as coordinates
     shape = without_coordinates(_shape(pos), plan)
     axes = paired_axes(x.ndim, len(shape), seq_axis)
     operand = _operand(pos, x, axes, _coordinate_labels(plan))
@@ -153,13 +155,12 @@ def _rotate_chunk_by_tables(
     return rotate_by(x, Tables(_in_library_of(x, cos), _in_library_of(x, sin), layout), seq_axis)
 
 
-def _checked(pos: Any, plan: Plan) -> Any:
+def _checked(pos: PositionInput, plan: Plan) -> Any:
     """Check values on the host; return an array of dask or NumPy, a range, or a number."""
-    read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
-    if isinstance(pos, range) and plan.coordinates is None:
-        return pos  # each task contains its own range, three numbers
-    pos = plain_numbers(pos)
-    return np.asarray(pos) if isinstance(pos, (range, list)) else pos
+    pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
+    if pos.form == "range" and plan.coordinates is None:
+        return pos.values  # each task contains its own range, three numbers
+    return np.asarray(pos.values) if isinstance(pos.values, (range, list)) else pos.values
 
 
 def _shape(pos: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from jax import export
 
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, computes_in_float64
-from rope_array._array_api.position_input import read_positions, split_floats
+from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._rotation import watch_types
 from rope_array._spec.plan import Layout, Plan
@@ -37,14 +37,14 @@ def rotate(call: Call) -> Any:
     source = call.source
     if isinstance(source, Tables):
         return _rotate_by_tables(call.xs, source.cos, source.sin, source.layout, call.seq_axis)
-    whole, fraction = read_positions(source.values, LIBRARY, call.ops, any(call.float64), split=False)
+    whole, fraction = call.pos.read(LIBRARY, call.ops, any(call.float64), split=False)
     return _rotate_at(call.xs, whole, fraction, source.plan, call.seq_axis)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin in one program."""
-    use_float64 = computes_in_float64(like)
-    whole, fraction = read_positions(source.values, LIBRARY, LIBRARY.ops(like), use_float64, split=False)
+    use_float64, pos = computes_in_float64(like), parse(source.values, like, LIBRARY)
+    whole, fraction = pos.read(LIBRARY, LIBRARY.ops(like), use_float64, split=False)
     devices = LIBRARY.device(like)
     if devices is not None and len(devices) == 1:
         whole = jax.device_put(whole, *devices)  # JAX would put the tables on its default device

@@ -19,7 +19,6 @@ from torch.autograd import forward_ad
 from rope_array import _dynamo
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.out import check_outs
-from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends import _native
@@ -94,7 +93,7 @@ def _read_source(call: Call, use_float64: bool) -> Source:
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
         return Tables(*cast_tables(source, use_float64, ops), source.layout)
-    integers, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
     if source.plan.exact and fraction is None:
         return Positions(ops.cast(integers, torch.int64), source.plan)
     return Tables(*cos_sin(integers, fraction, source.plan, use_float64, ops), source.layout)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from rope_array._array_api.library import Library
-from rope_array._array_api.position_input import is_host, read_positions
+from rope_array._array_api.position_input import parse_host
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 from rope_array._spec.shape_rule import paired_axes, without_coordinates
 from rope_array.backend_tools import Call, Positions, Source, Tables, make_tables_for, rotate_by
@@ -27,6 +27,9 @@ def rotate_shards(call: Call) -> Any:
     """Rotate the local shards of DTensors, each by its own positions or tables."""
     xs, seq_axis = call.xs, call.seq_axis
     source = _arrays_only(call.source, call.lib, call.ops)
+    if _is_row_of_coordinates(source) and all([x.ndim > 1 for x in xs]):
+        # One position of all tokens: a shard may have as many tokens as coordinates.
+        source = source._replace(values=source.values.unsqueeze(0))
     placed = [(x.placements, _source_placements(source, x, seq_axis)) for x in xs]
     if all([placements == placed[0] for placements in placed]):
         local = _local_source(source, xs[0], placed[0][1])
@@ -73,7 +76,7 @@ def check(xs: Any, source: Source) -> None:
             raise ArrayTypeError(
                 f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first."
             )
-    elif not is_host(pos) and not _implicit_replication():
+    elif parse_host(pos) is None and not _implicit_replication():
         if isinstance(source, Tables):
             raise ArrayTypeError(
                 "x is a DTensor and the Rotation has plain tables; make it by rope.rotation(pos, like=x), "
@@ -101,11 +104,20 @@ def _check_mesh(xs: Any, pos: Any) -> None:
 
 def _arrays_only(source: Source, lib: Library, ops: Any) -> Any:
     """Return a source of arrays or of one number: a range or a list becomes an array, to be sharded."""
-    if isinstance(source, Tables) or not isinstance(source.values, (range, list, tuple)):
+    if isinstance(source, Tables):
         return source
-    integers, fraction = read_positions(source.values, lib, ops, True)
+    pos = parse_host(source.values)
+    if pos is None or not pos.shape:
+        return source
+    integers, fraction = pos.read(lib, ops, True)
     # The sum is exact: it is the float that the caller gave.
     return source._replace(values=integers if fraction is None else integers + fraction)
+
+
+def _is_row_of_coordinates(source: Source) -> bool:
+    if isinstance(source, Tables) or source.plan.coordinates is None:
+        return False
+    return bool(source.values.ndim == 1)
 
 
 def _source_placements(source: Source, x: Any, seq_axis: int) -> Any:

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
@@ -206,7 +206,7 @@ def make_tables_by_kernel(
     if inv_freq is not None or not plan.exact:
         return NotImplemented
     use_float64 = computes_in_float64(like)
-    integers, fraction = read_positions(pos, LIBRARY, LIBRARY.ops(like), use_float64)
+    integers, fraction = parse(pos, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), use_float64)
     if fraction is not None:
         return NotImplemented
     of_units = plan.of_units()

@@ -11,7 +11,7 @@ import torch
 
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Source, Tables
 from rope_array._array_api.tables import rotate_by_tables
 
@@ -90,7 +90,7 @@ def rotate_by_operations(
     ops.xp = _XPWithTorchCat()
     if not isinstance(source, Tables):
         use_float64 = computes_in_float64(xs[0])
-        pos, _ = read_positions(source.values, LIBRARY, ops, use_float64)
+        pos, _ = parse(source.values, xs[0], LIBRARY).read(LIBRARY, ops, use_float64)
         cos, sin = cos_sin(pos, None, source.plan, use_float64, ops)
         source = Tables(stored(cos), stored(sin), source.layout)
     return rotate_by_tables(xs, adjoint(source) if transposed else source, seq_axis, ops)

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from rope_array._array_api.source import Call, Positions, Source, as_source
+from rope_array._array_api.checks import as_source
+from rope_array._array_api.source import Call, Positions, Source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast

@@ -9,7 +9,7 @@ from rope_array._spec.plan import Constants, Layout, Plan
 from .angles import floats, product_cos_sin
 from .checks import check_arrays, check_frequencies
 from .library import Library, computes_in_float64
-from .position_input import check_positions, read_positions
+from .position_input import parse
 from .source import Positions, Tables
 from .tables import CosSin, arranged, one_per_pair
 
@@ -19,7 +19,8 @@ def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
     plan, inv_freq = source.plan, source.inv_freq
     _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
     check_frequencies(inv_freq, like, lib)
-    shape, pos_shape = tuple(inv_freq.shape), check_positions(source, like, lib)
+    pos = parse(source.values, like, lib)
+    shape, pos_shape = tuple(inv_freq.shape), pos.shape
     count = plan.layout.num_pairs
     if len(shape) != 3 or shape[-1] != count or not shape[1]:
         raise ShapeError(
@@ -33,13 +34,12 @@ def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
         )
     use_float64 = computes_in_float64(like)
     dtype = lib.xp.float64 if use_float64 else lib.xp.float32
-    whole, fraction = read_positions(source.values, lib, lib.ops(like), use_float64, split=False)
-    pos = floats(whole, fraction, dtype, lib.xp)
-    pos = pos[None, ...] if len(pos_shape) == 2 and like.ndim > 3 else pos
+    numbers = floats(*pos.read(lib, lib.ops(like), use_float64, split=False), dtype, lib.xp)
+    numbers = numbers[None, ...] if len(pos_shape) == 2 and like.ndim > 3 else numbers
     omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
     # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
     # hardware may round to fewer digits.
-    angle = sum(pos[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
+    angle = sum(numbers[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
     return product_cos_sin(angle, 1.0, plan, dtype, lib.ops(like))
 
 
@@ -52,7 +52,8 @@ def xpos(
     cos, sin = tables
     ops = lib.ops(like)
     use_float64 = computes_in_float64(like)
-    pos = floats(*read_positions(source.values, lib, ops, use_float64, split=False), cos.dtype, lib.xp)
+    whole, fraction = parse(source.values, like, lib).read(lib, ops, use_float64, split=False)
+    pos = floats(whole, fraction, cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
     logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.num_pairs)]
     row = ops.constants(Constants(logs), cos.dtype)[(None,) * (cos.ndim - 1) + (...,)]

@@ -3,11 +3,11 @@
 from typing import Any
 
 from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe
-from rope_array._spec.plan import Layout
-from rope_array._spec.shape_rule import check_line_up, is_unknown_size
+from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.shape_rule import check_line_up, is_unknown_size, without_coordinates
 
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of_dtype
-from .position_input import check_positions
+from .position_input import parse
 from .source import Call, Positions, Source, Tables
 
 MAKE_KNOWN = "make it known first: call x.compute_chunk_sizes() in dask, or reshape x in a graph."
@@ -15,19 +15,29 @@ MAKE_KNOWN = "make it known first: call x.compute_chunk_sizes() in dask, or resh
 Arrays = tuple[Any, ...]
 
 
-def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
+def as_source(fields: tuple[Any, ...]) -> Source:
+    """Return the source with these fields. Calls that a fast entry serves make none, which saves time."""
+    return Positions(*fields) if isinstance(fields[1], Plan) else Tables(*fields)
+
+
+def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library) -> Call:
     """Check a whole call but for the values of positions: arrays, source, and that they line up."""
+    source = as_source(fields)
     dtypes = check_arrays(xs, lib)
     lib.check_mix(xs, source)
     ops = lib.ops(xs[0])
     float64 = tuple(map("float64".__eq__, dtypes))
+    coordinates, pos = 0, None
     if isinstance(source, Tables):
         layout = source.layout
         _check_tables(xs, source, any(float64), lib)
-        shape, coordinates = tuple(source.cos.shape)[:-1], 0
+        shape = tuple(source.cos.shape)[:-1]
     else:
-        layout, each = source.plan.layout, source.plan.coordinates
-        shape, coordinates = check_positions(source, xs[0], lib), 0 if each is None else each.number
+        layout = source.plan.layout
+        pos = parse(source.values, xs[0], lib)
+        shape = pos.shape
+        if source.plan.coordinates is not None:
+            shape, coordinates = without_coordinates(shape, source.plan), source.plan.coordinates.number
     for x in xs:
         if x.shape[-1] != layout.head_dim:
             raise _wrong_width(x, layout.head_dim)
@@ -37,13 +47,13 @@ def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
                 "call once for each device."
             )
         check_line_up(x.shape, shape, seq_axis, coordinates, [y.shape for y in xs] if len(xs) > 1 else ())
-    return Call(xs, source, seq_axis, lib, ops, float64)
+    return Call(xs, source, seq_axis, lib, ops, float64, pos)
 
 
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:
     """Check a call that makes tables in the compute dtype of `like`, an array that is checked."""
     lib.check_mix((like,), source)
-    check_positions(source, like, lib)
+    without_coordinates(parse(source.values, like, lib).shape, source.plan)
     if source.inv_freq is None:
         return
     check_frequencies(source.inv_freq, like, lib)

@@ -51,11 +51,6 @@ class Tables(NamedTuple):
 Source = Positions | Tables
 
 
-def as_source(fields: tuple[Any, ...]) -> Source:
-    """Return the source with these fields. Calls that a fast entry serves make none, which saves time."""
-    return Positions(*fields) if isinstance(fields[1], Plan) else Tables(*fields)
-
-
 class Call(NamedTuple):
     """A checked call, and the facts that its checks found.
 
@@ -73,6 +68,8 @@ class Call(NamedTuple):
         The library's operations on the device of the arrays.
     float64
         For each array whether it is rotated in float64; else it is rotated in float32.
+    pos
+        The parsed positions, a `PositionInput`; None for tables.
     """
 
     xs: tuple[Any, ...]
@@ -81,3 +78,4 @@ class Call(NamedTuple):
     lib: Any
     ops: ArrayOps
     float64: tuple[bool, ...]
+    pos: Any = None

@@ -13,7 +13,7 @@ from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_and_rotate, align_tables_to, join, split_blocks
-from .position_input import read_positions
+from .position_input import parse
 from .source import Call, Positions, Tables
 
 Arrays = tuple[Any, ...]
@@ -25,7 +25,7 @@ def rotate_by_array_api(call: Call) -> Arrays:
     source = call.source
     if isinstance(source, Tables):
         return rotate_by_tables(call.xs, source, call.seq_axis, call.ops)
-    whole, fraction = read_positions(source.values, call.lib, call.ops, any(call.float64))
+    whole, fraction = call.pos.read(call.lib, call.ops, any(call.float64))
     return rotate_by_positions(call.xs, call.float64, whole, fraction, source.plan, call.seq_axis, call.ops)
 
 
@@ -39,7 +39,7 @@ def rotate_by_positions(
     ops: ArrayOps,
     rotate_one: Any = align_and_rotate,
 ) -> Arrays:
-    """Rotate each of xs by positions that `read_positions` returned, with tables once per compute dtype."""
+    """Rotate each of xs by integers and fractions, with tables once per compute dtype."""
     tables = {}
     for use_float64 in float64:
         if use_float64 not in tables:
@@ -64,15 +64,15 @@ def rotate_by_tables(
 def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
     """Return cos and sin at checked positions, in the compute dtype of `like`, shape pos.shape + (pairs,)."""
     use_float64, ops = computes_in_float64(like), lib.ops(like)
-    split = source.inv_freq is None
-    whole, fraction = read_positions(source.values, lib, ops, use_float64, split=split)
+    pos = parse(source.values, like, lib)
+    whole, fraction = pos.read(lib, ops, use_float64, split=source.inv_freq is None)
     return tables_at(whole, fraction, source.plan, use_float64, ops, source.inv_freq)
 
 
 def tables_at(
     whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
 ) -> CosSin:
-    """Return cos and sin at positions that `read_positions` returned; for learned frequencies, not split."""
+    """Return cos and sin at integers and fractions; for learned frequencies, at positions not split."""
     if inv_freq is None:
         return cos_sin(whole, fraction, plan, use_float64, ops)
     xp = ops.xp
@@ -91,7 +91,7 @@ def aligned_tables(call: Call) -> list[CosSin]:
     if isinstance(source, Tables):
         by_dtype = {use_float64: cast_tables(source, use_float64, ops) for use_float64 in {*call.float64}}
     else:
-        whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+        whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
         by_dtype = {
             use_float64: cos_sin(whole, fraction, source.plan, use_float64, ops)
             for use_float64 in {*call.float64}

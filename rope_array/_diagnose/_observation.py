@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array._array_api import position_input
 from rope_array._array_api.library import POSITION_DTYPES, X_DTYPES, dtype_name, library
+from rope_array._array_api.position_input import parse_host
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
@@ -194,10 +194,9 @@ def _on_host(array: Any, name: str) -> Any:
 
 def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     """Return positions as a NumPy array, and whether they are Python values."""
-    on_host = position_input.is_host(pos)
-    if on_host:
-        position_input.python_shape(pos)  # refuses ragged sequences and other types
-        array = np.asarray([*pos] if isinstance(pos, range) else pos)
+    parsed = parse_host(pos)  # refuses ragged sequences and other types
+    if parsed is not None:
+        array = np.asarray(parsed.values)
         if array.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")
     elif not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
@@ -210,7 +209,7 @@ def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
         raise PositionError(
             "pos holds a float that is not finite, or not below 2**31 in size; give smaller ones."
         )
-    return array, on_host
+    return array, parsed is not None
 
 
 def read_candidates(candidates: Any, head_dim: int) -> list[RoPE | Scaling]:

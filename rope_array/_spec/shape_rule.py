@@ -118,10 +118,16 @@ def check_line_up(
     The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
     pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
 
-    `pos_shape` is without the axis of coordinates. Their number, if pos has such an axis, and the shapes of
-    all arrays of the call are for the message.
+    `pos_shape` is without the axis of coordinates. Their number, if pos has this axis, decides whether a row
+    of coordinates could be positions of tokens too. The shapes of all arrays of the call are for the message.
     """
     axis = sequence_axis(len(shape), seq_axis)
+    if coordinates > 1 and not pos_shape and axis >= 0 and shape[axis] == coordinates:
+        raise ShapeError(
+            f"pos has {coordinates} numbers, the rope {coordinates} coordinates for each position, and x "
+            f"{coordinates} tokens. Give one position of all tokens the shape (1, {coordinates}), and a "
+            f"position of each token the shape ({coordinates}, {coordinates})."
+        )
     if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
         return
     if pos_shape and not _lines_up(shape, pos_shape, axis):

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from rope_array._array_api.position_input import is_host, python_shape
+from rope_array._array_api.position_input import parse_host
 from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe, short
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
@@ -187,7 +187,8 @@ def _shape_of(positions: Any) -> Any:
     """Return the shape of positions; None for values that are none."""
     if isinstance(positions, bool):
         return None
-    return python_shape(positions) if is_host(positions) else getattr(positions, "shape", None)
+    parsed = parse_host(positions)
+    return getattr(positions, "shape", None) if parsed is None else parsed.shape
 
 
 def _size(x: Any, seq_axis: int) -> Any:
