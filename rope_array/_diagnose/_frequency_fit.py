@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from rope_array._spec.scaling import Linear, Llama3, Proportional, Reversed, YaR
 
 from ._narrow_dtypes import ROUNDERS
 from ._observation import EPS32, Complex, Floats, Observation
-from ._pair_hypotheses import PairHypothesis, Series, shortest
+from ._pair_hypotheses import Amplitude, PairHypothesis, Series, shortest
 from ._verdict import Rank
 
 # Bases of published models, the commonest first.
@@ -29,7 +29,7 @@ NO_RULE = "the frequencies follow no rule that was tried: `rope.frequencies` has
 class FrequencyFit(NamedTuple):
     """Fields of a RoPE that may explain a series."""
 
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # without attention_factor
     omegas: Floats  # with their sign
     rank: Rank = Rank.KNOWN
     uncertainty: float = 0.0
@@ -37,27 +37,21 @@ class FrequencyFit(NamedTuple):
     mistake: str = ""
     notes: tuple[str, ...] = ()
     misfit: float = math.inf
+    amplitude: Amplitude = Amplitude(1.0)
 
 
-class Estimate(NamedTuple):
-    """The frequency of each pair, modulo 2π over the step of the positions."""
+def estimate_frequencies(series: Series) -> tuple[Floats, float, float]:
+    """Estimate the frequency of each pair, modulo 2π over the step of the positions.
 
-    omegas: Floats
-    step: float = 0.0
-    jump: float = 1.0  # the largest ratio of successive differences of positions
-
-
-def estimate_frequencies(series: Series, has_origin: bool = True) -> Estimate:
-    """Estimate the frequencies; if `has_origin`, nothing rotates at the position 0.
-
+    Return the step too, and the largest ratio of successive differences of positions.
     Short differences of positions give a rough, unambiguous estimate; long differences refine it.
     """
-    at, phasors, weight, _ = _with_origin(series) if has_origin else series
+    at, phasors, weight, _ = series
     count = len(at)
     lags = [2**n for n in range(count.bit_length()) if 2**n < count]
     ends = np.array([(j, j + lag) for lag in lags for j in range(count - lag)]).reshape(-1, 2)
     if not len(ends):
-        return Estimate(np.zeros(phasors.shape[1]))
+        return np.zeros(phasors.shape[1]), 0.0, 1.0
     gaps = at[ends[:, 1]] - at[ends[:, 0]]
     order = np.argsort(gaps, kind="stable")
     ends, gaps = ends[order], gaps[order]
@@ -74,10 +68,10 @@ def estimate_frequencies(series: Series, has_origin: bool = True) -> Estimate:
         coherence = abs((weight * phasors * np.exp(-1j * np.multiply.outer(at, tried))).sum(0))
         better = coherence > score * (1 + 1e-9)
         best, score = np.where(better, tried, best), np.where(better, coherence, score)
-    return Estimate(best, step, float((gaps[1:] / gaps[:-1]).max(initial=1.0)))
+    return best, step, float((gaps[1:] / gaps[:-1]).max(initial=1.0))
 
 
-def _with_origin(series: Series) -> Series:
+def with_origin(series: Series) -> Series:
     """Add the position 0, with no rotation."""
     if (series.at == 0).any():
         return series
@@ -137,61 +131,42 @@ class FrequencyFitter:
     """
 
     def __init__(
-        self,
-        series: Series,
-        pairs: PairHypothesis,
-        observation: Observation,
-        bases: tuple[float, ...],
-        rules: Sequence[Scaling],
-    ):
-        self.series, self.observation, self.bases, self.rules = series, observation, bases, rules
-        self.width, self.exponents = pairs.width, pairs.exponents
+        self, series: Series, pairs: PairHypothesis, observation: Observation, bases: tuple[float, ...],
+        rules: Sequence[Scaling], free: bool,
+    ):  # fmt: skip
+        """With `free`, positions may differ by a constant."""
+        self.series, self.observation, self.pairs, self.free = series, observation, pairs, free
+        self.bases, self.rules, self.width, self.exponents = bases, rules, pairs.width, pairs.exponents
         # Interleaved pairs show no width: the same frequencies begin a wider slice with another base.
         self.shows_width = "half" in (pairs.pairing, pairs.out_pairing)
         self.ends_inside = pairs.start + pairs.width < observation.x.shape[1]
         # Rounding errors are relative, so a large feature is not more precise than another.
         positive = series.weight[series.weight > 0]
         self.weight = np.minimum(series.weight, np.median(positive) if len(positive) else 0.0)
+        self.omegas, self.step, self.jump = estimate_frequencies(series if free else with_origin(series))
+        at = series.at[:, None]
+        squares = np.maximum((self.weight * at**2).sum(0), 1e-300)
+        for _ in range(0 if free else 4):  # least squares
+            left = series.phasors * np.exp(-1j * at * self.omegas)
+            self.omegas = self.omegas + (self.weight * at * left.imag).sum(0) / squares
+        self.misfit = float(self._misfits([FrequencyFit({}, self.omegas)], len(at))[0])
+        # Four standard deviations of an estimated frequency.
+        self.deviation = 4 * self.misfit / max(math.sqrt((at**2).sum()), 1e-300)
+        # Aliasing may flip the sign of fast pairs.
+        sign = 1 if self.omegas.sum() >= 0 else -1
+        self.signs = (1, -1) if self.step > 2 or not self.step else (sign,)
 
-    def find(self, free: bool) -> list[FrequencyFit]:
-        """Return the best fits, with their misfit; with `free`, positions may differ by a constant."""
-        if free:
+    def find(self) -> list[FrequencyFit]:
+        """Return the best fits, with their misfit."""
+        if self.free:
             return self._best([*self._by_shifted_positions()])
         fits = [*self._published()]
-        if self.estimate.step:
+        if self.step:
             fits += [*self._fitted(), self._as_estimate()]
         ranked = self._best(fits)
         if self.width > 2 and ranked[0].misfit < _COHERENT:
             ranked = self._best([*fits, *self._stretched()])
         return [f._replace(uncertainty=1.0) if self._is_open(f) else f for f in ranked]
-
-    @cached_property
-    def estimate(self) -> Estimate:
-        """The least-squares frequency of each pair."""
-        estimate = estimate_frequencies(self.series)
-        at, omegas = self.series.at[:, None], estimate.omegas
-        norm = np.maximum((self.weight * at**2).sum(0), 1e-300)
-        for _ in range(4):
-            left = self.series.phasors * np.exp(-1j * at * omegas)
-            omegas = omegas + (self.weight * at * left.imag).sum(0) / norm
-        return estimate._replace(omegas=omegas)
-
-    @cached_property
-    def misfit(self) -> float:
-        """The misfit of the estimate, at all positions."""
-        return float(self._misfits([FrequencyFit({}, self.estimate.omegas)], len(self.series.at))[0])
-
-    @cached_property
-    def deviation(self) -> float:
-        """Four standard deviations of an estimated frequency."""
-        return 4 * self.misfit / max(math.sqrt((self.series.at**2).sum()), 1e-300)
-
-    @property
-    def signs(self) -> tuple[int, ...]:
-        """The signs of the frequencies; aliasing may flip the sign of fast pairs."""
-        if self.estimate.step > 2 or not self.estimate.step:
-            return 1, -1
-        return (1 if self.estimate.omegas.sum() >= 0 else -1,)
 
     def _is_open(self, fit: FrequencyFit) -> bool:
         """Return whether the pairs that tell a fit from other numbers rotate by less than the noise."""
@@ -218,7 +193,12 @@ class FrequencyFitter:
             return []
         order = np.argsort(self._misfits(fits, 8), kind="stable")
         chosen = [fits[i] for i in order[:_LOOKED_AT]]
-        ranked = [f._replace(misfit=float(m)) for f, m in zip(chosen, self._misfits(chosen, 96), strict=True)]
+        ranked = [
+            fit._replace(
+                fields={**fit.fields, **self.pairs.fields}, misfit=misfit, amplitude=self.series.amplitude
+            )
+            for fit, misfit in zip(chosen, self._misfits(chosen, 96).tolist(), strict=True)
+        ]
         ranked.sort(key=lambda f: f.misfit)
         limit, reach = 3 * ranked[0].misfit + self.observation.tol, abs(self.series.at).max()
         slack = self.observation.angle_errors(np.array([reach * abs(f.omegas).max() for f in ranked]), 1.0)
@@ -278,18 +258,15 @@ class FrequencyFitter:
 
     def _by_shifted_positions(self) -> Iterator[FrequencyFit]:
         """Yield fits with a constant added to positions: the phase at 0 is the constant times ω."""
-        for base in self._plausible_bases():
+        bases, omegas = list(self.bases), abs(self.omegas)
+        moving = omegas > 1e-6
+        if moving.sum() > 1 and np.ptp(self.series.at) > 0:
+            bases.append(float(f"{fit_line(omegas[moving], self.exponents[moving])[0]:.5g}"))
+        for base in bases:
             for fit in _both_signs(base, None, base**-self.exponents):
                 offset = self._offset(fit.omegas)
                 if offset and (fit.omegas[0] > 0 or len(self.series.at) > 1):
                     yield fit._replace(offset=offset, rank=Rank.ONE_NUMBER)
-
-    def _plausible_bases(self) -> Iterator[float]:
-        yield from self.bases
-        omegas = abs(estimate_frequencies(self.series, has_origin=False).omegas)
-        moving = omegas > 1e-6
-        if moving.sum() > 1 and np.ptp(self.series.at) > 0:
-            yield float(f"{fit_line(omegas[moving], self.exponents[moving])[0]:.5g}")
 
     def _offset(self, omegas: Floats) -> int:
         at, phasors, weight, _ = self.series
@@ -301,22 +278,20 @@ class FrequencyFitter:
         return int(tried[np.argmax(match)])
 
     def _as_estimate(self) -> FrequencyFit:
-        omegas, step, jump = self.estimate
-        notes: tuple[str, ...] = (NO_RULE,)
-        if step > 1:
-            notes += (f"positions have a step of {step:g}, so that frequencies are known modulo 2π/{step:g}",)
-        unsure = float((self.deviation / np.maximum(abs(omegas), 1e-300)).max())
-        if 4 * math.sqrt(2) * self.misfit * jump > np.pi:
+        notes, step = [NO_RULE], f"{self.step:g}"
+        if self.step > 1:
+            notes.append(f"positions have a step of {step}, so that frequencies are known modulo 2π/{step}")
+        unsure = float((self.deviation / np.maximum(abs(self.omegas), 1e-300)).max())
+        if 4 * math.sqrt(2) * self.misfit * self.jump > np.pi:
             unsure = 1.0  # pairs may make another full turn within the jump
-        fields = {"inv_freq": tuple(map(float, omegas))}
-        return FrequencyFit(fields, omegas, Rank.ESTIMATE, unsure, notes=notes)
+        fields = {"inv_freq": tuple(map(float, self.omegas))}
+        return FrequencyFit(fields, self.omegas, Rank.ESTIMATE, unsure, notes=tuple(notes))
 
     def _fitted(self) -> Iterator[FrequencyFit]:
         """Yield fits of a base, of a factor, and of both; and with a tail of zeros."""
-        step = self.estimate.step
         for sign in self.signs:
-            omegas = sign * self.estimate.omegas
-            omegas = _unwrapped(omegas, step) if step > 2 else omegas
+            omegas = sign * self.omegas
+            omegas = _unwrapped(omegas, self.step) if self.step > 2 else omegas
             clear = omegas > 2 * self.deviation
             if not clear.any():
                 continue
@@ -373,7 +348,7 @@ class FrequencyFitter:
 
     def _stretched(self) -> Iterator[FrequencyFit]:
         """Yield Llama 3's rule and YaRN with usual contexts; factors are usual, or read off slow pairs."""
-        omegas = abs(self.estimate.omegas)
+        omegas = abs(self.omegas)
         clear = omegas[omegas > 8 * self.deviation]
         for base in self.bases:
             ratios = base ** -self.exponents[: len(clear)] / clear

@@ -142,10 +142,12 @@ def read_observation(
         raise ShapeError(
             f"before is {describe(before)}, and no row is finite before and after; give finite rows."
         )
+    # Scale features to about 1 by a power of two, exactly, so that their products stay in range.
+    power = sum(int(np.frexp(abs(array[finite]).max())[1]) for array in (x, y)) // 2
     eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
     observation = Observation(
-        x.shape, *_scaled(x[finite], y[finite]), np.flatnonzero(finite), host_pos, on_host, seq_axis,
-        max(eps, after_eps), after_eps, tolerance,
+        x.shape, np.ldexp(x[finite], -power), np.ldexp(y[finite], -power), np.flatnonzero(finite),
+        host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance,
     )  # fmt: skip
     if not observation.coordinates:
         check_line_up(x.shape, host_pos.shape, seq_axis)
@@ -167,12 +169,6 @@ def _numpy(array: Any, name: str) -> Floats:
     if dtype_name(array) not in X_DTYPES:
         raise ArrayTypeError(f"{name} is {describe(array)}; give real floating point: {', '.join(X_DTYPES)}.")
     return np.array(_on_host(array, name), np.float64)
-
-
-def _scaled(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Scale features to about 1 by a power of two, exactly, so that their products stay in range."""
-    power = sum(int(np.frexp(abs(v).max())[1]) for v in (x, y)) // 2
-    return np.ldexp(x, -power), np.ldexp(y, -power)
 
 
 def _on_host(array: Any, name: str) -> Any:

@@ -22,9 +22,7 @@ from ._observation import Floats, Observation
 from ._pair_hypotheses import (
     PAIRINGS,
     Amplitude,
-    PairHypothesis,
     PhaseEstimates,
-    Series,
     mistaken_hypotheses,
     pair_hypotheses,
     shortest,
@@ -114,31 +112,28 @@ class Search:
 
     def _rotations(self, positions: TriedPositions) -> None:
         """Rank the fits of all pairings and slices, and try the best."""
-        ranked = []
+        ranked: list[tuple[int, FrequencyFit]] = []
         for phases in self._phases:
             if positions.coordinates:
                 self._by_coordinates(phases, positions)
             elif phases.pairs.blocks == 1:
-                series = phases.series(positions.rows(self.sample))
-                fits = self._fitter(series, phases.pairs).find(positions.free)
-                ranked += [(fit.misfit, n, fit, phases.pairs, series) for n, fit in enumerate(fits)]
-        ranked.sort(key=lambda r: r[:2])
-        limit = 3 * ranked[0][0] + self.sample.tol if ranked else 0.0
-        for misfit, _, fit, pairs, series in ranked[:_JUDGED]:
-            if misfit <= limit + self.sample.angle_errors(self.sample.reach, 1.0):
-                self._try_fit(fit, pairs, series.amplitude, positions)
+                ranked += enumerate(self._fits(phases, positions))
+        ranked.sort(key=lambda place: (place[1].misfit, place[0]))
+        slack = self.sample.tol + self.sample.angle_errors(self.sample.reach, 1.0)
+        for _, fit in ranked[:_JUDGED]:
+            if fit.misfit <= 3 * ranked[0][1].misfit + slack:
+                self._try_fit(fit, positions)
 
-    def _fitter(self, series: Series, pairs: PairHypothesis) -> FrequencyFitter:
-        return FrequencyFitter(series, pairs, self.sample, self.bases, self.rules)
+    def _fits(self, phases: PhaseEstimates, positions: TriedPositions) -> list[FrequencyFit]:
+        series, free = phases.series(positions.rows(self.sample)), positions.free
+        return FrequencyFitter(series, phases.pairs, self.sample, self.bases, self.rules, free).find()
 
-    def _try_fit(
-        self, fit: FrequencyFit, pairs: PairHypothesis, amplitude: Amplitude, positions: TriedPositions
-    ) -> bool:
+    def _try_fit(self, fit: FrequencyFit, positions: TriedPositions) -> bool:
         """Try the rope of a fit; return whether it fits."""
         if fit.rank == Rank.ESTIMATE and self.beyond_float64:
             return False
         try:
-            rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), amplitude)
+            rope = _with_amplitude(RoPE(self.head_dim, **fit.fields), fit.amplitude)
         except SpecError:  # a base beyond the range of floats
             return False
         rule, uncertainty, rank = rope.scaling, fit.uncertainty, fit.rank
@@ -155,18 +150,16 @@ class Search:
 
     def _by_coordinates(self, phases: PhaseEstimates, positions: TriedPositions) -> None:
         """Try the maps of models that agree with the estimated map; if none fits, the estimated map."""
-        rows, pairs = positions.rows(self.sample).astype(float), phases.pairs
-        amplitude = phases.series(rows).amplitude
-        estimate = estimate_axes(phases, rows, amplitude.value, self.sample)
-
-        def try_until_one_fits(axes: Axes, with_estimate: bool = False) -> bool:
-            fits = axis_fits(axes, estimate, self.bases, with_estimate)
-            return any(self._try_fit(fit, pairs, amplitude, positions) for fit in fits)
-
-        maps = maps_of_models(estimate.coordinates, positions.coordinates, pairs.blocks)
-        if not any([try_until_one_fits(axes) for axes in maps]) and pairs.blocks == 1:
+        estimate = estimate_axes(phases, positions.rows(self.sample).astype(float), self.sample)
+        pairs, fitting = phases.pairs, False
+        for axes in maps_of_models(estimate.coordinates, positions.coordinates, pairs.blocks):
+            fits = axis_fits(axes, estimate, pairs, self.bases)
+            fitting |= any(self._try_fit(fit, positions) for fit in fits if fit.rank < Rank.ESTIMATE)
+        if not fitting and pairs.blocks == 1:
             axes = Axes(tuple(filled_map(estimate.coordinates)), count=positions.coordinates)
-            try_until_one_fits(axes, with_estimate=True)
+            for fit in axis_fits(axes, estimate, pairs, self.bases):
+                if self._try_fit(fit, positions):
+                    break
 
     def _default_ropes(self) -> list[RoPE]:
         """Return the rope of each pairing; none if the head has an odd width."""
@@ -202,9 +195,8 @@ class Search:
         if self._fitting():
             return
         for pairs in mistaken_hypotheses(self.sample):
-            series = PhaseEstimates(self.sample, pairs).series(positions.rows(self.sample))
-            for fit in self._fitter(series, pairs).find(False)[:8]:
-                rope = _with_amplitude(RoPE(self.head_dim, **fit.fields, **pairs.fields), series.amplitude)
+            for fit in self._fits(PhaseEstimates(self.sample, pairs), positions)[:8]:
+                rope = _with_amplitude(RoPE(self.head_dim, **fit.fields), fit.amplitude)
                 wrong = positions._replace(mistake=pairs.mistake)
                 self._try(Proposal(rope, wrong, fit.rank, mistaken=pairs))
 
