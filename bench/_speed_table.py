@@ -68,7 +68,7 @@ ALL_TABLES = """\
 
 [Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
 All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has a page of its own. `bench/README.md` lists the
-targets of all benchmarks, those that are missed too.
+targets of all benchmarks, also the targets that are missed.
 
 ```{toctree}
 :hidden:
