@@ -140,9 +140,11 @@ def sources(
 
     if isinstance(source, Tables):
         return partial(tables, source.cos, source.sin)
-    whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
+    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
     if source.plan.exact and fraction is None:
         prepare(source.plan)
-        positions = Positions(contiguous(whole, ops.xp.int64), source.plan)
+        positions = Positions(contiguous(integers, ops.xp.int64), source.plan)
         return lambda use_float64: positions
-    return lambda use_float64: tables(*cos_sin(whole, fraction, source.plan, use_float64, ops), use_float64)
+    return lambda use_float64: tables(
+        *cos_sin(integers, fraction, source.plan, use_float64, ops), use_float64
+    )

@@ -73,10 +73,10 @@ def _sources(call: Call) -> Callable[[bool], Angles]:
         first = values.start if isinstance(values, range) else values
         spaced = Angles(view_spaced(values), (), first, plan)
         return lambda use_float64: spaced
-    whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
+    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
     if plan.exact and fraction is None:
-        return partial(_of_positions, whole, plan)
-    return lambda use_float64: _of_tables(*cos_sin(whole, fraction, plan, use_float64, ops))
+        return partial(_of_positions, integers, plan)
+    return lambda use_float64: _of_tables(*cos_sin(integers, fraction, plan, use_float64, ops))
 
 
 def _of_positions(pos: Any, plan: Plan, use_float64: bool = False) -> Angles:

@@ -37,18 +37,18 @@ def rotate(call: Call) -> Any:
     source = call.source
     if isinstance(source, Tables):
         return _rotate_by_tables(call.xs, source.cos, source.sin, source.layout, call.seq_axis)
-    whole, fraction = call.pos.read(LIBRARY, call.ops, any(call.float64), split=False)
-    return _rotate_at(call.xs, whole, fraction, source.plan, call.seq_axis)
+    pos, fraction = call.pos.read(LIBRARY, call.ops, any(call.float64), split=False)
+    return _rotate_at(call.xs, pos, fraction, source.plan, call.seq_axis)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin in one program."""
-    use_float64, pos = computes_in_float64(like), parse(source.values, like, LIBRARY)
-    whole, fraction = pos.read(LIBRARY, LIBRARY.ops(like), use_float64, split=False)
+    use_float64, parsed = computes_in_float64(like), parse(source.values, like, LIBRARY)
+    pos, fraction = parsed.read(LIBRARY, LIBRARY.ops(like), use_float64, split=False)
     devices = LIBRARY.device(like)
     if devices is not None and len(devices) == 1:
-        whole = jax.device_put(whole, *devices)  # JAX would put the tables on its default device
-    return _make_tables(whole, fraction, source.inv_freq, source.plan, use_float64)
+        pos = jax.device_put(pos, *devices)  # JAX would put the tables on its default device
+    return _make_tables(pos, fraction, source.inv_freq, source.plan, use_float64)
 
 
 # Inlined into the caller's program, which shows the arguments that its caller donated.
@@ -56,24 +56,24 @@ _program = partial(jax.jit, inline=True)
 
 
 @partial(_program, static_argnames=("plan", "seq_axis"))
-def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
+def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
     ops = LIBRARY.ops(xs[0])
     if fraction is None:
-        whole, fraction = split_floats(whole, ops)
+        pos, fraction = split_floats(pos, ops)
     if fraction is None and plan.exact:
-        return tuple(rotate_by_positions(x, whole, plan, seq_axis) for x in xs)
+        return tuple(rotate_by_positions(x, pos, plan, seq_axis) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
-    return _tables.rotate_by_positions(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
+    return _tables.rotate_by_positions(xs, float64, pos, fraction, plan, seq_axis, ops, rotate_by_tables)
 
 
 @partial(_program, static_argnames=("plan", "use_float64"))
-def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
-    ops = LIBRARY.ops(whole)
+def _make_tables(pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
+    ops = LIBRARY.ops(pos)
     if fraction is None and inv_freq is None:
-        whole, fraction = split_floats(whole, ops)
+        pos, fraction = split_floats(pos, ops)
         if fraction is None and plan.exact:
-            return tables_by_positions(whole, plan, use_float64)
-    return _tables.tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
+            return tables_by_positions(pos, plan, use_float64)
+    return _tables.tables_at(pos, fraction, plan, use_float64, ops, inv_freq)
 
 
 @partial(_program, static_argnames=("layout", "seq_axis"))
