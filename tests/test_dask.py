@@ -287,6 +287,14 @@ def test_tables_of_many_positions_are_chunked(lazily):
         assert max(cos.chunks[0]) * cos.shape[1] * cos.itemsize <= limit
 
 
+def test_a_chunk_may_have_as_many_tokens_as_a_position_has_coordinates():
+    rope = ra.RoPE(16, axes=ra.Axes.axial(8, 8), **HALF)
+    x, row = array(X, chunks=CHUNKS), np.array([5, 9])
+    assert 2 in x.chunks[-2]
+    for pos in ([5, 9], row, array(row, chunks=1)):
+        np.testing.assert_array_equal(rope.apply(x, pos).compute(), rope.apply(X, row))
+
+
 # ---- names, pickled graphs, chunks of another library; test_dask_cluster.py has other processes ----
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from config_cases import heads, model
 
-from rope_array import Axes, Periods, RoPE, SpecError
+from rope_array import Axes, Periods, RoPE, ShapeError, SpecError
 
 pytestmark = pytest.mark.neutral
 
@@ -160,6 +160,20 @@ def test_pairs(name: str) -> None:
     np.testing.assert_allclose(map_.rope.apply(y, pos, inverse=True), q, atol=1e-13)
     scores = [map_.rope.apply(q, p) @ map_.rope.apply(k, p).T for p in (pos, pos + shift)]
     np.testing.assert_allclose(*scores, atol=1e-10)
+
+
+def test_a_row_of_coordinates_is_one_position_unless_x_has_as_many_tokens(lib: Any) -> None:
+    map_, row = MAPS["SAM 2"], lib.asarray(np.array([5, 9]), "int32")
+    for lead in ((), (3,), (2, 3), (2, 1)):
+        x = features(256, *lead).astype(np.float32)
+        y = lib.to_numpy(map_.rope.apply(lib.asarray(x, "float32"), row))
+        np.testing.assert_allclose(y, expected(map_, x, np.array([[5, 9]])).reshape(x.shape), atol=2e-6)
+    x = lib.asarray(features(256, 3, 2), "float32")
+    for pos in (row, [5, 9]):
+        with pytest.raises(ShapeError, match=r"x 2 tokens\. .* the shape \(1, 2\), .* the shape \(2, 2\)"):
+            map_.rope.apply(x, pos)
+    bits = [lib.to_numpy(map_.rope.apply(x, pos)).tobytes() for pos in ([[5, 9]], [[5, 9], [5, 9]])]
+    assert bits[0] == bits[1]
 
 
 @pytest.mark.parametrize("name", ONE_SERIES)
