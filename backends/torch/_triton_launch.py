@@ -42,7 +42,7 @@ _CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 class TritonLaunch(NamedTuple):
     """One launch: the arrays it rotates, where it begins in them, and the arguments after the pointers."""
 
-    source_kind: Kind
+    angles: Kind
     first: int
     second: int  # the same as `first` if it rotates one array
     offsets: tuple[int, ...] | None
@@ -217,20 +217,16 @@ def _view(source: Source) -> SourceView:
 
 
 def _make_launch(
-    group: list[tuple[int, Any, Any, Rows]],
-    source: Source,
-    source_kind: Kind,
-    layout: Layout,
-    transposed: bool,
+    group: list[tuple[int, Any, Any, Rows]], source: Source, angles: Kind, layout: Layout, transposed: bool
 ) -> TritonLaunch:
     """Return the launch for one or two arrays: their indices, each x, its result, and their rows."""
-    numbers, unit, source_unit = _strides(group, source, source_kind)
+    numbers, unit, source_unit = _strides(group, source)
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
     tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
     in_place = [x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
-        "KIND": int(source_kind),
+        "KIND": int(angles),
         "UNIT": unit,
         "SOURCE_UNIT": source_unit,
         "STRIDED": layout.head_dim > 1 and any(t.stride(-1) != 1 for _, x, y, _ in group for t in (x, y)),
@@ -242,7 +238,7 @@ def _make_launch(
         "WRITES_HALF": layout.out_pairing == "half",
         "COPIES": 2 * layout.num_pairs < layout.head_dim and not all(in_place),
         "COORDINATES": _has_coordinates(source),
-        "SCALED": source_kind is not Kind.TABLES and layout.amplitude not in (None, 1.0),
+        "SCALED": angles is not Kind.TABLES and layout.amplitude not in (None, 1.0),
         "TRANSPOSED": transposed,
         "IN_PLACE": any(in_place),
         "REAL": language.float64 if computes_in_float64(group[0][1]) else language.float32,
@@ -258,7 +254,7 @@ def _make_launch(
         *_both(rows[0].source_offsets),
     )
     return TritonLaunch(
-        source_kind,
+        angles,
         group[0][0],
         group[-1][0],
         offsets if any(offsets) else None,
@@ -270,7 +266,7 @@ def _make_launch(
     )
 
 
-def _strides(group: Any, source: Source, source_kind: Kind) -> tuple[list[int], int, int]:
+def _strides(group: Any, source: Source) -> tuple[list[int], int, int]:
     """Return all strides as the kernel takes them, the unit of the rows, and the unit of the source."""
     unit = min(
         _gpu.common_alignment((*rows.x, *rows.y, rows.x_offset, rows.y_offset), x.itemsize)
@@ -282,7 +278,7 @@ def _strides(group: Any, source: Source, source_kind: Kind) -> tuple[list[int], 
         numbers += [*(stride // unit for stride in rows.y), y.stride(-1)]
     rows, source_unit = group[0][3], 1
     source_strides = [stride for strides in _both(rows.source) for stride in strides]
-    if source_kind is Kind.TABLES:
+    if isinstance(source, Tables):
         source_unit = _gpu.common_alignment((*source_strides, *rows.source_offsets), source[0].itemsize)
     numbers += [stride // source_unit for stride in source_strides]
     return [*numbers, source[0].stride(-1) if _has_coordinates(source) else 0], unit, source_unit
@@ -344,7 +340,7 @@ def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> No
         arrays: Any = (xs[i], ys[i], xs[j], ys[j])
         if launch.offsets is not None:
             arrays = tuple(map(_from, arrays, launch.offsets))
-            if launch.source_kind is Kind.SPACED:  # the strides are steps
+            if launch.angles is Kind.SPACED:  # the strides are steps
                 start += launch.offsets[-1]
             else:
                 read = tuple(map(_from, source_arrays, launch.offsets[4:]))
