@@ -78,11 +78,8 @@ _MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "t
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),
-    "Backend": "_explain",
-    "Explanation": "_explain",
-    "backends": "_explain",
+    **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
     "diagnose": "_diagnose",
-    "explain": "_explain",
 }
 
 

@@ -213,17 +213,16 @@ def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
     probe = _probe_of(module)
     rope, stored_as = _as_stored(probe, rope)
     _check_frequencies(probe, rope, layer_type)
-    count = _count_coordinates(rope)
-    difference = None
+    count, difference = _count_coordinates(rope), None
     for coordinates, has_batch_axis in _forms(count):
-        positions = _probe_positions(count, coordinates)
         table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as)
         try:
-            theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type, positions)
+            theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type)
         except Exception:  # whatever a module raises for positions of another shape
             continue
+        positions = _probe_positions(count, coordinates)
         if coordinates == "first":
-            positions = positions.movedim(0, -1)
+            positions = _coordinates_last(positions, count)
         arrangement, mismatch = _arrangement(theirs, rope, positions, has_batch_axis)
         if arrangement is not None:
             return replace(table_format, arrangement=arrangement[0], sign=arrangement[1])
@@ -252,11 +251,8 @@ def _probe_positions(count: int, coordinates: str) -> Any:
     return every.T[None] if coordinates == "last batched" else every.T
 
 
-def _call(
-    probe: Any, x: Any, table_format: TableFormat, layer_type: str | None, positions: Any = None
-) -> tuple[Any, ...]:
-    count = _count_coordinates(table_format.rope)
-    positions = _probe_positions(count, table_format.coordinates) if positions is None else positions
+def _call(probe: Any, x: Any, table_format: TableFormat, layer_type: str | None) -> tuple[Any, ...]:
+    positions = _probe_positions(_count_coordinates(table_format.rope), table_format.coordinates)
     with torch.no_grad():
         options = {} if layer_type is None else {"layer_type": layer_type}
         out = type(probe).forward(probe, x, positions, **options)
@@ -403,14 +399,14 @@ def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
     rope, sign, has_batch_axis = table_format.rope, table_format.sign, table_format.has_batch_axis
     count = _count_coordinates(rope)
-    read = _reader_first(count) if table_format.coordinates == "first" else None
+    is_first = table_format.coordinates == "first"
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
     arrangement = table_format.arrangement
     arrange = None if arrangement == "pairs" else arrangements(rope).get(arrangement)
     is_complex = arrangement == "complex"
 
     def make(x: Any, position_ids: Any) -> Any:
-        cos, sin = cos_sin(x, position_ids if read is None else read(position_ids))
+        cos, sin = cos_sin(x, _coordinates_last(position_ids, count) if is_first else position_ids)
         sin = sin if sign == 1 else -sin
         if is_complex:
             return torch.complex(cos, sin)
@@ -421,14 +417,10 @@ def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     return make
 
 
-def _reader_first(count: int) -> Callable[[Any], Any]:
-    """Return a reader of positions (coordinates, B, S), or (B, S) for equal coordinates, as in text."""
-
-    def read(pos: Any) -> Any:
-        pos = pos if pos.ndim == 3 else pos[None]
-        return pos.expand(count, -1, -1).movedim(0, -1)
-
-    return read
+def _coordinates_last(pos: Any, count: int) -> Any:
+    """Return positions (coordinates, B, S), or (B, S) for equal coordinates as in text, as (B, S, count)."""
+    pos = pos if pos.ndim == 3 else pos[None]
+    return pos.expand(count, -1, -1).movedim(0, -1)
 
 
 def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:

@@ -82,20 +82,13 @@ def need_of(boolean: bool) -> str:
     )
 
 
-def integers(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
-    """Return the factory of a call with an integer result."""
+def integers(
+    dtype: Any, like: Any, allowed: tuple[str, ...] = ("int32", "int64"), **values: Any
+) -> ArrayFactory:
+    """Return the factory of a call with an integer result, or with another that `dtype` may name."""
     lib, like = find_library(like, values)
-    return _new_factory(lib, like, _integer_name(lib, like, dtype), ("int32", "int64"))
-
-
-def integers_or_float32(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
-    """Return the factory of a call with an integer result, or a float32 result by `dtype`."""
-    lib, like = find_library(like, values)
-    return _new_factory(lib, like, _integer_name(lib, like, dtype), ("int32", "int64", "float32"))
-
-
-def _integer_name(lib: _library.Library, like: Any, dtype: Any) -> str:
-    return ("int64" if lib.has_int64(like) else "int32") if dtype is None else name_of_dtype(dtype)
+    default = "int64" if lib.has_int64(like) else "int32"
+    return _new_factory(lib, like, default if dtype is None else name_of_dtype(dtype), allowed)
 
 
 def floats(dtype: Any, like: Any) -> ArrayFactory:

@@ -139,7 +139,7 @@ def mrope(
     >>> int(delta)
     0
     """
-    factory = _factory.integers_or_float32(dtype, like, tokens=tokens)
+    factory = _factory.integers(dtype, like, ("int32", "int64", "float32"), tokens=tokens)
     rows, shape = _token_rows(tokens)
     kept = _kept(mask, shape)
     num_padding = 0
