@@ -119,8 +119,10 @@ def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
     if not isinstance(rope, Spec):
         raise _wrong_rope(rope)
     if spec:
-        given = ", ".join(f"{name}=..." for name in spec)
-        raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
+        fields = ", ".join(f"{name}=..." for name in spec)
+        raise SpecError(
+            f"both rope and {fields} are given; give one, or dataclasses.replace(rope, {fields})."
+        )
     return require_plan(rope)
 
 

@@ -139,8 +139,8 @@ def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     text = f"along axis {axis} of x (seq_axis={axis - x.ndim}), of size {x.shape[axis]}"
     if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
         text += _at_one_position(x, shape, seq_axis)
-    same = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
-    return text + (f"; not along axis {', '.join(map(str, same))}, of the same size" if same else "")
+    equal = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
+    return text + (f"; not along axis {', '.join(map(str, equal))}, of the same size" if equal else "")
 
 
 def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
@@ -208,11 +208,11 @@ def backends() -> tuple[Backend, ...]:
     >>> [backend.name for backend in ra.backends()][-1]
     'array-api'
     """
-    known = [_backend(record) for record in _registry.records()]
-    listed = {backend.description for backend in known}
+    in_order = [_backend(record) for record in _registry.records()]
+    listed = {backend.description for backend in in_order}
     broken = [Backend(n, "", False, fault) for n, fault in _registry.broken().items() if fault not in listed]
     name, description = _registry.ARRAY_API, "written against the Python Array API"
-    return (*broken, *known, Backend(name, "any array with the Array API", True, description))
+    return (*broken, *in_order, Backend(name, "any array with the Array API", True, description))
 
 
 def _backend(record: _registry.Record) -> Backend:

@@ -31,7 +31,7 @@ class Record(NamedTuple):
     types
         Array types it serves, each "module:name"; subclasses are served too.
     module
-        Module with the functions of `Backend`.
+        Module with the functions of `BackendModule`.
     """
 
     name: str
@@ -55,7 +55,7 @@ RECORDS = (
 )
 
 
-class Backend(Protocol):
+class BackendModule(Protocol):
     """The functions that a backend offers. The caller has checked their arguments.
 
     A backend may have more:
@@ -114,7 +114,7 @@ class Backends(NamedTuple):
         Returns the library of an array.
     """
 
-    in_order: tuple[Backend, ...]
+    in_order: tuple[BackendModule, ...]
     try_fast: Callable[..., Any]
     try_fast_tables: Callable[..., Any]
     table_makers: dict[str, Callable[[Positions, Any], CosSin]]
@@ -293,11 +293,11 @@ def _fault(problem: str, error: BaseException) -> str:
     return printable(f"{problem}: {type(error).__name__}: {error}")
 
 
-def _check_record(record: Record, known: list[Record]) -> None:
+def _check_record(record: Record, earlier: list[Record]) -> None:
     texts = (record.name, record.module, *record.types)
     if isinstance(record.types, str) or not all(isinstance(text, str) and text for text in texts):
         raise TypeError(f"{short(tuple(record))} is no (name, types, module): a str, a tuple of str, a str")
-    if record.name in {ARRAY_API, *(taken.name for taken in known)}:
+    if record.name in {ARRAY_API, *(taken.name for taken in earlier)}:
         raise ValueError(f"the name {record.name!r} is taken")
 
 

@@ -72,7 +72,7 @@ def explained(x):
 def fresh_types(monkeypatch):
     """No memory of the types that earlier tests used."""
     monkeypatch.setattr(_library, "_libraries", {})
-    monkeypatch.setattr(_library, "_found", {})
+    monkeypatch.setattr(_library, "_by_namespace", {})
     monkeypatch.setattr(_registry, "backends_of", _dynamo.traced_memo_of_one(_registry._load_backends))
 
 

@@ -63,7 +63,7 @@ class TorchOps(ArrayOps):
         return array // 2**count if _is_for_other_tools() else array >> count
 
 
-class TorchLibrary(Library):
+class Torch(Library):
     """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
     operations = TorchOps
@@ -99,9 +99,9 @@ class TorchLibrary(Library):
         if _distributed.has_dtensor(*xs, *source.arrays):
             _distributed.check(xs, source)
 
-    def check_out(self, out: Any, x: Any, others: Any) -> None:
+    def check_out(self, out: Any, x: Any, source_arrays: Any) -> None:
         _check_not_transformed()
-        read = [array for array in others if isinstance(array, torch.Tensor)]
+        read = [array for array in source_arrays if isinstance(array, torch.Tensor)]
         _check_gradients(out, x, read)
         for tensor in (out, x, *read):
             if (reason := _why_unusable(tensor, tensor is out)) is not None:
@@ -109,11 +109,11 @@ class TorchLibrary(Library):
                     f"out is given, and {describe(tensor)} is {reason}; omit out, and use the result."
                 )
 
-    def checks_while_tracing(self, outs: Any, xs: Any, others: Any) -> bool:
+    def checks_while_tracing(self, outs: Any, xs: Any, source_arrays: Any) -> bool:
         if not torch.compiler.is_compiling():
             return False
         _check_not_transformed()
-        read = [array for array in others if isinstance(array, torch.Tensor)]
+        read = [array for array in source_arrays if isinstance(array, torch.Tensor)]
         for out, x in zip(outs, xs, strict=True):
             _check_gradients(out, x, read)
         _check_traced_memory(outs)
@@ -246,4 +246,4 @@ def _load_count_writes() -> Any:
 count_writes: Callable[[Any], None] = _load_count_writes()
 
 
-LIBRARY = TorchLibrary("torch", xp)
+LIBRARY = Torch("torch", xp)

@@ -97,11 +97,11 @@ def _dtype_remedy(dtype: str, name: str) -> str:
 def _wrong_width(x: Any, head_dim: int) -> ShapeError:
     """Return the error for an x whose last axis is not a head, with the lines that make it one."""
     text = f"x is {describe(x)}; its last axis must hold the {head_dim} features of one head ({head_dim=})."
-    width, others = x.shape[-1], [axis for axis, size in enumerate(x.shape[:-1]) if size == head_dim]
+    width, axes = x.shape[-1], [axis for axis, size in enumerate(x.shape[:-1]) if size == head_dim]
     if is_unknown_size(width):
         return ShapeError(f"{text} Its size is unknown; {MAKE_KNOWN}")
-    if others:
-        axis = others[-1]
+    if axes:
+        axis = axes[-1]
         return ShapeError(
             f"{text} If they are along axis {axis}, move them last, and back: y = rope.apply(xp.moveaxis(x, "
             f"{axis}, -1), pos); y = xp.moveaxis(y, -1, {axis}), where xp is the library."
@@ -150,10 +150,10 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
             )
     cos, sin = tuple(tables.cos.shape), tuple(tables.sin.shape)
     count = tables.layout.num_pairs
-    known = [
+    known_sizes = [
         (a, b) for a, b in zip(cos, sin, strict=False) if not is_unknown_size(a) and not is_unknown_size(b)
     ]
-    if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (count,):
+    if len(cos) != len(sin) or any(a != b for a, b in known_sizes) or cos[-1:] != (count,):
         raise ShapeError(
             f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, "
             f"whose last axis has {count} pairs. Make them with rope.rotation(pos, like=x)."

@@ -35,12 +35,12 @@ def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps)
     turns = turns96 if use_float64 else turns64
     widths = (0, 0, 8, _BITS, _BITS, _BITS, _BITS) if use_float64 else (0, 0, 4, _BITS, _BITS)
     *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
-    right_angles, rest = _split(upper, _BITS - 2, ops)
+    right_angles, lower_bits = _split(upper, _BITS - 2, ops)
     fraction: Any = 0.0
     for word, bits in zip(lower, widths[2:], strict=False):
         fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
-    # The only sum that rounds, as the cast of the whole rest would.
-    u = (ops.cast(rest - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
+    # The only sum that rounds, as the cast of all lower bits would.
+    u = (ops.cast(lower_bits - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
     return ops.cast(right_angles, dtype), u
 
 

@@ -23,8 +23,8 @@ from .source import Source
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(
-    f"{kind}{bits}"
-    for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32)))
+    f"{family}{bits}"
+    for family, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32)))
     for bits in sizes
 ) | {"float32", "float64"}
 _LIMIT = 256  # types, and dtypes, that are remembered
@@ -111,10 +111,10 @@ class Library:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
         return ops
 
-    def check_out(self, out: Any, x: Any, others: tuple[Any, ...]) -> None:
-        """Raise if out cannot be written while x and `others`, positions or tables, are read."""
+    def check_out(self, out: Any, x: Any, source_arrays: tuple[Any, ...]) -> None:
+        """Raise if out cannot be written while x and the source's arrays are read."""
 
-    def checks_while_tracing(self, outs: Any, xs: Any, others: Any) -> bool:
+    def checks_while_tracing(self, outs: Any, xs: Any, source_arrays: Any) -> bool:
         """Check `outs` if a compiler traces the call, so that no address is known; return whether it does."""
         return False
 
@@ -184,8 +184,8 @@ _libraries: dict[type, Library] = {}
 
 def library(x: Any) -> Library:
     """Return the library of an array, by its type."""
-    found = _libraries.get(type(x))
-    return found if found is not None else _register_type(x)
+    lib = _libraries.get(type(x))
+    return lib if lib is not None else _register_type(x)
 
 
 def is_array_of_any_library(value: Any) -> bool:
@@ -217,13 +217,13 @@ def numpy_library() -> Library:
     return library(np.empty(0))
 
 
-_found: dict[Any, Library] = {}  # one Library for each namespace
+_by_namespace: dict[Any, Library] = {}
 
 
 def _register_type(x: Any) -> Library:
     library = _detect(x)
     with _dynamo.lock:
-        library = _found.setdefault(library.xp, library)
+        library = _by_namespace.setdefault(library.xp, library)
         if len(_libraries) >= _LIMIT:
             _libraries.clear()
         _libraries[type(x)] = library

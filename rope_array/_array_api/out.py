@@ -38,31 +38,31 @@ def wrong_number(backend: Any, ys: tuple[Any, ...], xs: tuple[Any, ...]) -> Back
 
 
 def check_outs(
-    out: Any, x: Any, xs: tuple[Any, ...], others: tuple[Any, ...], lib: Library
+    out: Any, x: Any, xs: tuple[Any, ...], source_arrays: tuple[Any, ...], lib: Library
 ) -> tuple[Any, ...]:
-    """Return the arrays to write, one for each of xs, or raise; `others` are read too."""
+    """Return the arrays to write, one for each of xs, or raise; the source's arrays are read too."""
     outs = _one_for_each(out, x, xs)
-    names = _names("out", x, outs)
-    for name, o, one in zip(names, outs, xs, strict=True):
-        _check_kind(name, o, one, lib)
-    if lib.checks_while_tracing(outs, xs, others):
+    names, x_names = _names("out", x, outs), _names("x", x, xs)
+    for name, o, x_i in zip(names, outs, xs, strict=True):
+        _check_type(name, o, x_i, lib)
+    if lib.checks_while_tracing(outs, xs, source_arrays):
         return outs
-    for o, one in zip(outs, xs, strict=True):
-        lib.check_out(o, one, others)
-    of_xs = [lib.memory(one) for one in xs]
+    for o, x_i in zip(outs, xs, strict=True):
+        lib.check_out(o, x_i, source_arrays)
+    x_memories = [lib.memory(x_i) for x_i in xs]
     memories = [
-        _memory(of_x if o is one else lib.memory(o), lib)
-        for o, one, of_x in zip(outs, xs, of_xs, strict=True)
+        _memory(x_memory if o is x_i else lib.memory(o), lib)
+        for o, x_i, x_memory in zip(outs, xs, x_memories, strict=True)
     ]
     for name, o, memory in zip(names, outs, memories, strict=True):
         _check_writable(name, o, memory)
-    read = list(zip(_names("x", x, xs), of_xs, strict=True))
-    also = [("the positions or tables", lib.memory(one)) for one in others if lib.is_array(one)]
+    read = list(zip(x_names, x_memories, strict=True))
+    read += [("the positions or tables", lib.memory(array)) for array in source_arrays if lib.is_array(array)]
     for i, (name, memory) in enumerate(zip(names, memories, strict=True)):
-        for j, (what, other) in enumerate([*read, *also]):
-            _check_disjoint(name, memory, f"{what}, which is read", other, may_be_same=i == j)
-        for what, other in zip(names[:i], memories, strict=False):
-            _check_disjoint(name, memory, f"{what}, which is written too", other)
+        for j, (read_name, read_memory) in enumerate(read):
+            _check_disjoint(name, memory, f"{read_name}, which is read", read_memory, may_be_same=i == j)
+        for written_name, written_memory in zip(names[:i], memories, strict=False):
+            _check_disjoint(name, memory, f"{written_name}, which is written too", written_memory)
     return outs
 
 
@@ -76,14 +76,14 @@ def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (out,)
     if type(x) is tuple and type(out) is tuple and len(out) == len(xs):
         return out
-    given = f"a tuple of {len(out)}" if type(out) is tuple else describe(out)
-    need = f"a tuple of {len(xs)} arrays" if type(x) is tuple else "one array"
-    raise ArrayTypeError(
-        f"out is {given}, and x {'a tuple' if type(x) is tuple else 'one array'}; give {need}."
-    )
+    out_text = f"a tuple of {len(out)}" if type(out) is tuple else describe(out)
+    x_text, remedy = "one array", "one array"
+    if type(x) is tuple:
+        x_text, remedy = "a tuple", f"a tuple of {len(xs)} arrays"
+    raise ArrayTypeError(f"out is {out_text}, and x {x_text}; give {remedy}.")
 
 
-def _check_kind(name: str, out: Any, x: Any, lib: Library) -> None:
+def _check_type(name: str, out: Any, x: Any, lib: Library) -> None:
     if not lib.is_array(out):
         if lib.memory(x) is None:
             raise _not_written(lib)
@@ -140,25 +140,26 @@ def _may_overlap_itself(memory: Memory) -> bool:
 
 
 def _check_disjoint(
-    name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool = False
+    name: str, memory: Memory, other_name: str, other_memory: Memory | None, may_be_same: bool = False
 ) -> None:
-    if other is None or (may_be_same and _is_same(memory, other)):
+    if other_memory is None or (may_be_same and _is_same(memory, other_memory)):
         return
-    shared = _share(memory, other)
+    shared = _share(memory, other_memory)
     if shared is False:
         return
-    how = "shares memory with" if shared else "may share memory with"
-    same = ", or x itself to rotate in place" if may_be_same else ""
-    raise ArrayTypeError(f"{name} {how} {what}; give memory apart from it{same}.")
+    verb = "shares memory with" if shared else "may share memory with"
+    in_place = ", or x itself to rotate in place" if may_be_same else ""
+    raise ArrayTypeError(f"{name} {verb} {other_name}; give memory apart from it{in_place}.")
 
 
 def _is_same(a: Memory, b: Memory) -> bool:
     """Return whether two arrays are the same elements in the same order."""
     if a is b:
         return True
-    steps = zip(a.shape, a.strides, b.strides, strict=True) if a.shape == b.shape else ()
-    same = all(one == other for size, one, other in steps if size > 1)  # other strides are never used
-    return same and (a.address, a.shape, a.itemsize) == (b.address, b.shape, b.itemsize)
+    if (a.address, a.shape, a.itemsize) != (b.address, b.shape, b.itemsize):
+        return False
+    axes = zip(a.shape, a.strides, b.strides, strict=True)
+    return all(a_stride == b_stride for size, a_stride, b_stride in axes if size > 1)
 
 
 def _share(a: Memory, b: Memory) -> bool | None:
@@ -168,8 +169,8 @@ def _share(a: Memory, b: Memory) -> bool | None:
     import numpy as np  # only here; it decides for the other libraries too
 
     try:
-        one, other = np.asarray(_View(a)), np.asarray(_View(b))
-        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))  # type: ignore[arg-type]
+        views = np.asarray(_View(a)), np.asarray(_View(b))
+        return bool(np.shares_memory(*views, max_work=_MOST_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return None
 

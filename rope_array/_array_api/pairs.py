@@ -21,8 +21,8 @@ def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, 
 
 def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype that have x's axes."""
-    parts = _parts(x, cos, sin, layout, ops)
-    y = parts[0] if len(parts) == 1 else join(parts, ops)
+    columns = _rotated_columns(x, cos, sin, layout, ops)
+    y = columns[0] if len(columns) == 1 else join(columns, ops)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
         return ops.xp.asarray(x, copy=True)
     if any([size is None for size in x.shape]):  # a list: a small call notices a generator
@@ -32,9 +32,9 @@ def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) ->
     return y if y.dtype == x.dtype else ops.cast(y, x.dtype)
 
 
-def join(parts: list[Any], ops: ArrayOps) -> Any:
+def join(columns: list[Any], ops: ArrayOps) -> Any:
     """Concatenate along the last axis, by its number: cubed reads -1 wrong."""
-    return ops.xp.concat(parts, axis=parts[0].ndim - 1)
+    return ops.xp.concat(columns, axis=columns[0].ndim - 1)
 
 
 def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) -> tuple[Any, Any]:
@@ -45,21 +45,21 @@ def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) ->
     return cos[index], sin[index]
 
 
-def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
-    """Return the features before the slice, the parts of the slice rotated, and the features after it."""
+def _rotated_columns(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
+    """Return the features before the slice, the columns of the slice rotated, and the features after it."""
     if layout.stop - layout.start == layout.head_dim:
         return _rotate_slice(x, cos, sin, layout, ops)
     if not layout.num_pairs:
-        half = layout.head_dim // 2  # joining two parts copies x in every library
+        half = layout.head_dim // 2  # joining two columns copies x in every library
         return [x[..., :half], x[..., half:]]
-    parts = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
+    columns = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
     if layout.start:
-        parts = [x[..., : layout.start], *parts]
-    return parts if layout.stop == layout.head_dim else [*parts, x[..., layout.stop :]]
+        columns = [x[..., : layout.start], *columns]
+    return columns if layout.stop == layout.head_dim else [*columns, x[..., layout.stop :]]
 
 
 def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
-    """Return the parts of a rotated slice, for one concatenation with the features around it."""
+    """Return the columns of a rotated slice, for one concatenation with the features around it."""
     if layout.blocks == 1:
         return _rotate_block(x, cos, sin, layout, ops)
     x, cos, sin = (split_blocks(array, layout, ops) for array in (x, cos, sin))

@@ -25,14 +25,16 @@ def rotate_by_array_api(call: Call) -> Arrays:
     source = call.source
     if isinstance(source, Tables):
         return rotate_by_tables(call.xs, source, call.seq_axis, call.ops)
-    whole, fraction = call.pos.read(call.lib, call.ops, any(call.float64))
-    return rotate_by_positions(call.xs, call.float64, whole, fraction, source.plan, call.seq_axis, call.ops)
+    integers, fraction = call.pos.read(call.lib, call.ops, any(call.float64))
+    return rotate_by_positions(
+        call.xs, call.float64, integers, fraction, source.plan, call.seq_axis, call.ops
+    )
 
 
 def rotate_by_positions(
     xs: Arrays,
     float64: tuple[bool, ...],
-    whole: Any,
+    integers: Any,
     fraction: Any,
     plan: Plan,
     seq_axis: int,
@@ -43,7 +45,7 @@ def rotate_by_positions(
     tables = {}
     for use_float64 in float64:
         if use_float64 not in tables:
-            tables[use_float64] = cos_sin(whole, fraction, plan, use_float64, ops)
+            tables[use_float64] = cos_sin(integers, fraction, plan, use_float64, ops)
     ys = []
     for x, use_float64 in zip(xs, float64, strict=True):
         ys.append(rotate_one(x, *tables[use_float64], plan.layout, seq_axis, ops))
@@ -65,19 +67,19 @@ def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
     """Return cos and sin at checked positions, in the compute dtype of `like`, shape pos.shape + (pairs,)."""
     use_float64, ops = computes_in_float64(like), lib.ops(like)
     pos = parse(source.values, like, lib)
-    whole, fraction = pos.read(lib, ops, use_float64, split=source.inv_freq is None)
-    return tables_at(whole, fraction, source.plan, use_float64, ops, source.inv_freq)
+    integers, fraction = pos.read(lib, ops, use_float64, split=source.inv_freq is None)
+    return tables_at(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
 
 
 def tables_at(
-    whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
+    integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
 ) -> CosSin:
     """Return cos and sin at integers and fractions; for learned frequencies, at positions not split."""
     if inv_freq is None:
-        return cos_sin(whole, fraction, plan, use_float64, ops)
+        return cos_sin(integers, fraction, plan, use_float64, ops)
     xp = ops.xp
     dtype = xp.float64 if use_float64 else xp.float32
-    pos = positions_per_pair(floats(whole, fraction, dtype, xp), plan, ops)
+    pos = positions_per_pair(floats(integers, fraction, dtype, xp), plan, ops)
     frequencies = xp.astype(inv_freq, dtype)
     if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
         frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype)
@@ -91,9 +93,9 @@ def aligned_tables(call: Call) -> list[CosSin]:
     if isinstance(source, Tables):
         by_dtype = {use_float64: cast_tables(source, use_float64, ops) for use_float64 in {*call.float64}}
     else:
-        whole, fraction = call.pos.read(call.lib, ops, any(call.float64))
+        integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
         by_dtype = {
-            use_float64: cos_sin(whole, fraction, source.plan, use_float64, ops)
+            use_float64: cos_sin(integers, fraction, source.plan, use_float64, ops)
             for use_float64 in {*call.float64}
         }
     return [

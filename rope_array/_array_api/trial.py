@@ -40,8 +40,8 @@ def check_library(x: Any, lib: Library) -> None:
 
 def _rotate_two_pairs(ops: ArrayOps) -> Any:
     xp = ops.xp
-    whole = xp.arange(0, 2, 1, dtype=xp.int64 if ops.has_int64 else xp.int32, **ops.creation_kwargs)
-    tables = cos_sin(whole, None, _PLAN, False, ops)
+    integers = xp.arange(0, 2, 1, dtype=xp.int64 if ops.has_int64 else xp.int32, **ops.creation_kwargs)
+    tables = cos_sin(integers, None, _PLAN, False, ops)
     x = xp.asarray([[1.0, 2.0], [3.0, 4.0]], dtype=xp.float32, **ops.creation_kwargs)
     return align_and_rotate(x, *tables, _PLAN.layout, -2, ops)
 
