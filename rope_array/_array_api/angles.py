@@ -54,8 +54,8 @@ COS_64 = (
 def cos_sin(integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin of every pair at every position, amplitude included, shape pos.shape + (pairs,).
 
-    `fraction` is an array of floats, |f| ≤ 1/2, or None. The tables are float64 if `use_float64`, else float32.
-    Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before the
+    `fraction` is an array of floats, |f| ≤ 1/2, or None. The tables are float64 if `use_float64`, else
+    float32. Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before the
     amplitude (proof/).
     """
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
