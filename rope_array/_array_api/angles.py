@@ -55,8 +55,8 @@ def cos_sin(integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Ar
     """Return cos and sin of every pair at every position, amplitude included, shape pos.shape + (pairs,).
 
     `fraction` is an array of floats, |f| ≤ 1/2, or None. The tables are float64 if `use_float64`, else
-    float32. Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before the
-    amplitude (proof/).
+    float32. Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before
+    the amplitude (proof/).
     """
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
     if not plan.exact:
@@ -153,13 +153,15 @@ def _phase_in_uint32(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
 
 
 def _high_word(a: Any, b: Any) -> Any:
-    """Return the upper 32 bits of the 64-bit product of two uint32 arrays, by halves of 16 bits.
+    """Return the upper 32 bits of the 64-bit product of two uint32 arrays.
 
-    bit   63      48      32      16       0
-                          |     a0·b0      |
-                  |     a1·b0      |           and the upper half of a0·b0: `middle`
-                  |     a0·b1      |           and the lower half of `middle`: `other`
-          |     a1·b1      |                   and the upper halves of both: the result
+    The four products of their halves of 16 bits, at their places:
+
+        bit   63      48      32      16       0
+                              |     a0·b0      |
+                      |     a1·b0      |           and the upper half of a0·b0: `middle`
+                      |     a0·b1      |           and the lower half of `middle`: `other`
+              |     a1·b1      |                   and the upper halves of both: the result
     """
     a0, a1, b0, b1 = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
     middle = a1 * b0 + (a0 * b0 >> 16)
