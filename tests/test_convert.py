@@ -51,13 +51,14 @@ def normal(*shape):
     return np.random.default_rng(0).standard_normal(shape)
 
 
-def same(got, want):
-    np.testing.assert_array_equal(on_host(got), on_host(want))
+def same(x, expected):
+    np.testing.assert_array_equal(on_host(x), on_host(expected))
 
 
-def close(got, want, ulps=8):
-    got = on_host(got)
-    np.testing.assert_allclose(got, want, rtol=0, atol=ulps * np.finfo(got.dtype).eps * np.abs(want).max())
+def close(x, expected, ulps=8):
+    x = on_host(x)
+    atol = ulps * np.finfo(x.dtype).eps * np.abs(expected).max()
+    np.testing.assert_allclose(x, expected, rtol=0, atol=atol)
 
 
 # ---- weights ----
@@ -69,7 +70,7 @@ def test_weights_of_every_layout(spec, pairing):
     rope, to = ra.RoPE(D, pairing=pairing, **spec), OTHER[pairing]
     for heads in (1, 3):
         w = numbers((heads * D, INPUTS))
-        want = converted(w, rope, to)
+        expected = converted(w, rope, to)
         for change, axis in (
             (lambda a: a, 0),  # PyTorch
             (lambda a: a[:, 0], 0),  # a bias
@@ -78,10 +79,10 @@ def test_weights_of_every_layout(spec, pairing):
             (lambda a, heads=heads: a[:, 0].reshape(heads, D), 1),
             (lambda a: a[None], -2),
         ):
-            given = change(w)
-            got = convert.weights(given, rope, to, axis=axis)
-            assert got.dtype == given.dtype
-            same(got, change(want))
+            w_of_layout = change(w)
+            moved = convert.weights(w_of_layout, rope, to, axis=axis)
+            assert moved.dtype == w_of_layout.dtype
+            same(moved, change(expected))
 
 
 # Conversions of an array of shape (8, 8) to a pairing. A head of two features has one order in both pairings.
@@ -111,16 +112,16 @@ def test_each_library_has_numpys_results(lib, name):
     host = numbers((8, 8)) / 64
     for to in PAIRINGS if lib.name in ("numpy", "torch") else ("interleaved",):
         w = lib.asarray(host.copy())
-        got = CALLS[name](w, to)
-        assert type(got) is type(w)
-        assert got.dtype == w.dtype
-        np.testing.assert_allclose(lib.to_numpy(got), CALLS[name](host, to), rtol=0, atol=1e-5)
-        assert not lib.shares_memory(got, w)
+        moved = CALLS[name](w, to)
+        assert type(moved) is type(w)
+        assert moved.dtype == w.dtype
+        np.testing.assert_allclose(lib.to_numpy(moved), CALLS[name](host, to), rtol=0, atol=1e-5)
+        assert not lib.shares_memory(moved, w)
         same(w, host)
         if lib.name in ("numpy", "torch"):
-            kept = lib.to_numpy(got).copy()
+            kept = lib.to_numpy(moved).copy()
             w[...] = 7
-            same(got, kept)
+            same(moved, kept)
 
 
 @pytest.mark.neutral
@@ -131,8 +132,8 @@ def test_a_round_trip_is_the_identity_to_the_bit(lib, float_dtype, spec, pairing
     host = numbers((2 * D, INPUTS))
     host[3:5, 1:3] = [[np.nan, -0.0], [np.inf, -np.inf]]
     w = lib.asarray(host, float_dtype)
-    there = convert.weights(w, rope, OTHER[pairing], num_heads=2)
-    back = convert.weights(there, replace(rope, pairing=OTHER[pairing]), pairing, num_heads=2)
+    moved = convert.weights(w, rope, OTHER[pairing], num_heads=2)
+    back = convert.weights(moved, replace(rope, pairing=OTHER[pairing]), pairing, num_heads=2)
     assert back.dtype == w.dtype
     assert lib.to_numpy(back).tobytes() == lib.to_numpy(w).tobytes()
 
@@ -145,10 +146,10 @@ def test_quantised_weights_and_masks(lib, dtype):
         return  # the library has no such dtype
     host = numbers((2 * D,), np.int32)  # the integers to 16, which 8 bits hold
     host = host % 2 == 0 if dtype == "bool" else host
-    got = convert.weights(lib.asarray(host, dtype), ra.RoPE(D), "half")
-    assert lib.dtype_of(got) == dtype
-    got = lib.xp.astype(got, lib.dtype("float32")) if dtype == "float8_e4m3fn" else got
-    same(got, converted(host, ra.RoPE(D), "half"))
+    moved = convert.weights(lib.asarray(host, dtype), ra.RoPE(D), "half")
+    assert lib.dtype_of(moved) == dtype
+    moved = lib.xp.astype(moved, lib.dtype("float32")) if dtype == "float8_e4m3fn" else moved
+    same(moved, converted(host, ra.RoPE(D), "half"))
 
 
 def test_a_permutation_is_the_matrix_of_position_0():
@@ -191,8 +192,8 @@ def test_scores_are_unchanged(spec, pairing):
     np.testing.assert_allclose(scores(after, moved), before, rtol=0, atol=1e-12 * np.abs(before).max())
     same(convert.weights(moved[0], after, OTHER[pairing]), moved[0])  # a second conversion moves nothing
     if rope.out_pairing:  # the keys of a cache stay valid
-        for got, want in zip(rotated(after, moved), rotated(rope, projections), strict=True):
-            close(got, want)
+        for new, old in zip(rotated(after, moved), rotated(rope, projections), strict=True):
+            close(new, old)
     if rope.rotary_dim > 2:
         assert np.abs(scores(rope, moved) - before).max() > 1e-3  # scores differ between pairings
 
@@ -203,8 +204,8 @@ def test_scores_are_unchanged(spec, pairing):
 def test_cached_keys_are_in_the_pairing_that_was_written(out_pairing, pairing, to):
     rope = ra.RoPE(D, pairing=pairing, out_pairing=out_pairing, rotary_dim=6)
     x, by = numbers((2, 3, D)) / 8, {"backend": "array-api"}  # its bits do not depend on the pairing
-    got = convert.keys(rope.apply(x, range(3), **by), rope, to)
-    same(got, replace(rope, out_pairing=to).apply(x, range(3), **by))
+    keys = convert.keys(rope.apply(x, range(3), **by), rope, to)
+    same(keys, replace(rope, out_pairing=to).apply(x, range(3), **by))
 
 
 # ---- fused projections ----
@@ -240,12 +241,12 @@ def test_fused_projections(name, pairing):
         for i, n in enumerate(order)
     }
     moved = {n: [converted(h, rope, to) for h in heads[n]] if n in "qk" else heads[n] for n in order}
-    given, wanted = assembled(heads, order, groups), assembled(moved, order, groups)
+    fused, expected = assembled(heads, order, groups), assembled(moved, order, groups)
     options = {"num_heads": q, "num_kv_heads": kv, "order": order, "groups": groups, "v_head_dim": v_head_dim}
-    for w, want, axis in ((given, wanted, 0), (given[:, 0], wanted[:, 0], 0), (given.T, wanted.T, -1)):
-        got = convert.fused(w, rope, to, axis=axis, **options)
-        same(got, want)
-        same(convert.fused(got, replace(rope, pairing=to), pairing, axis=axis, **options), w)
+    for take, axis in ((lambda w: w, 0), (lambda w: w[:, 0], 0), (lambda w: w.T, -1)):
+        new = convert.fused(take(fused), rope, to, axis=axis, **options)
+        same(new, take(expected))
+        same(convert.fused(new, replace(rope, pairing=to), pairing, axis=axis, **options), take(fused))
 
 
 # ---- K-shift ----
@@ -294,18 +295,18 @@ def test_deltas_of_sequences_and_tokens():
     raw, pos = normal(2, 5, 3, D), np.arange(5) + 100
     cached = rope.apply(raw, pos, seq_axis=-3)
     for delta in ([[-3], [40]], [0, 0, -1, -1, -2], [[0, 0, -1, -1, -2], [7, 6, 5, 4, 3]]):
-        for given in (delta, np.asarray(delta, np.int32)):
-            got = convert.shift_keys(cached, given, rope, seq_axis=-3)
-            close(got, rope.apply(raw, pos + np.asarray(delta), seq_axis=-3))
+        for delta_of_type in (delta, np.asarray(delta, np.int32)):
+            shifted = convert.shift_keys(cached, delta_of_type, rope, seq_axis=-3)
+            close(shifted, rope.apply(raw, pos + np.asarray(delta), seq_axis=-3))
 
 
 def test_a_shift_is_one_rotation_within_the_contract(lib, float_dtype):
     """The shift rotates the cached keys by delta, with amplitude 1, and rounds once."""
     rope = ra.RoPE(D, attention_factor=1.5, pairing="half", out_pairing="interleaved")
     cached = lib.asarray(normal(3, 5, D).astype(np.float32), float_dtype)
-    got = convert.shift_keys(cached, -7, rope)
-    assert got.dtype == cached.dtype
-    assert_contract(lib.to_numpy(got), lib.to_numpy(cached), -7, dtype=float_dtype, pairing="interleaved")
+    shifted = convert.shift_keys(cached, -7, rope)
+    assert shifted.dtype == cached.dtype
+    assert_contract(lib.to_numpy(shifted), lib.to_numpy(cached), -7, dtype=float_dtype, pairing="interleaved")
 
 
 # ---- other frequencies ----
@@ -322,13 +323,13 @@ def test_rerotated_keys_equal_keys_of_the_new_rope():
     ]
     lengths = [[ra.RoPE(D, scaling=rule).at_length(n) for n in (20, 100)] for rule in RULES[-2:]]
     for old, new in (*itertools.permutations(ropes, 2), *lengths):
-        cached, want = old.apply(raw, pos), new.apply(raw, pos)
-        assert np.abs(cached - want).max() > 0.1
-        close(convert.rerotate(cached, pos, old, new), want, ulps=16)
+        cached, expected = old.apply(raw, pos), new.apply(raw, pos)
+        assert np.abs(cached - expected).max() > 0.1
+        close(convert.rerotate(cached, pos, old, new), expected, ulps=16)
     old, new = ropes[0], ra.RoPE(D, base=50.0)
     raw, pos = normal(2, 5, 3, D), np.arange(10).reshape(2, 5)
-    got = convert.rerotate(old.apply(raw, pos, seq_axis=1), pos.tolist(), old, new, seq_axis=1)
-    close(got, new.apply(raw, pos, seq_axis=1), ulps=16)
+    rerotated = convert.rerotate(old.apply(raw, pos, seq_axis=1), pos.tolist(), old, new, seq_axis=1)
+    close(rerotated, new.apply(raw, pos, seq_axis=1), ulps=16)
 
 
 def test_rerotated_half_precision_is_rounded_once(lib, float_dtype):
@@ -337,11 +338,11 @@ def test_rerotated_half_precision_is_rounded_once(lib, float_dtype):
         return
     old, new = ra.RoPE(64, attention_factor=1.5), ra.RoPE(64, base=50.0)
     cached = lib.asarray(normal(100, 64).astype(np.float32), float_dtype)
-    got = convert.rerotate(cached, range(100), old, new)
-    assert got.dtype == cached.dtype
+    rerotated = convert.rerotate(cached, range(100), old, new)
+    assert rerotated.dtype == cached.dtype
     keys = old.apply(lib.to_numpy(cached).astype(np.float64), range(100), inverse=True)
     exact = new.apply(keys, range(100))
-    error = np.abs(lib.to_numpy(got).astype(np.float64) - exact)
+    error = np.abs(lib.to_numpy(rerotated).astype(np.float64) - exact)
     assert (error <= half_ulp * np.abs(exact) + 1e-6).all()
 
 
@@ -361,16 +362,16 @@ def test_under_tracing(lib):
         return shift.apply(convert.rerotate(k, pos, rope, new), -3)
 
     w = lib.asarray(numbers((2 * D, 2 * D)) / 64)
-    got, want = (lib.to_numpy(call(w)) for call in (lib.traced(every_conversion), every_conversion))
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    traced, eager = (lib.to_numpy(call(w)) for call in (lib.traced(every_conversion), every_conversion))
+    np.testing.assert_allclose(traced, eager, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.library("jax", "torch")
 def test_gradients_are_moved_back(lib):
     rope = ra.RoPE(D, rotary_dim=6)
     w, cotangent = (lib.asarray(numbers((2 * D, INPUTS), seed=s)) for s in (0, 1))
-    got = lib.gradient(lambda w: convert.weights(w, rope, "half"), w, cotangent)
-    same(got, convert.weights(cotangent, replace(rope, pairing="half"), "interleaved"))
+    gradient = lib.gradient(lambda w: convert.weights(w, rope, "half"), w, cotangent)
+    same(gradient, convert.weights(cotangent, replace(rope, pairing="half"), "interleaved"))
 
 
 @pytest.mark.library("dask")
@@ -378,13 +379,13 @@ def test_dask_stays_lazy(lib):
     import dask.array as da
 
     host, rope = numbers((6 * D, INPUTS)), ra.RoPE(D, rotary_dim=6)
-    want = converted(host, rope, "half")
+    expected = converted(host, rope, "half")
     for chunks in (-1, D, (5, 2)):
         w = da.from_array(host, chunks=chunks)
         weights, fused = convert.weights(w, rope, "half"), convert.fused(w, rope, "half", num_heads=2)
         assert all(map(lib.is_lazy, (weights, fused)))
-        same(weights, want)
-        same(fused, np.concatenate([want[: 4 * D], host[4 * D :]]))
+        same(weights, expected)
+        same(fused, np.concatenate([expected[: 4 * D], host[4 * D :]]))
     keys = lib.poisoned(da.from_array(host.reshape(3, 2 * D, INPUTS)[..., :4], chunks=(1, 4, 2)))
     rope = ra.RoPE(4, attention_factor=1.5)
     convert.shift_keys(keys, 3, rope)
@@ -402,9 +403,9 @@ def test_torch_under_autocast_fake_and_parameters():
     rope, host = ra.RoPE(D, rotary_dim=6), numbers((2 * D, INPUTS))
     for dtype in (torch.bfloat16, torch.float32):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            got = convert.weights(torch.tensor(host, dtype=dtype), rope, "half")
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got.float().numpy(), converted(host, rope, "half"))
+            moved = convert.weights(torch.tensor(host, dtype=dtype), rope, "half")
+        assert moved.dtype == dtype
+        np.testing.assert_array_equal(moved.float().numpy(), converted(host, rope, "half"))
     tensor = torch.tensor(host)
     assert convert.weights(torch.nn.Parameter(tensor), rope, "half").requires_grad
     fake = FakeTensorMode().from_tensor(tensor)
@@ -418,10 +419,10 @@ def test_memory_layouts_of_numpy():
     big = np.zeros((4 * D, 2 * INPUTS), np.float32)
     big[::2, ::-2] = host
     for w in (big[::2, ::-2], np.asfortranarray(host), host.astype(">f4"), host.astype(">i2")):
-        got = convert.weights(w, rope, "half", num_heads=2)
-        assert got.dtype == w.dtype
-        assert got.dtype.byteorder == w.dtype.byteorder
-        np.testing.assert_array_equal(got, converted(host, rope, "half"))
+        moved = convert.weights(w, rope, "half", num_heads=2)
+        assert moved.dtype == w.dtype
+        assert moved.dtype.byteorder == w.dtype.byteorder
+        np.testing.assert_array_equal(moved, converted(host, rope, "half"))
     host.flags.writeable = False
     assert convert.weights(host, rope, "half").flags.writeable
     for shape in ((0, INPUTS), (2 * D, 0)):

@@ -251,19 +251,19 @@ def test_options_are_checked(function, name, values):
 
 def test_frequencies_of_one_s_own_are_compared_with_the_base():
     rule = ra.RoPE(16, base=500.0, scaling=ra.Llama3(4.0, original_max_position_embeddings=64))
-    own = ra.RoPE(16, base=500.0, inv_freq=rule.frequencies, attention_factor=1.25)
-    both = plots.scaling({"rule": rule, "own": own})
-    for one, other in zip(data(both.lines[0]), data(both.lines[1]), strict=True):
-        np.testing.assert_allclose(one, other)
-    assert both.lines[1].get_label() == "own, against base 500, cos and sin × 1.25"
+    listed = ra.RoPE(16, base=500.0, inv_freq=rule.frequencies, attention_factor=1.25)
+    ax = plots.scaling({"rule": rule, "own": listed})
+    for of_rule, of_list in zip(data(ax.lines[0]), data(ax.lines[1]), strict=True):
+        np.testing.assert_allclose(of_rule, of_list)
+    assert ax.lines[1].get_label() == "own, against base 500, cos and sin × 1.25"
     halved = plots.scaling(ra.RoPE(4, base=100.0, inv_freq=[0.5, 0.05], axes=ra.Axes((0, 1))))
     np.testing.assert_allclose(halved.lines[0].get_ydata(), [0.5, 0.5])
 
 
 def test_only_plots_are_saved(tmp_path):
-    for thing in (None, 3, [], [3]):
+    for value in (None, 3, [], [3]):
         with pytest.raises(ra.SpecError, match="Axes"):
-            plots.save(thing, tmp_path / "a.svg")
+            plots.save(value, tmp_path / "a.svg")
 
 
 # ---- the command ----
@@ -295,11 +295,11 @@ def drawn(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kind", [name.replace("_", "-") for name in NAMES])
-def test_the_command_writes_each_kind(kind, configs, command):
-    done = command(f"plot {kind} --scaling Linear(4.0) --head-dim 16")
-    assert done == (0, f"wrote {kind}.svg\n", "")
-    assert (configs / f"{kind}.svg").read_text("utf-8").startswith("<?xml")
+@pytest.mark.parametrize("plot", [name.replace("_", "-") for name in NAMES])
+def test_the_command_writes_each_kind(plot, configs, command):
+    done = command(f"plot {plot} --scaling Linear(4.0) --head-dim 16")
+    assert done == (0, f"wrote {plot}.svg\n", "")
+    assert (configs / f"{plot}.svg").read_text("utf-8").startswith("<?xml")
 
 
 def test_the_command_chooses_layers_and_lengths(configs, drawn, command):
@@ -310,8 +310,8 @@ def test_the_command_chooses_layers_and_lengths(configs, drawn, command):
         "dynamic --length 8192",
     ):
         assert command(f"plot wavelengths {options}")[0] == 0
-    both, full, fifth, dynamic = (ax for ax, _ in drawn)
-    assert texts(both) == ["llama", "gemma, layer 0", "gemma, layer 5", "context: 4,096 positions"]
+    two_configs, full, fifth, dynamic = (ax for ax, _ in drawn)
+    assert texts(two_configs) == ["llama", "gemma, layer 0", "gemma, layer 5", "context: 4,096 positions"]
     for ax in (full, fifth):
         assert data(ax.lines[0])[1][-1] == pytest.approx(2 * np.pi * 1e6 ** (254 / 256))
     assert set(fifth.lines[1].get_ydata()) == {100}

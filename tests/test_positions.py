@@ -37,18 +37,18 @@ def integers(lib, values):
     return lib.asarray(np.array(values, default(lib)))
 
 
-def equals(lib, result, want, dtype=None):
-    """Assert the library, dtype, shape and numbers of a result."""
-    assert lib.owns(result)
-    assert lib.dtype_of(result) == (dtype or default(lib))
-    assert tuple(result.shape) == np.shape(want)
-    assert lib.to_numpy(result).tolist() == np.asarray(want).tolist()
+def equals(lib, pos, expected, dtype=None):
+    """Assert the library, dtype, shape and numbers of positions."""
+    assert lib.owns(pos)
+    assert lib.dtype_of(pos) == (dtype or default(lib))
+    assert tuple(pos.shape) == np.shape(expected)
+    assert lib.to_numpy(pos).tolist() == np.asarray(expected).tolist()
 
 
-def is_made(result, want, shape=None, dtype=np.int64):
-    """Assert the dtype, shape and numbers of a result of NumPy."""
-    want = np.array(want, dtype)
-    np.testing.assert_array_equal(result, want if shape is None else want.reshape(shape), strict=True)
+def is_made(pos, expected, shape=None, dtype=np.int64):
+    """Assert the dtype, shape and numbers of positions of NumPy."""
+    expected = np.array(expected, dtype)
+    np.testing.assert_array_equal(pos, expected if shape is None else expected.reshape(shape), strict=True)
 
 
 def test_dtypes_asked_for(lib, like):
@@ -71,11 +71,11 @@ def test_dtypes_asked_for(lib, like):
         assert lib.dtype_of(build(2, like=like, dtype="float32")) == "float32"
         with pytest.raises(ra.ArrayTypeError, match="dtype is 'bfloat16'"):
             build(2, like=like, dtype="bfloat16")
-    wide = partial(positions.normalized_grid, 2, like=like, dtype="float64")
+    float64_grid = partial(positions.normalized_grid, 2, like=like, dtype="float64")
     if lib.name != "jax":
-        assert lib.dtype_of(wide()) == "float64"
+        assert lib.dtype_of(float64_grid()) == "float64"
         return
-    for build in (wide, partial(positions.offset, 2, like=like, dtype="int64")):
+    for build in (float64_grid, partial(positions.offset, 2, like=like, dtype="int64")):
         with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
             build()
     for build in (partial(positions.offset, 1, 2**31), partial(positions.grid, 2, origin=2**31 - 1)):
@@ -83,7 +83,7 @@ def test_dtypes_asked_for(lib, like):
             build(like=like)
     with lib.native.enable_x64(True):
         assert lib.dtype_of(positions.offset(2, integers(lib, [1]))) == "int64"
-        assert lib.dtype_of(wide()) == "float64"
+        assert lib.dtype_of(float64_grid()) == "float64"
 
 
 # ---- offset, packed, from_mask: in NumPy; each library's arrays follow below ----
@@ -92,9 +92,9 @@ def test_dtypes_asked_for(lib, like):
 @pytest.mark.parametrize("length", [0, 4])
 @pytest.mark.parametrize("offsets", [0, -3, [5], [0, 10, -2], [[1, 2], [3, 4]], []], ids=str)
 def test_offset(length, offsets):
-    want = [start + k for start in np.ravel(offsets).tolist() for k in range(length)]
-    for given in (offsets, np.array(offsets, int)):
-        is_made(positions.offset(length, given), want, (*np.shape(offsets), length))
+    expected = [start + k for start in np.ravel(offsets).tolist() for k in range(length)]
+    for first in (offsets, np.array(offsets, int)):
+        is_made(positions.offset(length, first), expected, (*np.shape(offsets), length))
 
 
 PACKS = [([3, 2], 0), ([], 4), ([], 0), ([0], 2), ([0, 3, 0, 0, 2, 0], 3)]
@@ -107,10 +107,11 @@ def test_packed(lengths, padding, offsets):
     if offsets == "each":
         offsets = [10 * i + 1 for i in range(len(lengths))]
     starts = offsets if isinstance(offsets, list) else [offsets or 0] * len(lengths)
-    want = [start + k for n, start in zip(lengths, starts, strict=True) for k in range(n)] + [-1] * padding
+    expected = [start + k for n, start in zip(lengths, starts, strict=True) for k in range(n)]
+    expected += [-1] * padding
     for ends in (cu, np.array(cu), np.array(cu, np.uint16)):
-        is_made(positions.packed(ends, total, offsets=offsets, pad=-1), want)
-    is_made(positions.packed(cu, offsets=offsets), want[: sum(lengths)])
+        is_made(positions.packed(ends, total, offsets=offsets, pad=-1), expected)
+    is_made(positions.packed(cu, offsets=offsets), expected[: sum(lengths)])
 
 
 @pytest.mark.without("numpy")
@@ -118,8 +119,8 @@ def test_lengths_on_a_device_are_not_read(lib, like):
     """So the total is given, and lengths beyond it are cut off; NumPy's are refused."""
     with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
         positions.packed(integers(lib, [0, 2]))
-    made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
-    equals(lib, made, [2, 3, 6, 7])
+    tokens = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
+    equals(lib, tokens, [2, 3, 6, 7])
 
 
 MASKS = [[[0, 0, 1, 1, 1], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]], [0, 1, 1], [[[1, 0], [0, 1]]], [], [[], []]]
@@ -127,15 +128,15 @@ MASKS = [[[0, 0, 1, 1, 1], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]], [0, 1, 1], [[[1, 0
 
 def loop_mask(row, pad):
     if row and isinstance(row[0], list):
-        return [loop_mask(part, pad) for part in row]
+        return [loop_mask(inner_row, pad) for inner_row in row]
     return [sum(row[:i]) if keep else pad for i, keep in enumerate(row)]
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=words)
 def test_from_mask(mask):
     for pad, dtype in itertools.product((0, 1, np.int8(-1)), (None, "bool", "uint8", "int8", "int64")):
-        given = mask if dtype is None else np.array(mask, dtype)
-        is_made(positions.from_mask(given, pad=pad), loop_mask(mask, pad))
+        typed_mask = mask if dtype is None else np.array(mask, dtype)
+        is_made(positions.from_mask(typed_mask, pad=pad), loop_mask(mask, pad))
 
 
 # ---- context_parallel ----
@@ -158,20 +159,20 @@ PARTS += [([6, 4], 2, 1)]
 def test_context_parallel_of_packed_sequences(layout, lengths, padding, size):
     """Each sequence is cut on its own, and the tokens after the last one; arrays are cut along any axis."""
     cu = [0, *itertools.accumulate(lengths or [])]
-    given = [None] if lengths is None else [cu, np.array(cu), np.array(cu, np.int32)]
+    cu_arguments = [None] if lengths is None else [cu, np.array(cu), np.array(cu, np.int32)]
     lengths = [*(lengths or []), padding]
     total, held = sum(lengths), []
-    whole = np.arange(3 * total).reshape(3, total)
+    rows = np.arange(3 * total).reshape(3, total)
     for rank in range(size):
         starts = itertools.accumulate(lengths, initial=0)
-        parts = [loop_parallel(n, rank, size, layout) for n in lengths]
-        want = [start + t for start, part in zip(starts, parts, strict=False) for t in part]
-        held += want
-        for ends, number in itertools.product(given, (rank, np.array(rank))):
+        cuts = [loop_parallel(n, rank, size, layout) for n in lengths]
+        expected = [start + t for start, tokens in zip(starts, cuts, strict=False) for t in tokens]
+        held += expected
+        for ends, number in itertools.product(cu_arguments, (rank, np.array(rank))):
             cut = partial(positions.context_parallel, rank=number, size=size, layout=layout, cu_seqlens=ends)
-            is_made(cut(total), want)
-            for array, axis in ((whole, -1), (whole.T, 0), (whole.T, -2)):
-                is_made(cut(array, axis=axis), np.take(array, np.array(want, int), axis=axis))
+            is_made(cut(total), expected)
+            for array, axis in ((rows, -1), (rows.T, 0), (rows.T, -2)):
+                is_made(cut(array, axis=axis), np.take(array, np.array(expected, int), axis=axis))
     assert sorted(held) == [*range(total)]
 
 
@@ -181,8 +182,8 @@ def test_context_parallel_of_packed_sequences(layout, lengths, padding, size):
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_text(n):
     for pos in (5, [1, 2, 3], range(3), [[1, 2], [3, 4]], []):
-        want = [[p] * n for p in np.ravel(pos).tolist()]
-        is_made(positions.text(pos, n), want, (*np.shape(pos), n))
+        expected = [[p] * n for p in np.ravel(pos).tolist()]
+        is_made(positions.text(pos, n), expected, (*np.shape(pos), n))
     for dtype in ("int8", "uint32", "float32"):
         is_made(positions.text(np.array([[1, 2]], dtype), n), [[[1] * n, [2] * n]], dtype=dtype)
 
@@ -197,15 +198,15 @@ def test_grid(sizes, origin, step):
     origin, step = ([*range(5, 5 + n)], [*range(1, 1 + n)]) if origin == "each" else (origin, step)
     o, s = np.broadcast_to(origin, n).tolist(), np.broadcast_to(step, n).tolist()
     points = itertools.product(*map(range, sizes))
-    want = [[o[a] + s[a] * i for a, i in enumerate(point)] for point in points]
+    expected = [[o[a] + s[a] * i for a, i in enumerate(point)] for point in points]
     for dtype in ("int64", "float32"):
-        made = positions.grid(*sizes, origin=origin, step=step, dtype=dtype)
-        is_made(made, want, (math.prod(sizes), n), dtype)
+        grid = positions.grid(*sizes, origin=origin, step=step, dtype=dtype)
+        is_made(grid, expected, (math.prod(sizes), n), dtype)
 
 
 def test_grid_of_fractions_rounds_once():
-    want = [[np.float32(0.1 + i), np.float32(0.3 * k)] for i in range(2) for k in range(50)]
-    is_made(positions.grid(2, 50, origin=(0.1, 0), step=(1, 0.3)), want, dtype=np.float32)
+    expected = [[np.float32(0.1 + i), np.float32(0.3 * k)] for i in range(2) for k in range(50)]
+    is_made(positions.grid(2, 50, origin=(0.1, 0), step=(1, 0.3)), expected, dtype=np.float32)
 
 
 def loop_blocks(t, h, w, merge):
@@ -219,25 +220,25 @@ def loop_blocks(t, h, w, merge):
 
 @pytest.mark.parametrize(("sizes", "merge"), [((2, 4, 6), 2), ((1, 3, 6), 3), ((3, 2, 5), 1), ((0, 2, 2), 2)])
 def test_video_grid(sizes, merge):
-    grid, want = partial(positions.video_grid, *sizes, spatial_merge_size=merge), loop_blocks(*sizes, merge)
-    is_made(grid(), want, (math.prod(sizes), 3))
-    made = grid(origin=(1.5, 0, 4), step=(1 / 24, 1, 2))
-    want = np.array([[1.5 + t / 24, y, 4 + 2 * x] for t, y, x in want]).reshape(-1, 3)
-    np.testing.assert_allclose(made, want, rtol=1e-7)
-    assert made.dtype == np.float32
+    make, points = partial(positions.video_grid, *sizes, spatial_merge_size=merge), loop_blocks(*sizes, merge)
+    is_made(make(), points, (math.prod(sizes), 3))
+    grid = make(origin=(1.5, 0, 4), step=(1 / 24, 1, 2))
+    expected = np.array([[1.5 + t / 24, y, 4 + 2 * x] for t, y, x in points]).reshape(-1, 3)
+    np.testing.assert_allclose(grid, expected, rtol=1e-7)
+    assert grid.dtype == np.float32
 
 
 @pytest.mark.parametrize("normalize", ["separate", "min", "max"])
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 1), (0, 4), (4, 0), (5,), (2, 3, 7)], ids=str)
 def test_normalized_grid(normalize, sizes):
     extents = {"separate": sizes, "min": [min(sizes)] * 3, "max": [max(sizes)] * 3}[normalize]
-    want = [
+    expected = [
         [float(2 * (i + Fraction(1, 2)) / extents[a] - 1) for a, i in enumerate(point)]
         for point in itertools.product(*map(range, sizes))
     ]
     for dtype in ("float32", "float64"):
-        made = positions.normalized_grid(*sizes, normalize=normalize, dtype=dtype)
-        is_made(made, want, (math.prod(sizes), len(sizes)), dtype)
+        grid = positions.normalized_grid(*sizes, normalize=normalize, dtype=dtype)
+        is_made(grid, expected, (math.prod(sizes), len(sizes)), dtype)
 
 
 # ---- mrope: goldens are of transformers 5.23.0; test_hf_mrope.py has random calls of Qwen-Omni ----
@@ -298,11 +299,11 @@ def evaluate(call):
     return eval(call, globals() | vars(positions))
 
 
-@pytest.mark.parametrize(("call", "want", "more"), MROPE, ids=[call for call, _, _ in MROPE])
-def test_mrope(call, want, more):
+@pytest.mark.parametrize(("call", "points", "surplus"), MROPE, ids=[call for call, _, _ in MROPE])
+def test_mrope(call, points, surplus):
     pos, delta = evaluate(call)
-    np.testing.assert_array_equal(pos, np.array(ids(want), pos.dtype).reshape(pos.shape))
-    np.testing.assert_array_equal(delta, np.array(more, pos.dtype), strict=True)
+    np.testing.assert_array_equal(pos, np.array(ids(points), pos.dtype).reshape(pos.shape))
+    np.testing.assert_array_equal(delta, np.array(surplus, pos.dtype), strict=True)
 
 
 @pytest.mark.parametrize("tokens", [[], [[]], [[], []], [[0, 0, 0]], np.zeros((0, 4), int)], ids=str)
@@ -318,17 +319,17 @@ def test_mrope_of_packed_rows(lib, like):
     """Each sequence has positions of its own, with its images; tokens after the last are padding."""
     tokens = [0, 1, 1, 0, 0, 2, 2, 0, 0, 1, 0, 9, 9]
     cu, images, videos = [0, 4, 4, 8, 11], [(1, 2, 4), (1, 2, 2)], [(2, 2, 2)]
-    parts = "0,0,0 1,1,1 1,1,2 3,3,3", "0,0,0 1,1,1 2,1,1 3,3,3", "0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"
-    want = np.array(ids(" ".join(parts)), int)
-    own, row = [integers(lib, values) for values in (tokens, images, videos)], integers(lib, [tokens])
-    given = [(tokens, images, videos), ([tokens], images, videos), own, [row, *own[1:]]]
-    for (rows, *grids), ends in itertools.product(given, (cu, np.array(cu), integers(lib, cu))):
+    sequences = "0,0,0 1,1,1 1,1,2 3,3,3", "0,0,0 1,1,1 2,1,1 3,3,3", "0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"
+    expected = np.array(ids(" ".join(sequences)), int)
+    arrays, row = [integers(lib, values) for values in (tokens, images, videos)], integers(lib, [tokens])
+    arguments_of_calls = [(tokens, images, videos), ([tokens], images, videos), arrays, [row, *arrays[1:]]]
+    for (rows, *grids), ends in itertools.product(arguments_of_calls, (cu, np.array(cu), integers(lib, cu))):
         pos, delta = positions.mrope(rows, *grids, cu_seqlens=ends, pad=-1, like=like)
-        equals(lib, pos, want.reshape(tuple(pos.shape)))
+        equals(lib, pos, expected.reshape(tuple(pos.shape)))
         equals(lib, delta, [0, 0, 0, 0])
     mask = lib.asarray(np.array([False] + [True] * 12))
-    pos, _ = positions.mrope(*own, cu_seqlens=cu, mask=mask)
-    equals(lib, pos[:11, ...], [*np.array(ids("0,0,0 0,0,0 0,0,1 2,2,2"), int), *want[4:11]])
+    pos, _ = positions.mrope(*arrays, cu_seqlens=cu, mask=mask)
+    equals(lib, pos[:11, ...], [*np.array(ids("0,0,0 0,0,0 0,0,1 2,2,2"), int), *expected[4:11]])
 
 
 # ---- calls and their values, in NumPy ----
@@ -359,11 +360,11 @@ def times(frames, **options):
     return positions.mrope([2] * frames, (), [(frames, 2, 2)], **options)[0][:, 0]
 
 
-@pytest.mark.parametrize(("call", "want"), GOLDEN, ids=[call for call, _ in GOLDEN])
-def test_golden(call, want):
-    made = evaluate(call)
-    assert made.tolist() == want
-    assert made.dtype.isnative
+@pytest.mark.parametrize(("call", "expected"), GOLDEN, ids=[call for call, _ in GOLDEN])
+def test_golden(call, expected):
+    pos = evaluate(call)
+    assert pos.tolist() == expected
+    assert pos.dtype.isnative
 
 
 # ---- each library: eager, traced, lazy ----
@@ -435,25 +436,25 @@ def arguments(lib):
     }
 
 
-WANT = calls(arguments(LIBS["numpy"])) | edges(arguments(LIBS["numpy"]))
+OF_NUMPY = calls(arguments(LIBS["numpy"])) | edges(arguments(LIBS["numpy"]))
 
 
 def test_each_library_has_the_values_of_numpy(lib, like):
     """Nothing is computed before a value is asked for, and no argument is written or returned."""
-    given = arguments(lib)
-    before = {name: lib.snapshot(value) for name, value in given.items()}
+    values = arguments(lib)
+    before = {name: lib.snapshot(value) for name, value in values.items()}
     lazy = lib.name == "dask"
     settings = importlib.import_module("dask").config.set if lazy else contextlib.nullcontext
     with settings({"scheduler": test_errors.forbid_computing}):
-        results = calls(given) | edges(given)
-    for name, made in results.items():
-        want = WANT[name]
-        assert lib.owns(made), name
-        assert lib.dtype_of(made) == ("float32" if want.dtype == np.float32 else default(lib)), name
-        assert made.shape == want.shape, name
-        np.testing.assert_array_equal(lib.to_numpy(made), want, err_msg=name)
-        assert not any(lib.shares_memory(made, value) for value in given.values()), name
-    assert {name: lib.snapshot(value) for name, value in given.items()} == before
+        positions_by_name = calls(values) | edges(values)
+    for name, pos in positions_by_name.items():
+        expected = OF_NUMPY[name]
+        assert lib.owns(pos), name
+        assert lib.dtype_of(pos) == ("float32" if expected.dtype == np.float32 else default(lib)), name
+        assert pos.shape == expected.shape, name
+        np.testing.assert_array_equal(lib.to_numpy(pos), expected, err_msg=name)
+        assert not any(lib.shares_memory(pos, value) for value in values.values()), name
+    assert {name: lib.snapshot(value) for name, value in values.items()} == before
 
 
 @pytest.mark.library("jax")
@@ -461,10 +462,10 @@ def test_under_jax_jit(lib, like):
     import jax
 
     with jax.numpy_rank_promotion("raise"):
-        results = jax.jit(calls)(arguments(lib))
-    results |= jax.jit(edges)(arguments(lib))
-    for name, made in results.items():
-        np.testing.assert_array_equal(made, WANT[name], err_msg=name)
+        positions_by_name = jax.jit(calls)(arguments(lib))
+    positions_by_name |= jax.jit(edges)(arguments(lib))
+    for name, pos in positions_by_name.items():
+        np.testing.assert_array_equal(pos, OF_NUMPY[name], err_msg=name)
     with pytest.raises(ra.ArrayTypeError, match="cannot be read"):
         jax.jit(lambda t: positions.mrope(t)[0])(integers(lib, [0, 0]))
 
@@ -492,15 +493,15 @@ def test_under_torch_compile(function, lib, like, fresh_dynamo):
     counter = CompileCounter()
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 4, 4, 8, 8, 16, 20]}
-    others = {name: torch.tensor(values) for name, values in numbers.items()}
-    cases = [(arguments(lib),), (arguments(lib) | others,)]
+    tensors = {name: torch.tensor(values) for name, values in numbers.items()}
+    cases = [(arguments(lib),), (arguments(lib) | tensors,)]
     if function is of_length:
         lengths, cu = ((4, 5), (8, 6), (12, 7), (20, 100)), torch.tensor([0, 3])
         cases = [(torch.ones(n), start, cu, torch.ones(2, n, dtype=torch.uint8)) for n, start in lengths]
     for case in cases:
-        want = function(*case)
-        for name, result in compiled(*case).items():
-            assert_same(result, want[name], name)
+        eager = function(*case)
+        for name, pos in compiled(*case).items():
+            assert_same(pos, eager[name], name)
     assert counter.frame_count <= (1 if function is calls else 2)
 
 
@@ -513,12 +514,12 @@ def test_exported_over_lengths():
         def forward(self, x, cu, mask):
             return tuple(of_length(x, cu, cu, mask).values())
 
-    def given(n):
+    def inputs(n):
         return torch.ones(n), torch.tensor([0, 3, 4]), torch.ones(2, n, dtype=torch.uint8)
 
     n = torch.export.Dim("n", min=2)
-    program = torch.export.export(Module(), given(4), dynamic_shapes=({0: n}, None, {1: n}), strict=False)
-    assert all(map(torch.equal, program.module()(*given(9)), Module()(*given(9))))
+    program = torch.export.export(Module(), inputs(4), dynamic_shapes=({0: n}, None, {1: n}), strict=False)
+    assert all(map(torch.equal, program.module()(*inputs(9)), Module()(*inputs(9))))
 
 
 # ---- errors ----

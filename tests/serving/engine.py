@@ -63,21 +63,21 @@ def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, repor
         detokenize=False,
         ignore_eos=True,
     )
-    results = {"tables": llm.apply_model(tables)[0], "shifts": {}, "cached_tokens": 0}
+    answers = {"tables": llm.apply_model(tables)[0], "shifts": {}, "cached_tokens": 0}
     if report:
-        results["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
+        answers["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
     for amount in shifts:
         llm.apply_model(functools.partial(shift_positions, amount))
         outputs = llm.generate(
             [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False
         )
-        results["shifts"][amount] = {
+        answers["shifts"][amount] = {
             "tokens": [[*output.outputs[0].token_ids] for output in outputs],
             "logprobs": [log_probabilities(output) for output in outputs] if prompt_logprobs else None,
         }
-        results["cached_tokens"] += sum(output.num_cached_tokens or 0 for output in outputs)
+        answers["cached_tokens"] += sum(output.num_cached_tokens or 0 for output in outputs)
         llm.apply_model(restore_positions)
-    return results
+    return answers
 
 
 if __name__ == "__main__":

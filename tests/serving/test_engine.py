@@ -74,7 +74,7 @@ def test_a_model_may_change_the_pairing_of_its_layers(tmp_path):
     """As ERNIE 4.5 does, after vLLM has made them."""
     stock, _ = run("ernie", tmp_path, "0")
     exact, _ = run("ernie", tmp_path, "1")
-    near, stock_near = (result["shifts"]["0"] for result in (exact, stock))
+    near, stock_near = (answers["shifts"]["0"] for answers in (exact, stock))
     assert near["tokens"] == stock_near["tokens"]
     assert error("ernie", near) <= max(4 * error("ernie", stock_near), 2e-5)
 
@@ -107,8 +107,8 @@ def test_compiled_graphs_are_exact_and_not_shared_with_stock_vllm(tmp_path):
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
 def test_chunked_prefill_has_the_same_answers(eager, tmp_path):
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 16, "max_num_seqs": 4}
-    result, _ = run("llama", tmp_path, "1", shifts=[1_000_000], enforce_eager=eager, **chunked)
-    assert error("llama", result["shifts"]["1000000"]) <= 2e-4
+    answers, _ = run("llama", tmp_path, "1", shifts=[1_000_000], enforce_eager=eager, **chunked)
+    assert error("llama", answers["shifts"]["1000000"]) <= 2e-4
 
 
 def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
@@ -125,10 +125,10 @@ def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
 
 
 def test_two_tensor_parallel_workers_have_the_same_answers(tmp_path):
-    result, _ = run("llama", tmp_path, "1", shifts=[1_000_000], tensor_parallel_size=2, report=True)
-    assert error("llama", result["shifts"]["1000000"]) <= 2e-4
-    assert result["tables"] == 0
-    assert "2 x RotaryEmbedding" in result["report"]
+    answers, _ = run("llama", tmp_path, "1", shifts=[1_000_000], tensor_parallel_size=2, report=True)
+    assert error("llama", answers["shifts"]["1000000"]) <= 2e-4
+    assert answers["tables"] == 0
+    assert "2 x RotaryEmbedding" in answers["report"]
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ def replaced():
     register()
 
 
-def positions_of(name, most, tokens=7):
-    """Return random positions up to `most`, (T,) or (coordinates, T), 0 and `most` among them."""
+def positions_of(name, largest, tokens=7):
+    """Return random positions up to `largest`, (T,) or (coordinates, T), 0 and `largest` among them."""
     count = coordinates_of(name)
-    generator = torch.Generator().manual_seed(most)
-    positions = torch.randint(0, most, (max(count, 1), tokens), generator=generator)
-    positions[:, 0], positions[:, -1] = 0, most
+    generator = torch.Generator().manual_seed(largest)
+    positions = torch.randint(0, largest, (max(count, 1), tokens), generator=generator)
+    positions[:, 0], positions[:, -1] = 0, largest
     return positions if count else positions[0]
 
 
@@ -78,8 +78,8 @@ def test_near_positions_are_as_vllm_rotates_in_float64(name):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ROPES)
 def test_far_positions_are_exact(name, dtype):
-    for most in (1023, 131_071, 1_048_575):
-        check(name, positions_of(name, most), dtype, exact_rotation)
+    for largest in (1023, 131_071, 1_048_575):
+        check(name, positions_of(name, largest), dtype, exact_rotation)
 
 
 def test_patches_are_as_vllm_rotates_in_float64():
@@ -143,9 +143,9 @@ def test_vision_encoders_get_cos_and_sin(name):
     cos, sin = make(name).get_cos_sin(50)
     with float64():
         expected = make(name, stock=True, dtype=torch.float64).get_cos_sin(50)
-    for table, other in zip((cos, sin), expected, strict=True):
+    for table, stock_table in zip((cos, sin), expected, strict=True):
         assert table.dtype == torch.float32
-        torch.testing.assert_close(table.double(), other, rtol=0, atol=2e-7)
+        torch.testing.assert_close(table.double(), stock_table, rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -197,10 +197,10 @@ def test_a_table_by_another_name_is_refused():
 
 
 def test_a_class_that_another_plugin_replaced_is_refused():
-    other = type("Other", (class_of("RotaryEmbedding"),), {})
+    plugin_class = type("Other", (class_of("RotaryEmbedding"),), {})
     with (
         engine_config(),
-        mock.patch.dict(custom_op.op_registry_oot, RotaryEmbedding=other),
+        mock.patch.dict(custom_op.op_registry_oot, RotaryEmbedding=plugin_class),
         pytest.raises(PatchError, match="Another plugin replaces vLLM's RotaryEmbedding by Other"),
     ):
         class_of("RotaryEmbedding")(**COMMON)
@@ -227,14 +227,14 @@ def test_a_report_counts_layers_and_names_modules_left_alone():
     for layer in model.layers:
         layer.rotary_emb = shared
     model.vision = VisionRotaryEmbedding()
-    result = report(model)
-    assert result.entries[0].rope == shared.rope
-    assert result.entries[0].names == tuple(f"layers.{i}.rotary_emb" for i in range(3))
-    assert result.left[0].names == ("vision",)
+    engine_report = report(model)
+    assert engine_report.entries[0].rope == shared.rope
+    assert engine_report.entries[0].names == tuple(f"layers.{i}.rotary_emb" for i in range(3))
+    assert engine_report.left[0].names == ("vision",)
     assert "3 x LinearScalingRotaryEmbedding: RoPE(head_dim=32, pairing='half', scaling=Linear(" in repr(
-        result
+        engine_report
     )
-    assert "not by rope_array: 1 x VisionRotaryEmbedding, vision" in repr(result)
+    assert "not by rope_array: 1 x VisionRotaryEmbedding, vision" in repr(engine_report)
 
 
 def test_the_key_of_compiled_graphs_changes():

@@ -62,8 +62,8 @@ def save(name, folder):
 def prompts(count=3, length=40, seed=0):
     """Return prompts of tokens, each with a part that repeats, for n-gram speculation."""
     generator = torch.Generator().manual_seed(seed)
-    parts = torch.randint(3, LLAMA["vocab_size"], (count, length // 2), generator=generator)
-    return torch.cat([parts, parts], dim=1).tolist()
+    halves = torch.randint(3, LLAMA["vocab_size"], (count, length // 2), generator=generator)
+    return torch.cat([halves, halves], dim=1).tolist()
 
 
 def exact_log_probabilities(name, tokens):
