@@ -1,6 +1,7 @@
 """Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
 import copyreg
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple, Never
 from weakref import WeakValueDictionary
@@ -206,21 +207,46 @@ class Rotation(_CosSin, metaclass=_RotationType):
 
 # ---- the types, by memos that Dynamo can trace: it passes plain values, plans and classes to them ----
 
-
-_watchers: list[Callable[[type[Rotation]], None]] = []
-
-
-def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
-    """Call `watcher` for every existing and every future type of Rotation."""
-    with _dynamo.lock:
-        _watchers.append(watcher)
-        for cls in Rotation.__subclasses__():
-            watcher(cls)
+# One class for all layouts, registered with the layout as auxiliary data, serves PyTorch and JAX only after
+# they are imported and rope_array runs again: until then it is a leaf. Unregistered code, such as tf.nest,
+# flattens named tuples, whose structure is their type: a layout in a third field would be a leaf.
 
 
-# The type of each layout, as long as anything refers to it. The memo drops old layouts; PyTorch and JAX keep
-# a type until the process ends, and refuse a second type of the same name.
+class _Registry(NamedTuple):
+    """A library's names of types, for exported programs. It keeps each type that it has a name for."""
+
+    add: Callable[[type[Rotation]], None]
+    remove: Callable[[type[Rotation]], None]
+
+
+_registries: list[_Registry] = []
+_max_types = 1024  # from which on unused types are removed from the registries
+
+# The type of each layout, as long as anything refers to it; each is in all registries.
 _types: WeakValueDictionary[tuple[Any, ...], type[Rotation]] = WeakValueDictionary()
+
+
+def name_types(add: Callable[[type[Rotation]], None], remove: Callable[[type[Rotation]], None]) -> None:
+    """Have a library name every type of Rotation, and remove types that are unused."""
+    with _dynamo.lock:
+        _registries.append(_Registry(add, remove))
+        _for_each_type(add)
+
+
+def _for_each_type(function: Callable[[type[Rotation]], None]) -> None:
+    for cls in [*_types.values()]:
+        function(cls)
+
+
+def _release_types() -> None:
+    """Free the types that only registries refer to, by the collector, as types refer to themselves."""
+    global _max_types
+    for registry in _registries:
+        _for_each_type(registry.remove)
+    gc.collect()
+    for registry in _registries:
+        _for_each_type(registry.add)
+    _max_types = max(_max_types, 2 * len(_types))
 
 
 def _make_type(*layout: Any) -> type[Rotation]:
@@ -233,10 +259,12 @@ def _make_type(*layout: Any) -> type[Rotation]:
 
 
 def _make_new_type(layout: Layout) -> type[Rotation]:
+    if len(_types) >= _max_types and _registries:
+        _release_types()
     names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": layout}
     cls = type("Rotation", (Rotation,), names)
-    for watcher in _watchers:
-        watcher(cls)
+    for registry in _registries:
+        registry.add(cls)
     return cls
 
 

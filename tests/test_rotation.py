@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from compare import array_and_values, normal, on_host, values
 
-from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
+from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError, _rotation
 from rope_array.testing import cos_sin
 from rope_array.testing._contract import AMPLIFIED, AT_INTEGERS, assert_contract, compute_dtype, eps
 
@@ -325,6 +325,32 @@ def test_a_compiled_function_takes_and_gives_rotations():
     assert type(round_trip) is type(rotation)
     torch.testing.assert_close(round_trip.cos, rotation.cos, rtol=0, atol=0)
     torch._dynamo.reset()
+
+
+def saved_structure(rotation):
+    """Return a tree's structure as PyTorch saves it."""
+    pytree = importlib.import_module("torch.utils._pytree")
+    return pytree.treespec_dumps(pytree.tree_structure(rotation))
+
+
+def saved_program(rotation):
+    jax = importlib.import_module("jax")
+    export = importlib.import_module("jax.export").export
+    return export(jax.jit(lambda rotation: rotation.cos))(rotation).serialize()
+
+
+@pytest.mark.library("torch", "jax")
+def test_unused_types_are_freed_and_others_keep_their_names(lib, monkeypatch):
+    monkeypatch.setattr(_rotation, "_max_types", 1024)
+    rotation = RoPE(8, attention_factor=0.75).rotation([1], like=normal(lib, 1, 8))
+    save = {"torch": saved_structure, "jax": saved_program}[lib.name]
+    before, numbers = save(rotation), []
+    for i in range(4000):
+        _rotation.rotation_type(*rotation.layout._replace(amplitude=100.0 + i))
+        numbers.append(len(_rotation._types))
+    assert max(numbers) < 2500
+    assert _rotation.rotation_type(*rotation.layout) is type(rotation)
+    assert save(rotation) == before
 
 
 # ---- made before the framework was imported ----

@@ -4,6 +4,7 @@ An eager call is one program; a traced call is part of the caller's program. Pos
 values of the program, so a new offset compiles nothing. The plan is static.
 """
 
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
-from rope_array._rotation import watch_types
+from rope_array._rotation import name_types
 from rope_array._spec.plan import Layout, Plan
 
 from ._custom_call import description
@@ -84,9 +85,19 @@ def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for jax.export; a program is deserialized where this type exists."""
-    name = f"rope_array.Rotation{tuple(cls.layout)}"
-    with suppress(ValueError):  # the memo of types dropped a type of this layout, which keeps the name
-        export.register_namedtuple_serialization(cls, serialized_name=name)
+    with suppress(ValueError):  # a copy of this package, imported before, has given the name
+        export.register_namedtuple_serialization(cls, serialized_name=_name(cls))
 
 
-watch_types(_register_type)
+def _unregister_type(cls: Any) -> None:
+    """Remove a type from the tables of `register_namedtuple_serialization`: JAX has no function for it."""
+    tables = sys.modules.get("jax._src.export._export")
+    getattr(tables, "serialization_registry", {}).pop(cls, None)
+    getattr(tables, "deserialization_registry", {}).pop(_name(cls), None)
+
+
+def _name(cls: Any) -> str:
+    return f"rope_array.Rotation{tuple(cls.layout)}"
+
+
+name_types(_register_type, _unregister_type)

@@ -12,7 +12,7 @@ from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
 from rope_array._dynamo import mark_as_constant, traced_constant
-from rope_array._rotation import load_rotation, watch_types
+from rope_array._rotation import load_rotation, name_types
 from rope_array._spec.plan import Layout, Plan
 
 from . import _compiled, _distributed
@@ -68,13 +68,22 @@ _NOTHING = nullcontext()
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
-    torch.utils._pytree._register_namedtuple(
-        cls, serialized_type_name=f"rope_array.Rotation{list(cls.layout)}"
-    )
+    torch.utils._pytree._register_namedtuple(cls, serialized_type_name=_name(cls))
+
+
+def _unregister_type(cls: Any) -> None:
+    """Remove a type from the tables of `_register_namedtuple`: PyTorch has no function for it."""
+    tables = {"SUPPORTED_NODES": cls, "SUPPORTED_SERIALIZED_TYPES": cls}
+    for table, key in {**tables, "SERIALIZED_TYPE_TO_PYTHON_TYPE": _name(cls)}.items():
+        getattr(torch.utils._pytree, table, {}).pop(key, None)
+
+
+def _name(cls: Any) -> str:
+    return f"rope_array.Rotation{list(cls.layout)}"
 
 
 if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
-    watch_types(_register_type)
+    name_types(_register_type, _unregister_type)
     # A saved program has its example inputs, which torch.export.load reads with these names only.
     torch.serialization.add_safe_globals([load_rotation, Layout])
 
