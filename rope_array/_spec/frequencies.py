@@ -7,7 +7,7 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
@@ -36,8 +36,8 @@ class Scaling:
     """A rule that changes nothing: the base class, whose methods each rule overrides in part."""
 
     def __repr__(self) -> str:
-        stated = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        text = ", ".join(f"{name}={value!r}" for name, value in stated.items() if value is not None)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        text = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
         return f"{type(self).__name__}({text})"
 
     @property
@@ -146,25 +146,32 @@ def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, .
         return tuple(powers)
 
 
-def divided(frequencies: Iterable[Decimal], factor: float) -> tuple[Decimal, ...]:
+def divided(frequencies: Sequence[Decimal], factor: float) -> tuple[Decimal, ...]:
     """Divide exact frequencies by a factor, to as many digits after the point as they have."""
     divisor = Decimal.from_float(factor)
-    return tuple(
-        _context(_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
-        for omega in frequencies
-    )
+    with localcontext(_context(_digits(frequencies, 1 - divisor.adjusted()))):
+        return tuple([omega / divisor for omega in frequencies])
 
 
-def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:
-    """F = round(ω/2π · 2^bits): the turns per position of each pair, in units of 2^-bits turn."""
-    return tuple(_turns(omega, bits) for omega in frequencies)
+def turns(frequencies: Sequence[Decimal], *bits: int) -> list[list[int]]:
+    """Return the turns per position of each pair as integers, F = round(ω/2π · 2^b), for bits b.
+
+    Of ω = 1, such as pair 0::
+
+        ω/2π     0.159154943091895335768883763373
+        b = 64            2935890503282001226   units of 2^-64 turn
+        b = 96  12609553696233175933233255924   units of 2^-96 turn
+    """
+    digits = _digits(frequencies)
+    with localcontext(_context(digits)):
+        two_pi = _two_pi(digits)
+        exact = [omega / two_pi for omega in frequencies]
+        return [[int((number * 2**b).to_integral_value()) for number in exact] for b in bits]
 
 
-def _turns(omega: Decimal, bits: int) -> int:
-    digits = _DIGITS + max(0, omega.adjusted())
-    context = _context(digits)
-    product = context.divide(context.multiply(omega, Decimal(2**bits)), _two_pi(digits))
-    return int(product.to_integral_value(ROUND_HALF_EVEN))
+def _digits(frequencies: Sequence[Decimal], more: int = 0) -> int:
+    """Return the digits of a context in which the largest frequency has `_DIGITS` after the point."""
+    return _DIGITS + max(0, *[omega.adjusted() + more for omega in frequencies], 0)
 
 
 @cache  # at most 309 entries: a frequency is below 1e309

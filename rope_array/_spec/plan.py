@@ -150,11 +150,9 @@ class Plan:
         self.exact = exact
         self.frequencies = Constants(frequencies)
         self.eighth_turns = Constants([omega * 4 / pi for omega in frequencies])
-        self.turns_q64 = Constants([_signed64(f) for f in turns64])
-        self.turns_q96 = (
-            Constants([_signed64(f >> 32) for f in turns96]),
-            Constants([f & 0xFFFFFFFF for f in turns96]),
-        )
+        self.turns_q64 = Constants(_signed64(turns64))
+        upper, lower = [f >> 32 for f in turns96], [f & 0xFFFFFFFF for f in turns96]
+        self.turns_q96 = Constants(_signed64(upper)), Constants(lower)
         drivers = coordinates and (
             coordinates.number,
             coordinates.of_pairs.values,
@@ -179,7 +177,7 @@ class Plan:
             if not isinstance(inverse, int) and not _is_flag(inverse):
                 raise TypeError  # "no", say, which is true
             return self.inverse if inverse else self
-        except Exception:  # of the library that traces
+        except Exception:  # raised by a tracer
             text = f"inverse is {describe(inverse)}; give True or False."
             traced = static_remedy("inverse=True") if hasattr(inverse, "dtype") else ""
             raise ArrayTypeError(text + traced) from None
@@ -191,7 +189,8 @@ class Plan:
         drivers = self.coordinates.of_pairs.values if self.coordinates else (0,) * count
         number = self.coordinates.number if self.coordinates else 1
         sizes = {len(c.values) for c in (self.frequencies, self.turns_q64, *self.turns_q96)} | {len(drivers)}
-        if sizes != {count} or number > MAX_PAIRS or not all(0 <= driver < number for driver in drivers):
+        outside = drivers and (min(drivers) < 0 or max(drivers) >= number)
+        if sizes != {count} or number > MAX_PAIRS or outside:
             raise SpecError(
                 f"the plan has {count} pairs, and arrays of {sorted(sizes)}, or more than {MAX_PAIRS} "
                 f"coordinates, or one outside 0 to {number - 1}; make the rope anew from its fields."
@@ -200,7 +199,7 @@ class Plan:
     def words(self) -> tuple[list[float], list[int], list[int]]:
         """Return the frequencies, and the turns of 64 and of 96 bits, as `Plan` takes them."""
         upper, lower = (words.values for words in self.turns_q96)
-        turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
+        turns96 = [high << 32 | low for high, low in zip(upper, lower, strict=True)]
         return [*self.frequencies.values], [*self.turns_q64.values], turns96
 
     def of_units(self) -> "Plan":
@@ -272,6 +271,6 @@ class Constants:
         return Constants, (self.values,)
 
 
-def _signed64(number: int) -> int:
-    """Reduce modulo 2^64 into the range of a signed 64-bit integer."""
-    return (number + 2**63) % 2**64 - 2**63
+def _signed64(numbers: Sequence[int]) -> list[int]:
+    """Reduce numbers modulo 2^64 into the range of a signed 64-bit integer."""
+    return [(number + 2**63) % 2**64 - 2**63 for number in numbers]

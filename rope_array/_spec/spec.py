@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from rope_array._dynamo import traced_memo
@@ -70,18 +71,17 @@ class Spec:
         """Check the names of the fields: a misspelt one is a SpecError, with the field that it may mean."""
         if _has_own_init(cls):
             return super().__new__(cls)
-        known = cls.__dataclass_fields__.keys()
-        if not fields.keys() <= known:
-            raise _unknown_fields(fields.keys() - known)
+        names = cls.__dataclass_fields__.keys()
+        if not fields.keys() <= names:
+            raise _unknown_fields(fields.keys() - names)
         if len(args) > 1:
             raise SpecError(f"RoPE takes head_dim by position, not {short(args)}; give the others by name.")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        values, plan = _resolve(*[getattr(self, name) for name in _FIELDS])
-        for name, value in zip(_FIELDS, values, strict=True):
+        values = _build(*[getattr(self, name) for name in _FIELDS])
+        for name, value in zip((*_FIELDS, "_plan"), values, strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_plan", plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The version that loads the spec derives its own plan.
@@ -89,10 +89,10 @@ class Spec:
 
     def __repr__(self) -> str:
         """Return the fields that differ from their defaults."""
-        usual = {field.name: field.default for field in fields(self)}
-        usual["rotary_dim"] = self.head_dim - self.rotary_start
-        values = {name: getattr(self, name) for name in usual}
-        text = ", ".join(f"{name}={value!r}" for name, value in values.items() if value != usual[name])
+        defaults = {field.name: field.default for field in fields(self)}
+        defaults["rotary_dim"] = self.head_dim - self.rotary_start
+        values = {name: getattr(self, name) for name in defaults}
+        text = ", ".join(f"{name}={value!r}" for name, value in values.items() if value != defaults[name])
         return f"{type(self).__name__}({text})"
 
     @property
@@ -122,56 +122,50 @@ def require_plan(spec: Spec) -> Plan:
     return spec._plan  # type: ignore[return-value]  # _check_length has raised
 
 
-def _make_resolved(*given: Any) -> tuple[tuple[Any, ...], Plan | None]:
-    """Check the values of all fields; return them with defaults resolved, and the plan."""
-    spec = object.__new__(Spec)
-    vars(spec).update(zip(_FIELDS, given, strict=True))
-    vars(spec).update(_checked(spec))
-    return tuple(getattr(spec, name) for name in _FIELDS), _plan(spec)
+def _check_and_plan(*values: Any) -> tuple[Any, ...]:
+    """Check the fields of a spec; return them with defaults resolved, and the plan.
+
+    The plan is None if the rule needs a length first. Fields become plain Python values.
+    """
+    spec = SimpleNamespace(**dict(zip(_FIELDS, values, strict=True)))
+    spec.head_dim = integer("head_dim", spec.head_dim, 1)
+    spec.rotary_start = integer("rotary_start", spec.rotary_start, 0)
+    if spec.rotary_start > spec.head_dim:
+        raise SpecError(
+            f"rotary_start is {spec.rotary_start}, past the end of a head of {spec.head_dim}; give at most "
+            "head_dim."
+        )
+    spec.axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    spec.rotary_dim = _rotary_dim(spec.rotary_dim, spec.head_dim, spec.rotary_start, spec.axes)
+    spec.pairing = _pairing("pairing", spec.pairing)
+    spec.base = positive("base", spec.base, "a finite number above 0, such as 10000.0")
+    spec.out_pairing = _out_pairing(spec.out_pairing, spec.pairing)
+    spec.scaling = _scaling(spec.scaling)
+    spec.inv_freq = _inv_freq(spec.inv_freq, spec.rotary_dim, spec.scaling)
+    if spec.attention_factor is not None:
+        spec.attention_factor = invertible("attention_factor", spec.attention_factor)
+    spec.angles = choice("angles", spec.angles, get_args(Angles))
+    if spec.max_position is not None:
+        spec.max_position = integer("max_position", spec.max_position, 0)
+    spec._plan = _plan(spec)
+    return tuple(getattr(spec, name) for name in (*_FIELDS, "_plan"))
 
 
 def _key(*values: Any) -> tuple[Any, ...]:
     """Return the key of a spec's values in a memo. Types are part of it, as True equals 1."""
     for value in values:
-        complete(value)
-    types = (tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in values)
+        if hasattr(value, "__dataclass_fields__"):
+            complete(value)
+    types = [tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in values]
     return (*values, *types)
 
 
 # The checked fields and the plan of a spec. A memo, so that a compiled function may make a spec.
-_resolve = traced_memo(_make_resolved, _key)
+_build = traced_memo(_check_and_plan, _key)
 
 
 def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
     return cls(**values)
-
-
-def _checked(spec: Spec) -> dict[str, Any]:
-    """Check the fields; return them with defaults resolved, as plain Python values."""
-    head_dim = integer("head_dim", spec.head_dim, 1)
-    start = integer("rotary_start", spec.rotary_start, 0)
-    if start > head_dim:
-        raise SpecError(
-            f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
-        )
-    axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
-    width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
-    pairing = _pairing("pairing", spec.pairing)
-    factor, limit = spec.attention_factor, spec.max_position
-    return {
-        "head_dim": head_dim,
-        "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
-        "rotary_dim": width,
-        "rotary_start": start,
-        "pairing": pairing,
-        "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": _scaling(spec.scaling),
-        "axes": axes,
-        "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
-        "attention_factor": None if factor is None else invertible("attention_factor", factor),
-        "angles": choice("angles", spec.angles, get_args(Angles)),
-        "max_position": limit if limit is None else integer("max_position", limit, 0),
-    }
 
 
 def _pairing(name: str, value: Any) -> str:
@@ -192,16 +186,18 @@ _OTHER_PAIRINGS = {
 
 def _scaling(value: Any) -> Scaling | None:
     """Check a rule; for the rotary parameters of a config, or their rope_type, name the rule to give."""
-    stated = isinstance(value, Mapping)
-    kind = value.get("rope_type", value.get("type")) if stated else value
-    rule = _RULES.get(kind) if isinstance(kind, str) else None
-    if stated or rule:
+    if value is None:
+        return None
+    is_mapping = isinstance(value, Mapping)
+    rope_type = value.get("rope_type", value.get("type")) if is_mapping else value
+    rule = _RULES.get(rope_type) if isinstance(rope_type, str) else None
+    if is_mapping or rule:
         raise SpecError(
             f"scaling is {describe(value)}; give {rule or 'a rule, such as ra.Linear(factor=4.0)'}, "
             "or read the whole config with ra.RoPE.from_config(config)."
         )
-    need = "a rule, such as Linear(factor=4.0), or inv_freq, the frequencies of a rule of your own"
-    return record("scaling", value, Scaling, need)  # type: ignore[no-any-return]
+    remedy = "a rule, such as Linear(factor=4.0), or inv_freq, the frequencies of a rule of your own"
+    return record("scaling", value, Scaling, remedy)  # type: ignore[no-any-return]
 
 
 # The rule of a config's rope_type, with the fields that it needs.
@@ -273,7 +269,7 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
             f"both inv_freq and scaling={short(scaling)} are given, and each sets the frequencies; give one. "
             "To keep a rule's amplitude with inv_freq, give it as attention_factor."
         )
-    omegas: tuple[float, ...] = sequence("inv_freq", value, _NEED, number)
+    omegas: tuple[float, ...] = sequence("inv_freq", value, _INV_FREQ_REMEDY, number)
     if len(omegas) != width // 2:
         raise SpecError(
             f"inv_freq has {len(omegas)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
@@ -282,68 +278,74 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
     return omegas
 
 
-# The need that the error for inv_freq states.
-_NEED = (
+_INV_FREQ_REMEDY = (
     "a tuple of floats (inv_freq.tolist() makes one), or pass the array to "
     "rope.rotation(pos, like=x, inv_freq=...), which keeps its gradient"
 )
 
 
-def _plan(spec: Spec) -> Plan | None:
-    """Return the plan, or None if a rule needs a length first; check all that needs no length."""
+def _plan(spec: Any) -> Plan | None:
+    """Return the plan of checked fields; None if a rule needs a length first."""
     if spec.scaling is not None and not spec.scaling.resolved:
-        for width, terms in series_lengths(_sources(spec)).items():
-            spec.scaling._check_series(width, terms)
+        for width, length in series_lengths(_sources(spec)).items():
+            spec.scaling._check_series(width, length)
         return None
-    factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
-    layout = Layout(
-        spec.head_dim,
-        spec.rotary_start,
-        spec.rotary_start + spec.rotary_dim,
-        spec.pairing,
-        spec.out_pairing or spec.pairing,
-        factor if spec.attention_factor is None else spec.attention_factor,
-        spec.axes.blocks if spec.axes else 1,
-    )
     omegas = exact_frequencies(spec)
-    if not all(math.isfinite(float(omega)) for omega in omegas):
+    values = [*map(float, omegas)]
+    if not all(map(math.isfinite, values)):
         source = f"base {spec.base}" if spec.inv_freq is None else "inv_freq"
         rule = "" if spec.scaling is None else f", scaling {short(spec.scaling)}"
         raise SpecError(
             f"{source}{rule} and angles {spec.angles!r} give frequencies beyond the range of floats; give "
             "values nearer to 1."
         )
-    words = turns(omegas, 64), turns(omegas, 96)
-    exact, values = spec.angles == "exact", [*map(float, omegas)]
-    return Plan(layout, exact, values, *words, None, _coordinates(spec), spec.max_position)
+    amplitude = 1.0 if spec.scaling is None else spec.scaling.amplitude
+    layout = Layout(
+        spec.head_dim,
+        spec.rotary_start,
+        spec.rotary_start + spec.rotary_dim,
+        spec.pairing,
+        spec.out_pairing or spec.pairing,
+        amplitude if spec.attention_factor is None else spec.attention_factor,
+        spec.axes.blocks if spec.axes else 1,
+    )
+    turns64, turns96 = turns(omegas, 64, 96)
+    exact, coordinates = spec.angles == "exact", _coordinates(spec.axes)
+    return Plan(layout, exact, values, turns64, turns96, None, coordinates, spec.max_position)
 
 
-def _coordinates(spec: Spec) -> Coordinates | None:
-    if spec.axes is None:
+def _coordinates(axes: Axes | None) -> Coordinates | None:
+    if axes is None:
         return None
-    assert spec.axes.count is not None
-    drivers = spec.axes.coordinates
+    assert axes.count is not None
+    drivers = axes.coordinates
     mask = Constants([float(a is not None) for a in drivers]) if None in drivers else None
-    return Coordinates(spec.axes.count, Constants([a or 0 for a in drivers]), mask)
+    return Coordinates(axes.count, Constants([a or 0 for a in drivers]), mask)
 
 
-def exact_frequencies(spec: Spec) -> tuple[Decimal, ...]:
-    """Return the frequency of each pair as the number that the contract defines, to 60 digits."""
+def exact_frequencies(spec: Any) -> tuple[Decimal, ...]:
+    """Return the frequency of each pair as the number that the contract defines, to 60 digits.
+
+    `spec` is a spec, or its checked fields.
+    """
     if spec.inv_freq is not None:
-        given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
-        driven = spec.axes.coordinates if spec.axes else spec.inv_freq
-        return tuple(Decimal.from_float(0 if a is None else w) for w, a in zip(given, driven, strict=True))
+        omegas = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
+        drivers = spec.axes.coordinates if spec.axes else spec.inv_freq
+        return tuple(
+            Decimal.from_float(0 if a is None else omega) for omega, a in zip(omegas, drivers, strict=True)
+        )
     sources = _sources(spec)
     series = {
-        width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
-        for width, terms in series_lengths(sources).items()
+        width: frequencies(spec.base, width, length, spec.scaling, spec.angles)
+        for width, length in series_lengths(sources).items()
     }
-    return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
+    return tuple([series[source[0]][source[1]] if source else Decimal(0) for source in sources])
 
 
-def _sources(spec: Spec) -> list[tuple[int, int] | None]:
+def _sources(spec: Any) -> list[tuple[int, int] | None]:
+    """Return the series of each pair, by its width, and the number of the pair's frequency in it."""
     if spec.axes is not None:
-        return spec.axes.sources(spec.rotary_dim)
+        return spec.axes.sources(spec.rotary_dim)  # type: ignore[no-any-return]
     return [(spec.rotary_dim, i) for i in range(spec.rotary_dim // 2)]
 
 
@@ -370,11 +372,11 @@ def _unknown_fields(names: set[str]) -> SpecError:
     """Return the error for names that are no fields, with the field that each may mean."""
     from difflib import get_close_matches  # only here
 
-    said = []
+    clauses = []
     for name in sorted(names):
         hint = _OTHER_NAMES.get(name) or "".join(get_close_matches(name, _FIELDS, n=1))
-        said.append(f"{name!r} (give {hint})" if hint else repr(name))
-    return SpecError(f"RoPE has no field {', '.join(said)}; it has {', '.join(_FIELDS)}.")
+        clauses.append(f"{name!r} (give {hint})" if hint else repr(name))
+    return SpecError(f"RoPE has no field {', '.join(clauses)}; it has {', '.join(_FIELDS)}.")
 
 
 def _make_plan(head_dim: int, **spec: Any) -> Plan:
