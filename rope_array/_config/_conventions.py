@@ -1,14 +1,13 @@
 """The conventions of model families, by key: the rows of `conventions.toml`."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rope_array._config import _layer_types, _maps, _parameters, _variants
 from rope_array._config._convention import Convention
 from rope_array._config._model_defaults import ROTARY
+from rope_array._config._tables import read_table
 
 Row = Mapping[str, Any]
 # The modules of the functions that rows name, by the field of the convention.
@@ -20,11 +19,6 @@ _MODULES = {
 }
 # Fields of a row that are not of its convention.
 _OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "parts")
-
-
-def read_table(name: str) -> dict[str, dict[str, Any]]:
-    """Return the sections of a table of this folder."""
-    return tomllib.loads(Path(__file__).with_name(name).read_text("utf-8"))
 
 
 def convention_from(row: Row, rows: Mapping[str, Row]) -> Convention:

@@ -2,57 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._conventions import CONVENTIONS
+from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
-
-BASES = (
-    "rope_theta",
-    "rotary_emb_base",
-    "rotary_base",
-    "rope_base",
-    "rotary_embedding_base",
-    "rope_embedding_base",
-    "rope_freq_constant",
-)
-SHARES = (
-    "partial_rotary_factor",
-    "rotary_pct",
-    "rope_pct",
-    "rotary_percent",
-    "rope_percent",
-    "rotary_emb_fraction",
-)
-_WIDTHS = (
-    "head_dim",
-    "attention_head_dim",
-    "kv_channels",
-    "hidden_size_per_head",
-    "attention_head_size",
-    "head_size",
-    "d_head",
-    "d_kv",
-    "attention_projection_size/num_attention_heads",
-    "hidden_size/num_attention_heads",
-    "n_embd/n_head",
-    "d_model/n_heads",
-    "hidden_size/n_head",
-)
-# Keys that state the pairing, and the value that they have for interleaved pairs.
-_PAIRINGS = {
-    "rope_interleave": True,
-    "rope_interleaved": True,
-    "rotary_interleaved": True,
-    "rotary_emb_interleaved": True,
-    "rope_is_neox_style": False,
-    "is_neox_style": False,
-}
 # Keys that change the rotation or its place; `_unused_keys` looks at those with rope, rotary or ntk.
 _OTHER = re.compile(
     r"(?:^|_)(?:alibi|nope|no_rope|xpos|yarn|longrope|interpolation)(?:_|$)"
@@ -61,7 +19,13 @@ _OTHER = re.compile(
 # Switches: whether the model has a rotary embedding at all.
 _SWITCH = re.compile(r"^(?:use_|apply_)?(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?$")
 _READ_ELSEWHERE = frozenset(("qk_nope_head_dim", "no_rope_layers", "no_rope_layer_interval"))
-_KINDS = ("position_embedding_type", "position_embedding", "position_encoding", "pos_emb_type", "pe_type")
+_EMBEDDING_KEYS = (
+    "position_embedding_type",
+    "position_embedding",
+    "position_encoding",
+    "pos_emb_type",
+    "pe_type",
+)
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
 _ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
 _PARAMETERS = ("rope_parameters", "rope_scaling")
@@ -75,14 +39,14 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     interleaved = _is_interleaved(name, content)
     if content.get("qk_rope_head_dim"):  # 0 in a model without latent attention
         return _latent(name, interleaved)
-    stated = content.get("rope_parameters") or content.get("rope_scaling")
-    sections = isinstance(stated, Mapping) and stated.get("mrope_interleaved") is True
+    parameters = content.get("rope_parameters") or content.get("rope_scaling")
+    sections = isinstance(parameters, Mapping) and parameters.get("mrope_interleaved") is True
     return Convention(
         pairing="interleaved" if interleaved else "half",
-        width=_WIDTHS,
+        width=tuple(KEYS["widths"]),
         absolute=True,
-        theta_keys=BASES,
-        share_keys=SHARES,
+        theta_keys=tuple(KEYS["bases"]),
+        share_keys=tuple(KEYS["shares"]),
         sections="interleaved" if sections else "chunked",
     )
 
@@ -91,7 +55,7 @@ def reads(key: str, content: Mapping[str, Any]) -> bool:
     """Return whether a key of an unknown model type is read here: the pairing, or whether it rotates."""
     value = content.get(key)
     on = value is True and _SWITCH.match(key) is not None
-    return on or key in _PAIRINGS or (key == "qk_rope_head_dim" and value == 0)
+    return on or key in KEYS["pairings"] or (key == "qk_rope_head_dim" and value == 0)
 
 
 def may_change(name: str, key: str, value: Any) -> str:
@@ -106,20 +70,19 @@ def _latent(name: str, interleaved: bool | None) -> Convention:
             f"{name} is unknown and has latent attention (qk_rope_head_dim), where models differ in the "
             f"pairs that they read and write; read {BY_HAND}, with out_pairing if it reorders features."
         )
-    both = CONVENTIONS["deepseek_v3"]
-    return both if interleaved else replace(both, pairing="half", out_pairing=None, pairing_flag=None)
+    return CONVENTIONS["deepseek_v3" if interleaved else "minicpm3"]
 
 
 def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
     """Return whether a key states interleaved pairs; None if none states the pairing."""
-    stated = {key: content[key] for key in _PAIRINGS if content.get(key) is not None}
-    for key, value in stated.items():
+    flags = {key: content[key] for key in KEYS["pairings"] if content.get(key) is not None}
+    for key, value in flags.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
-    found = {value is _PAIRINGS[key] for key, value in stated.items()}
-    if len(found) > 1:
-        raise ConfigError(f"{name}: {', '.join(stated)} contradict each other on the pairing.")
-    return next(iter(found), None)
+    are_interleaved = {value is KEYS["pairings"][key] for key, value in flags.items()}
+    if len(are_interleaved) > 1:
+        raise ConfigError(f"{name}: {', '.join(flags)} contradict each other on the pairing.")
+    return next(iter(are_interleaved), None)
 
 
 def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
@@ -127,10 +90,11 @@ def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
     for key, value in content.items():
         if not isinstance(key, str) or value is None or key in _READ_ELSEWHERE:
             continue
-        kind = key in _KINDS and isinstance(value, str) and not re.search("rope|rotary", value.lower())
+        names_embedding = key in _EMBEDDING_KEYS and isinstance(value, str)
+        is_other = names_embedding and not re.search("rope|rotary", value.lower())
         off = value is False and _SWITCH.match(key)
         neutral = value in (0, [], {}) or (value == 1 and key.endswith("factor"))  # False is 0 too
-        if kind or off or (_OTHER.search(key) and not neutral):
+        if is_other or off or (_OTHER.search(key) and not neutral):
             raise ConfigError(may_change(name, key, value))
 
 
@@ -139,8 +103,8 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
-        names = [own for own in value if isinstance(own, str) and _ROTARY.search(own)]
-        if _INNER.search(key) and (names or _ROTARY.search(key)):
+        has_rotary_key = any(isinstance(inner, str) and _ROTARY.search(inner) for inner in value)
+        if _INNER.search(key) and (has_rotary_key or _ROTARY.search(key)):
             raise ConfigError(
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."
@@ -148,8 +112,8 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
 
 
 def _refuse_two_bases(name: str, content: Mapping[str, Any]) -> None:
-    stated = {key: content[key] for key in BASES if content.get(key) is not None}
-    first = next(iter(stated.values()), None)
-    if any(value != first for value in stated.values()):
-        values = ", ".join(f"{key} {short(value)}" for key, value in stated.items())
+    bases = {key: content[key] for key in KEYS["bases"] if content.get(key) is not None}
+    first = next(iter(bases.values()), None)
+    if any(base != first for base in bases.values()):
+        values = ", ".join(f"{key} {short(base)}" for key, base in bases.items())
         raise ConfigError(f"{name} is unknown, and states {values}; read {BY_HAND}.")

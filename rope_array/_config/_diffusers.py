@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions import Row, all_of, convention_from, read_table
+from rope_array._config._conventions import Row, all_of, convention_from
 from rope_array._config._maps import whole_numbers
+from rope_array._config._tables import read_table
 from rope_array._errors import ConfigError, short
 
 # Keys of the classes that look rotary and change no rotation.
@@ -48,11 +49,11 @@ def read_diffusers(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(_why_unknown(content, name))
     row = _row_of(content, sections["classes"][name])
     inherited = {**row.get("defaults", {}), **content}
-    parts = {
+    formats = {
         part_name: {**_fields_of(_row_of({}, {"like": like}), inherited), "model_type": name}
         for part_name, like in row.get("parts", {}).items()
     }
-    return {**fields, **_fields_of(row, content), "parts": parts}
+    return {**fields, **_fields_of(row, content), "parts": formats}
 
 
 def _row_of(content: Mapping[str, Any], row: Row) -> dict[str, Any]:
@@ -66,11 +67,11 @@ def _row_of(content: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def _fields_of(row: Row, content: Mapping[str, Any]) -> dict[str, Any]:
-    stated = {
+    class_defaults = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in row.get("defaults", {}).items()
     }
-    defaults = {"attention_head_dim": 128, **_UNUSED, **stated}
+    defaults = {"attention_head_dim": 128, **_UNUSED, **class_defaults}
     computed = {
         name: _computed_width(name, {**defaults, **content})
         for name in row["width"]

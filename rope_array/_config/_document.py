@@ -14,9 +14,10 @@ from typing import Any
 from rope_array._config import _formats
 from rope_array._config._convention import Convention
 from rope_array._config._conventions import CONVENTIONS, REMOTE_DEFAULTS, convention_of, variant_of
-from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
+from rope_array._config._conventions_unknown import BY_HAND, generic
 from rope_array._config._model_defaults import MODELS, SHARED, WITHOUT
 from rope_array._config._part import ConfigPart, Foreign, listed, quoted
+from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError, short
 
 MODELS = {**REMOTE_DEFAULTS, **MODELS}
@@ -218,7 +219,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # The part
 
 
-_ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASES, *SHARES)
+_ROTARY_KEYS = (
+    *("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim"),
+    *KEYS["bases"],
+    *KEYS["shares"],
+)
 
 
 def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | None) -> ConfigPart:

@@ -72,7 +72,7 @@ class Format:
 def recognise(content: Mapping[str, Any]) -> Format | None:
     """Return the format of a config; None for a config of Hugging Face, and for one of no known format."""
     if isinstance(content, _gguf.Metadata):
-        return _made(_gguf.read(content))
+        return _made(_gguf.read_gguf(content))
     _diffusers.refuse_nameless(content)
     if _has_keys_of_others(content):
         return _of_named(content)

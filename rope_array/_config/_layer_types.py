@@ -17,17 +17,17 @@ def full_every(
     index: int,
     key: str,
     default: int,
-    others: str = SLIDING,
+    other_type: str = SLIDING,
     full: str = FULL,
     offset: int = 1,
 ) -> str:
     """Return full attention for the last of every `key` layers; for the first if `offset` is 0."""
-    return others if (index + offset) % values.integer(key, default) else full
+    return other_type if (index + offset) % values.integer(key, default) else full
 
 
-def full_in_last_of(values: PartValues, count: int, index: int, every: int, others: str = SLIDING) -> str:
+def full_in_last_of(values: PartValues, count: int, index: int, every: int, other_type: str = SLIDING) -> str:
     """Return full attention for the last of every `every` layers, and for the last layer."""
-    return FULL if (index + 1) % every == 0 or index == count - 1 else others
+    return FULL if (index + 1) % every == 0 or index == count - 1 else other_type
 
 
 def exaone4(values: PartValues, count: int, index: int) -> str:

@@ -105,10 +105,10 @@ def listed_widths(values: PartValues, width: int, key: str) -> Axes:
 
 def every_third_pair(values: PartValues, width: int, keys: Sequence[str]) -> Axes:
     """Return the map of Qwen3-VL, with the sections under the first stated key."""
-    stated = next((sections for key in keys if (sections := values.get(key)) is not None), [24, 20, 20])
-    sections = whole_numbers(keys[0], stated)
+    value = next((sections for key in keys if (sections := values.get(key)) is not None), [24, 20, 20])
+    sections = whole_numbers(keys[0], value)
     if len(sections) != 3:
-        raise ConfigError(f"{keys[0]} is {short(stated)}; give a list of three numbers of pairs.")
+        raise ConfigError(f"{keys[0]} is {short(value)}; give a list of three numbers of pairs.")
     return clipped_axes(sections, width // 2)
 
 
@@ -148,13 +148,13 @@ def _atom_pairs(values: PartValues, width: int) -> tuple[int, int]:
     return spatial, residue
 
 
-def whole_numbers(key: str, stated: Any) -> list[int]:
+def whole_numbers(key: str, sizes: Any) -> list[int]:
     """Return a stated list of up to 16 whole numbers, one for each coordinate."""
-    if not isinstance(stated, (list, tuple)) or not 0 < len(stated) <= 16:
-        raise ConfigError(f"{key} is {short(stated)}; give a list of whole numbers.")
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in stated):
-        raise ConfigError(f"{key} is {short(stated)}; give whole numbers from 0.")
-    return list(stated)
+    if not isinstance(sizes, (list, tuple)) or not 0 < len(sizes) <= 16:
+        raise ConfigError(f"{key} is {short(sizes)}; give a list of whole numbers.")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise ConfigError(f"{key} is {short(sizes)}; give whole numbers from 0.")
+    return list(sizes)
 
 
 # Frequencies

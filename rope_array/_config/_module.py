@@ -5,7 +5,7 @@ from typing import Any
 
 from rope_array._config._layer import CLASS_OWN, Layer
 from rope_array._config._part import quoted
-from rope_array._config._rules import XDROPE, rule_of
+from rope_array._config._rules import REFUSED, rule_of
 from rope_array._errors import ConfigError
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling, frequencies
@@ -193,7 +193,7 @@ class Module(Layer):
         if convention.axes is not None:
             return convention.axes(self.values, rotary)  # type: ignore[no-any-return]
         if self.parameters.get("xdrope_section") is not None:
-            raise ConfigError(f"xdrope_section is not supported: {XDROPE}.")
+            raise ConfigError(f"xdrope_section is not supported: {REFUSED['xdrope']}.")
         if (stated := self.parameters.get("mrope_section")) is not None:
             return self._stated_axes(stated, rotary // 2)
         if convention.default_sections is None or not rotary:

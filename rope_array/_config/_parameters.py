@@ -11,36 +11,36 @@ Parameters = dict[str, Any]
 
 
 def by_layer_type(
-    values: PartValues, stated: Parameters, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]
+    values: PartValues, parameters: Parameters, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]
 ) -> Parameters:
     """Return parameters with a base for each layer type; older configs scale the types `scaled`."""
-    nested = {k: v for k, v in stated.items() if isinstance(v, Mapping)}
-    flat = {k: v for k, v in stated.items() if k not in bases}
-    parameters: Parameters = {}
+    nested = {k: v for k, v in parameters.items() if isinstance(v, Mapping)}
+    flat = {k: v for k, v in parameters.items() if k not in bases}
+    by_type: Parameters = {}
     for label, (key, base) in bases.items():
         rule = nested.get(label) if nested else (flat if label in scaled else None)
-        parameters[label] = {"rope_theta": values.base(key, base) if key else base, **(rule or {})}
-    return parameters
+        by_type[label] = {"rope_theta": values.base(key, base) if key else base, **(rule or {})}
+    return by_type
 
 
-def neomme(values: PartValues, stated: Parameters) -> Parameters:
+def neomme(values: PartValues, parameters: Parameters) -> Parameters:
     defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
     return {
         label: {
             "rope_theta": values.number("rope_theta", base),
             "partial_rotary_factor": share,
-            **(stated.get(label) or {}),
+            **(parameters.get(label) or {}),
         }
         for label, (base, share) in defaults.items()
     }
 
 
-def deepseek_v4(values: PartValues, stated: Parameters) -> Parameters:
+def deepseek_v4(values: PartValues, parameters: Parameters) -> Parameters:
     """Scale only the layers with a compressor, with an amplitude of 1."""
-    if isinstance(stated.get("main"), Mapping) and isinstance(stated.get("compress"), Mapping):
-        return {"main": stated["main"], "compress": stated["compress"]}
+    if isinstance(parameters.get("main"), Mapping) and isinstance(parameters.get("compress"), Mapping):
+        return {"main": parameters["main"], "compress": parameters["compress"]}
     share = _share_of_v4(values)
-    rule = {k: v for k, v in stated.items() if k not in ("main", "compress")}
+    rule = {k: v for k, v in parameters.items() if k not in ("main", "compress")}
     main = {"rope_theta": values.base("rope_theta", 1e4), "partial_rotary_factor": share}
     compress = {**rule, "rope_theta": values.base("compress_rope_theta", 1.6e5)}
     compress["partial_rotary_factor"] = share
@@ -58,14 +58,14 @@ def _share_of_v4(values: PartValues) -> float:
     )
 
 
-def dots3_note(values: PartValues, stated: Parameters) -> Parameters:
+def dots3_note(values: PartValues, parameters: Parameters) -> Parameters:
     bases = {"sliding_attention": values.base("swa_rope_theta", 5e4)}
     base = values.base("rope_theta", 8e7)
     labels = values.layer_types() or ("indexed_attention", "sliding_attention")
-    if any(isinstance(stated.get(label), Mapping) for label in labels):
-        return stated
-    if stated or values.stated("rope_parameters") is not None:
-        return {label: {"rope_theta": base, **stated} for label in labels}
+    if any(isinstance(parameters.get(label), Mapping) for label in labels):
+        return parameters
+    if parameters or values.stated("rope_parameters") is not None:
+        return {label: {"rope_theta": base, **parameters} for label in labels}
     return {label: {"rope_theta": bases.get(label, base)} for label in labels}
 
 
@@ -78,23 +78,23 @@ def dots3_sliding(values: PartValues, label: str) -> Mapping[str, Any]:
     return {"qk_rope_head_dim": width}
 
 
-def step3p7(values: PartValues, stated: Parameters) -> Parameters:
+def step3p7(values: PartValues, parameters: Parameters) -> Parameters:
     labels = values.layer_types() or ("full_attention",)
-    if all(isinstance(stated.get(label), Mapping) for label in labels):
-        return {label: stated[label] for label in labels}
-    flat = {k: v for k, v in stated.items() if not isinstance(v, Mapping)}
+    if all(isinstance(parameters.get(label), Mapping) for label in labels):
+        return {label: parameters[label] for label in labels}
+    flat = {k: v for k, v in parameters.items() if not isinstance(v, Mapping)}
     bases = None if values.is_null("rope_theta") else values.get("rope_theta", 1e4)
     shares = values.get("partial_rotary_factors")
     types = list(values.types_of_layers()) or labels
-    parameters: Parameters = {}
+    by_type: Parameters = {}
     for label in labels:
         index = types.index(label)
-        parameters[label] = {"rope_theta": _nth("rope_theta", bases, index)}
+        by_type[label] = {"rope_theta": _nth("rope_theta", bases, index)}
         if shares:
-            parameters[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
+            by_type[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
         if label == "full_attention":
-            parameters[label].update(flat)
-    return parameters
+            by_type[label].update(flat)
+    return by_type
 
 
 def _nth(name: str, values: Any, index: int) -> Any:
@@ -105,9 +105,9 @@ def _nth(name: str, values: Any, index: int) -> Any:
     return values[index]
 
 
-def ultrabert(values: PartValues, stated: Parameters) -> Parameters:
-    if stated or values.stated("rope_parameters") is not None:
-        return stated
+def ultrabert(values: PartValues, parameters: Parameters) -> Parameters:
+    if parameters or values.stated("rope_parameters") is not None:
+        return parameters
     bases = values.get("rope_theta")
     if bases is None:
         return {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 2.56e6}}
@@ -117,44 +117,44 @@ def ultrabert(values: PartValues, stated: Parameters) -> Parameters:
     return {label: {"rope_theta": base} for label, base in zip(types, bases, strict=False)}
 
 
-def dbrx(values: PartValues, stated: Parameters) -> Parameters:
+def dbrx(values: PartValues, parameters: Parameters) -> Parameters:
     """Leave out the class's own base, which a config object has in addition to the base of `attn_config`."""
     nested, base = (values.stated(key) for key in ("attn_config.rope_theta", "rope_theta"))
-    base = stated.get("rope_theta", base)
+    base = parameters.get("rope_theta", base)
     if nested is None or base in (None, nested):
-        return stated
+        return parameters
     if base != 1e4:
         raise SpecError(
             f"attn_config.rope_theta is {short(nested)}, and rope_theta {short(base)}; leave one out."
         )
-    return {key: value for key, value in stated.items() if key != "rope_theta"}
+    return {key: value for key, value in parameters.items() if key != "rope_theta"}
 
 
-def hunyuan_vl(values: PartValues, stated: Parameters) -> Parameters:
-    name = "mrope_section" if stated.get("mrope_section") else "xdrope_section"
-    if sections := stated.get(name):
+def hunyuan_vl(values: PartValues, parameters: Parameters) -> Parameters:
+    name = "mrope_section" if parameters.get("mrope_section") else "xdrope_section"
+    if sections := parameters.get(name):
         raise SpecError(
             f"{name} is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
             "head: the two features of a pair follow different coordinates, which is no rotation unless all "
             "are equal. For text alone, leave the sections out."
         )
-    return stated
+    return parameters
 
 
 # Models that transformers does not have
 
 
-def chatglm(values: PartValues, stated: Parameters) -> Parameters:
+def chatglm(values: PartValues, parameters: Parameters) -> Parameters:
     ratio = values.number("rope_ratio", 1.0)
     if divides_positions(values):
         return {"rope_theta": 1e4, "rope_type": "linear", "factor": ratio}
     return {"rope_theta": 1e4 * ratio}
 
 
-def internlm(values: PartValues, stated: Parameters) -> Parameters:
+def internlm(values: PartValues, parameters: Parameters) -> Parameters:
     rotary = values.get("rotary")
     if rotary is None:
-        return stated
+        return parameters
     if not isinstance(rotary, Mapping) or rotary.get("type") not in ("dynamic", "origin"):
         raise SpecError(f"rotary is {short(rotary)}; its type must be 'dynamic' or 'origin'.")
     base = values.base("rotary.base", 1e4)
@@ -164,35 +164,35 @@ def internlm(values: PartValues, stated: Parameters) -> Parameters:
     return {"rope_theta": base, "rope_type": "dynamic", "factor": factor}
 
 
-def baichuan_m1(values: PartValues, stated: Parameters) -> Parameters:
+def baichuan_m1(values: PartValues, parameters: Parameters) -> Parameters:
     base = {"rope_theta": values.base("rope_theta", 1e4)}
     return {"full_attention": base, "sliding_attention": base}
 
 
-def plamo3(values: PartValues, stated: Parameters) -> Parameters:
-    if any(isinstance(rule, Mapping) for rule in stated.values()):
-        return stated
+def plamo3(values: PartValues, parameters: Parameters) -> Parameters:
+    if any(isinstance(rule, Mapping) for rule in parameters.values()):
+        return parameters
     return {
-        "full_attention": {"rope_theta": values.number("rope_theta"), **stated},
+        "full_attention": {"rope_theta": values.number("rope_theta"), **parameters},
         "sliding_attention": {"rope_theta": values.number("rope_local_theta")},
     }
 
 
-def qwen(values: PartValues, stated: Parameters) -> Parameters:
+def qwen(values: PartValues, parameters: Parameters) -> Parameters:
     """Enter `use_dynamic_ntk` in the record."""
     values.get("use_dynamic_ntk")
-    return stated
+    return parameters
 
 
-def phi3small(values: PartValues, stated: Parameters) -> Parameters:
+def phi3small(values: PartValues, parameters: Parameters) -> Parameters:
     scale = values.number("rope_position_scale", 1.0)
     if scale != 1:
         raise SpecError(
             f"rope_position_scale is {scale}: vLLM divides positions by it, and mlx-lm multiplies them; only "
             "the code that the model was trained with tells which."
         )
-    return stated
+    return parameters
 
 
-def omnigen(values: PartValues, stated: Parameters) -> Parameters:
-    return {"rope_type": "longrope", **stated}
+def omnigen(values: PartValues, parameters: Parameters) -> Parameters:
+    return {"rope_type": "longrope", **parameters}

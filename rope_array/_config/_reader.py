@@ -11,10 +11,10 @@ from rope_array._config._module import Module
 from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._rules import SAME_AS, kind_of
 from rope_array._config._values import (
-    KEYS,
     MOST_KEYS,
     MOST_LAYERS,
     NEWER_NAMES,
+    PARAMETERS,
     PartValues,
     RotaryParameters,
     check_keys,
@@ -299,7 +299,9 @@ class Reader:
     def _of_nested(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields from parameters by layer type; null marks a type without rotation."""
         nested = {
-            k: v for k, v in parameters.items() if isinstance(v, Mapping) or (v is None and k not in KEYS)
+            k: v
+            for k, v in parameters.items()
+            if isinstance(v, Mapping) or (v is None and k not in PARAMETERS)
         }
         flat = [key for key in parameters if key not in nested]
         check_keys(flat)

@@ -1,48 +1,23 @@
 """Make the scaling rule of a `rope_type`, from a layer and its rotated width."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._layer import Layer
 from rope_array._config._part import listed, quoted
+from rope_array._config._tables import KEYS
 from rope_array._config._values import TypedMapping
 from rope_array._errors import ConfigError
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
 from rope_array._spec.validation import number
 
-# fmt: off
-# Keys that every rule reads, or that do not change the rotation.
-_ALWAYS = frozenset((
-    "attn_factor", "extrapolation_factor", "finetuned", "interleaved", "llama_4_scaling_beta",
-    "max_position_embeddings", "mrope_interleaved", "mrope_section", "partial_rotary_factor", "rope_dim",
-    "rope_theta", "rope_type", "type",
-))
-# fmt: on
-SAME_AS = {
-    "axial": "default",
-    "mrope": "default",
-    "mllama4": "default",
-    "none": "default",
-    "no_scaling": "default",
-    "su": "longrope",
-    "ntk_alpha": "dynamic",
-    "deepseek_llama_scaling": "deepseek_yarn",
-    "telechat3-yarn": "deepseek_yarn",
-}
-XDROPE = (
-    "sections over the full width of the head rotate the two features of a pair by different coordinates, "
-    "which is no rotation unless all coordinates are equal"
-)
-_NOT_READ = {
-    "xdrope": XDROPE,
-    "openpangu": "its map of pairs to axes exists in vLLM only; state it with RoPE(axes=...)",
-    "bailing_mrope": "h and w alternate, in interleaved pairs; state RoPE(axes=Axes.alternating(t, h, w))",
-    "fope": "learned matrices mix cos and sin, which is no rotation",
-}
+SAME_AS: dict[str, str] = KEYS["same_as"]
+REFUSED: dict[str, str] = KEYS["refused_rules"]
+_OF_EVERY_RULE = frozenset(KEYS["parameters"]["of_every_rule"])
 
 
 def _default(layer: Layer, width: int) -> Scaling | None:
@@ -179,21 +154,16 @@ def _proportional(layer: Layer, width: int) -> Scaling:
     return Proportional(layer.share(), layer.parameters.number("factor", 1.0))
 
 
-_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-_ORIGINAL = ("factor", "original_max_position_embeddings")
-_RULES: dict[str, tuple[Callable[[Layer, int], Scaling | None], Sequence[str]]] = {
-    "default": (_default, ()),
-    "linear": (_linear, ("factor",)),
-    "dynamic": (_dynamic, ("factor", "alpha")),
-    "ntk": (_ntk, ("factor", "mixed_b")),
-    "yarn": (_yarn, (*_ORIGINAL, *_YARN)),
-    "deepseek_yarn": (_deepseek_yarn, (*_ORIGINAL, *_YARN)),
-    "llama3": (_llama3, (*_ORIGINAL, "low_freq_factor", "high_freq_factor")),
-    "longrope": (
-        _longrope,
-        (*_ORIGINAL, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
-    ),
-    "proportional": (_proportional, ("factor",)),
+_RULES: dict[str, Callable[[Layer, int], Scaling | None]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "ntk": _ntk,
+    "yarn": _yarn,
+    "deepseek_yarn": _deepseek_yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 
@@ -203,8 +173,8 @@ def kind_of(name: str, kind: Any, convention: Convention) -> str:
         raise ConfigError(f"{name} is {quoted(kind)}; it must be a name.")
     rule = convention.type_names.get(kind, kind)
     rule = SAME_AS.get(rule, rule)
-    if rule in _NOT_READ:
-        raise ConfigError(f"{name} is {kind!r}: {_NOT_READ[rule]}.")
+    if rule in REFUSED:
+        raise ConfigError(f"{name} is {kind!r}: {REFUSED[rule]}.")
     if rule not in _RULES:
         raise ConfigError(
             f"{name} is {quoted(kind)}, and the known rules are {', '.join(sorted(_RULES))}; for a rule of "
@@ -217,9 +187,8 @@ def rule_of(layer: Layer, width: int) -> Scaling | None:
     """Return the scaling rule of a layer with the rotated width `width`."""
     if layer.convention.scaling is not None:
         return layer.convention.scaling(layer.values, width)  # type: ignore[no-any-return]
-    rule, keys = _RULES[layer.kind]
     stated = {k: v for k, v in layer.parameters.content.items() if v is not None}
-    if unused := sorted(stated.keys() - _ALWAYS - set(keys)):
+    if unused := sorted(stated.keys() - _OF_EVERY_RULE - {*KEYS["rules"][layer.kind]}):
         layer.part.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
     if stated.get("extrapolation_factor", 1) != 1:
         raise ConfigError(
@@ -227,7 +196,7 @@ def rule_of(layer: Layer, width: int) -> Scaling | None:
             "libraries differ on its effect; write the frequencies of the model's code: "
             "RoPE(head_dim, inv_freq=...)."
         )
-    scaling = rule(layer, width)
+    scaling = _RULES[layer.kind](layer, width)
     _note_attn_factor(layer, scaling)
     return scaling
 

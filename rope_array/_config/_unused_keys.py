@@ -6,44 +6,18 @@ from difflib import get_close_matches
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, may_change, reads
+from rope_array._config._conventions_unknown import BY_HAND, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._rules import SAME_AS
+from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError
 
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
 
-# fmt: off
-_BASES = frozenset((
-    *BASES, "rope_local_base_freq", "local_rope_theta", "global_rope_theta", "compress_rope_theta",
-    "swa_rope_theta", "memory_attention_rope_theta",
-))
-_SHARES = frozenset(SHARES)
-_DIMS = frozenset((
-    "attn_rotary_emb", "rotary_dim", "qk_rope_head_dim",
-))
-_PAIRS = frozenset((
-    "indexer_rope_interleave", "rope_interleave", "rope_is_neox_style", "rope_interleaved",
-    "rotary_emb_interleaved",
-))
-_FLAGS = frozenset((
-    "rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb",
-))
-_OTHERS = frozenset((
-    "layer_rope_theta", "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes",
-    "memory_attention_rope_k_sizes", "no_rope_layer_interval", "no_rope_layers",
-    "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs", "partial_rotary_factors",
-    "position_embedding_xdrope", "rope_parameters", "rope_reorder", "rope_scaling", "rope_scaling_factor",
-    "rope_scaling_layers", "rope_type", "rotary_emb_scale_base", "rotary_scaling_factor", "rotary_value",
-    "spatial_rope_base_frequency", "swa_qk_rope_head_dim", "uid_rope_base_frequency",
-))
-# SAM: the grid's size, for positions, and the dropout of training. OpenELM: the length of a table.
-_WITHOUT_EFFECT = frozenset((
-    "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes",
-    "rope_max_length", "rope_full_precision",
-))
-# fmt: on
-_KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _FLAGS | _OTHERS
+_TABLE = {name: frozenset(keys) for name, keys in KEYS["of_some_models"].items()}
+_BASES, _SHARES = _TABLE["bases"].union(KEYS["bases"]), frozenset(KEYS["shares"])
+_WITHOUT_EFFECT = _TABLE.pop("without_effect")
+_KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
 
 
 def check(
@@ -65,7 +39,7 @@ def check(
         value = part.content[key]
         if key in known:
             continue
-        if key not in _KEYS:
+        if key not in _KNOWN:
             _refuse(part, convention, key, value)
         elif not part.known and not _has_no_effect(key, value, fields):
             raise ConfigError(may_change(part.name, key, value))
@@ -116,13 +90,13 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if key in _SHARES:
         return is_number and abs(value) <= 1 and int(fields["head_dim"] * value) == fields["rotary_dim"]
-    if key in _DIMS:
+    if key in _TABLE["widths"]:
         return bool(value == fields["rotary_dim"])
     if key in _BASES:
         return bool(value == fields.get("base"))
-    if key in _PAIRS:
+    if key in _TABLE["pairings"]:
         return value is ((fields["pairing"] == "interleaved") is not (key == "rope_is_neox_style"))
-    if key in _FLAGS:
+    if key in _TABLE["flags"]:
         return isinstance(value, bool)
     if key == "rope_type":
         return isinstance(value, str) and SAME_AS.get(value, value) == "default"
@@ -132,7 +106,7 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
 def check_above(part: ConfigPart) -> None:
     """Note rotary keys of the config around the part, which no step reads."""
     for key, value in part.above.items():
-        if value is None or not _is_rotary(key) or key not in _KEYS:
+        if value is None or not _is_rotary(key) or key not in _KNOWN:
             continue
         own = part.content.get(key)
         if own is None:

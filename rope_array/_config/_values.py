@@ -5,6 +5,7 @@ from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._part import ConfigPart, listed, quoted
+from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError
 from rope_array._spec import validation
 
@@ -24,21 +25,15 @@ NEWER_NAMES = {
 }
 
 # The known rotary parameters.
-# fmt: off
-KEYS = frozenset((
-    "alpha", "attention_factor", "attn_factor", "beta_fast", "beta_slow", "extrapolation_factor", "factor",
-    "finetuned", "high_freq_factor", "interleaved", "llama_4_scaling_beta", "long_factor", "long_mscale",
-    "low_freq_factor", "max_position_embeddings", "mixed_b", "mrope_interleaved", "mrope_section", "mscale",
-    "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_dim", "rope_theta",
-    "rope_type", "short_factor", "short_mscale", "truncate", "type", "xdrope_section",
-))
-# fmt: on
+PARAMETERS = frozenset((*KEYS["parameters"]["of_every_rule"], *KEYS["parameters"]["of_no_rule"])).union(
+    *KEYS["rules"].values()
+)
 
 
 def check_shape(parameters: Mapping[str, Any]) -> None:
     """Refuse an object as a rotary parameter, and unknown keys that are not of a layer type."""
     for key, value in parameters.items():
-        if key in KEYS and isinstance(value, Mapping):
+        if key in PARAMETERS and isinstance(value, Mapping):
             raise ConfigError(f"{key} in the rotary parameters is {quoted(value)}; give a plain value.")
     check_keys(
         [key for key, value in parameters.items() if not isinstance(value, Mapping) and value is not None]
@@ -49,10 +44,11 @@ def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
     """Refuse unknown rotary parameters."""
     if not all(isinstance(key, str) for key in keys):
         raise ConfigError("the rotary parameters have a key that is no name.")
-    if unknown := sorted(set(keys) - KEYS):
+    if unknown := sorted(set(keys) - PARAMETERS):
         raise ConfigError(
-            f"unknown rotary parameters: {listed(unknown)}; the known ones are {', '.join(sorted(KEYS))}. If "
-            "the model's code reads another, write the frequencies: RoPE(head_dim, inv_freq=...)."
+            f"unknown rotary parameters: {listed(unknown)}; the known ones are "
+            f"{', '.join(sorted(PARAMETERS))}. If the model's code reads another, write the frequencies: "
+            "RoPE(head_dim, inv_freq=...)."
         )
 
 

@@ -251,7 +251,8 @@ def test_every_architecture_of_the_package_is_read_or_refused_by_name(file):
             read(file(name, **values), layer_type=0)
         except ConfigError as problem:
             refused.add((name, "not known here" in str(problem)))
-    kinds = (_gguf._NEIGHBOURS, _gguf._HALVES, _gguf._LATENT, _gguf._SECTIONS, _gguf._WINDOWS, _gguf._WITHOUT)
-    known = {*_gguf._NO_ROPE_EVERY, *(name for kind in kinds for name in kind)}
+    sections = ("interleaved", "half", "latent", "sections", "windows", "unrotated", "no_rope_every")
+    listed = [name for section in sections for name in _gguf._TABLE[section]]
+    known = set(listed)
     assert refused == {(name, True) for name in {*gguf.MODEL_ARCH_NAMES.values()} - known}
-    assert len(known) == sum(map(len, kinds)) + len(_gguf._NO_ROPE_EVERY)  # each is in one list
+    assert len(known) == len(listed)  # each is in one list
