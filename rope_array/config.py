@@ -111,16 +111,16 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
 def _read(config: Any, part: str | None, layer_type: str | int | None) -> Reading:
     """Read a config, or a document that is loaded already."""
     with _config.refusals(config):
-        fields, found = _config.fields(config, part, layer_type)
+        fields, config_part = _config.fields(config, part, layer_type)
         return Reading(
             _RoPE(**fields),
-            found.model_type,
-            found.path or None,
+            config_part.model_type,
+            config_part.path or None,
             layer_type,
-            found.stated,
-            found.inferred,
-            tuple(found.notes),
-            _config.context(found),
+            config_part.stated,
+            config_part.inferred,
+            tuple(config_part.notes),
+            _config.context(config_part),
         )
 
 

@@ -199,7 +199,7 @@ REFUSED = [
     (diffusers("FluxPipeline", transformer=["diffusers", "FluxTransformer2DModel"]), "folder 'transformer'"),
     (diffusers("AnyFlow", vae=["diffusers", "VAE"], scheduler=[None, None]), "folder 'transformer'"),
     (diffusers("AutoencoderKLFlux2", down_block_types=["A", "B"]), "is no transformer of diffusers"),
-    (diffusers("MochiTransformer3DModel"), "learned weights .* RoPE cannot state it"),
+    (diffusers("MochiTransformer3DModel"), "learned weights .* RoPE has no field for it"),
     (diffusers(FLUX, attention_head_dim=64), "axes_dims_rope sums to 128, and a head has 64"),
     (diffusers(FLUX, axes_dims_rope=128), "axes_dims_rope is 128; give a list"),
     (diffusers(KANDINSKY), f"{KANDINSKY} has no part 'audio'; give one of: 'text'", {"part": "audio"}),

@@ -4,12 +4,13 @@ A config states only some of a rotary embedding; the rest is in the model's code
 `_formats` recognises configs that are not Hugging Face's, with `_gguf` and `_diffusers`, and gives their part
 a convention of its own. The steps of a reading:
 
-1. `_document` loads the config and finds the part to read, with its class's defaults (`_model_defaults`) and
-   the convention of its code (`_conventions`, `_conventions_vision`). The `ConfigPart` keeps the record.
-2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values, under the keys of
-   `_older_keys` too; `_layer_types` has the type of each layer).
-3. `_module` makes the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
-   of one layer type (`_layer`).
+1. `_document` loads the config. `_locate` finds the part to read, with its class's defaults
+   (`_model_defaults`), and the convention of its model (`_conventions`, by the rows of conventions.toml). The
+   `ConfigPart` (`_part`) keeps the record.
+2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values; functions that a
+   convention names make parameters, `_parameters`, and layer types, `_layer_types`).
+3. `_layer_rope` makes the fields of the rope (with `_maps`); the scaling rule by its `rope_type` (`_rules`),
+   from the parameters of one layer type (`_layer`).
 4. `_unused_keys` refuses or notes rotary keys that no step has read.
 """
 
@@ -18,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rope_array._config._document import Document, convention_for, load, locate, plain
+from rope_array._config._document import Document, load, plain
+from rope_array._config._locate import convention_for, locate
 from rope_array._config._part import ConfigPart
 from rope_array._config._reader import Reader
 from rope_array._config._values import MOST_LAYERS, PartValues
@@ -33,11 +35,11 @@ def fields(
     """Return the fields of the rope that a config states, and the part with the record of the reading."""
     document = config if type(config) is Document else load(config)
     with refusals(document):
-        part = find_part(document, path)
-        convention = convention_for(part)
+        config_part = find_part(document, path)
+        convention = convention_for(config_part)
         if convention.refusal:
-            raise ConfigError(f"{part.name}: {convention.refusal}. RoPE cannot state it.")
-        return Reader(part, convention, plain(layer_type)).fields(), part
+            raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
+        return Reader(config_part, convention, plain(layer_type)).fields(), config_part
 
 
 def find_part(document: Document, path: str | None) -> ConfigPart:
@@ -45,19 +47,19 @@ def find_part(document: Document, path: str | None) -> ConfigPart:
     return locate(document.content, document.class_name, plain(path))
 
 
-def context(part: ConfigPart) -> int | None:
+def context(config_part: ConfigPart) -> int | None:
     """Return the number of positions that a model is made for, None if its config and class state none."""
-    return _known_count(part, "max_position_embeddings")
+    return _known_count(config_part, "max_position_embeddings")
 
 
-def layer_count(part: ConfigPart) -> int:
+def layer_count(config_part: ConfigPart) -> int:
     """Return the number of layers, 0 if it is unknown; at most as many as a reading looks at."""
-    return min(_known_count(part, "num_hidden_layers") or 0, MOST_LAYERS)
+    return min(_known_count(config_part, "num_hidden_layers") or 0, MOST_LAYERS)
 
 
-def _known_count(part: ConfigPart, name: str) -> int | None:
+def _known_count(config_part: ConfigPart, name: str) -> int | None:
     """Return a stated number or the class's default, without a record; None for all but integers above 0."""
-    value = PartValues(replace(part, stated={}, inferred={}, notes=[])).get(name)
+    value = PartValues(replace(config_part, stated={}, inferred={}, notes=[])).get(name)
     return value if type(value) is int and value > 0 else None
 
 

@@ -7,6 +7,7 @@ have the formats of those libraries.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
 
 def _by_keys(content: Mapping[str, Any]) -> Format | None:
     readers = (_of_gpt_oss, _of_deepseek, _of_mistral, _of_executorch, _of_meta)
-    return next((found for read in readers if (found := read(content)) is not None), None)
+    formats = (read(content) for read in readers)
+    return next((config_format for config_format in formats if config_format is not None), None)
 
 
 # Configs with a model_type of Hugging Face, and the keys of another format
@@ -106,18 +108,18 @@ def _has_keys_of_others(content: Mapping[str, Any]) -> bool:
 def _of_named(content: Mapping[str, Any]) -> Format:
     """Return the format of a config that `_has_keys_of_others`, or refuse it."""
     name = content["model_type"]
-    otherwise = _LLAMA_FORMAT if name == "llama" else None
-    contradicts = any(key in content for key in _HUGGING_FACE)
-    if contradicts or (found := _by_keys(content) or otherwise) is None:
+    config_format = _by_keys(content) or (_LLAMA_FORMAT if name == "llama" else None)
+    if config_format is None or any(key in content for key in _HUGGING_FACE):
         raise ConfigError(
             f"model_type is {short(name)}, but the sizes have the names of another format (dim, n_layers, "
             "n_heads), and none has Hugging Face's, such as hidden_size; give the config.json of the model's "
             f"Hugging Face folder, or read {BY_HAND}."
         )
-    if found.name in (_MISTRAL.name, _LLAMA_FORMAT.name) and name in _MLX_BASES:
-        found = _of_mlx(found, name, content.get("rope_theta") is None)
-    note = f"model_type is {short(name)}, but the keys are of {found.name}: it has the pairs of its weights"
-    return replace(found, model_type=name, notes=(*found.notes, note))
+    if config_format.name in (_MISTRAL.name, _LLAMA_FORMAT.name) and name in _MLX_BASES:
+        config_format = _of_mlx(config_format, name, content.get("rope_theta") is None)
+    keys_of = config_format.name
+    note = f"model_type is {short(name)}, but the keys are of {keys_of}: it has the pairs of its weights"
+    return replace(config_format, model_type=name, notes=(*config_format.notes, note))
 
 
 # Source: ml-explore/mlx-examples, llms/llama, llms/mistral and llms/mixtral: the converters keep the makers'
@@ -125,24 +127,25 @@ def _of_named(content: Mapping[str, Any]) -> Format:
 _MLX_BASES = {"llama": 1e4, "mistral": 1e4, "mixtral": 1e6}
 
 
-def _of_mlx(found: Format, name: str, no_base: bool) -> Format:
-    own = found.convention
-    width = ("head_dim", *own.width) if found.name == _LLAMA_FORMAT.name else own.width
-    convention = replace(own, width=width, pairing_flag="rope_traditional")
-    found = replace(found, name="mlx-examples' config.json", convention=convention)
-    if not no_base:
-        return found
-    base = _MLX_BASES[name]
-    others = (note for note in found.notes if note not in (_OLD_BASE, _NEW_BASE, _NO_BASE))
-    note = f"rope_theta is not stated: {base:.0f} is the default of mlx-examples"
-    return replace(found, convention=replace(convention, theta=base), notes=(*others, note))
+def _of_mlx(maker: Format, name: str, no_base: bool) -> Format:
+    """Return the format of mlx-examples, from the format of the model's maker."""
+    width = maker.convention.width
+    if maker.name == _LLAMA_FORMAT.name:
+        width = ("head_dim", *width)
+    convention = replace(maker.convention, width=width, pairing_flag="rope_traditional")
+    notes = maker.notes
+    if no_base:
+        convention = replace(convention, theta=_MLX_BASES[name])
+        notes = tuple(note for note in notes if note not in (_OLD_BASE, _NEW_BASE, _NO_BASE))
+        default = f"{convention.theta:.0f} is the default of mlx-examples"
+        notes = (*notes, f"rope_theta is not stated: {default}")
+    return replace(maker, name="mlx-examples' config.json", convention=convention, notes=notes)
 
 
 def _made(fields: dict[str, Any]) -> Format:
-    parts = {
-        name: (Format(name=fields["name"], **part), None) for name, part in fields.get("parts", {}).items()
-    }
-    return Format(**{**fields, "parts": parts})
+    inner_fields = fields.get("parts", {})
+    formats = {name: (Format(name=fields["name"], **inner), None) for name, inner in inner_fields.items()}
+    return Format(**{**fields, "parts": formats})
 
 
 # Files
@@ -175,10 +178,10 @@ def read_file(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def other_config(folder: Path) -> str:
-    """Return what to give, for an error, where a folder has no config.json."""
+    """Return the remedy, for an error, where a folder has no config.json."""
     for pattern in ("params.json", "transformer/config.json", "original/config.json", "*.gguf"):
-        if found := sorted(folder.glob(pattern)):
-            return f"give the path of its {found[0].relative_to(folder)}"
+        if paths := sorted(folder.glob(pattern)):
+            return f"give the path of its {paths[0].relative_to(folder)}"
     return "give the path of one"
 
 
@@ -305,13 +308,15 @@ _YARN = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_s
 
 
 def _yarn_of_mistral(values: PartValues, width: int) -> YaRN | None:
-    stated = values.get("yarn")
-    if stated is None:
+    yarn = values.get("yarn")
+    if yarn is None:
         return None
-    if not isinstance(stated, Mapping) or (unknown := sorted(map(str, stated.keys() - {*_YARN}))):
-        keys = f"has the unknown keys {', '.join(unknown)}" if isinstance(stated, Mapping) else "is no object"
-        raise ConfigError(f"yarn {keys}; give an object with the keys {', '.join(_YARN)}.")
-    scaled = stated.get("apply_scale", True)
+    if not isinstance(yarn, Mapping) or (unknown := sorted(map(str, yarn.keys() - {*_YARN}))):
+        problem = (
+            f"has the unknown keys {', '.join(unknown)}" if isinstance(yarn, Mapping) else "is no object"
+        )
+        raise ConfigError(f"yarn {problem}; give an object with the keys {', '.join(_YARN)}.")
+    scaled = yarn.get("apply_scale", True)
     if not isinstance(scaled, bool):
         raise ConfigError(f"yarn.apply_scale is {short(scaled)}; it must be true or false.")
     latent = values.get("qk_rope_head_dim") is not None
@@ -355,7 +360,7 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
         return None
     if _has_one(content, _META | _EXECUTORCH):
         return None
-    convention, notes, parts = _MISTRAL.convention, [], {}
+    convention, notes, formats = _MISTRAL.convention, [], {}
     if content.get("qk_rope_head_dim") is not None:
         convention = replace(convention, width=("qk_rope_head_dim",))
     if content.get("rope_theta") is None:
@@ -366,8 +371,8 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
         notes.append("llama_4_scaling scales the queries by their position, and is no part of the rotation")
     for where in ("vision_encoder", "multimodal.vision_encoder_args"):
         if isinstance(value_at(content, where), Mapping):
-            parts["vision"] = (_PIXTRAL, where)
-    return replace(_MISTRAL, convention=convention, notes=tuple(notes), parts=parts)
+            formats["vision"] = (_PIXTRAL, where)
+    return replace(_MISTRAL, convention=convention, notes=tuple(notes), parts=formats)
 
 
 def value_at(content: Any, path: str) -> Any:
@@ -380,31 +385,25 @@ def value_at(content: Any, path: str) -> Any:
 # Meta and ExecuTorch
 
 
-# Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling: the factor is a constant.
-def _llama3_of_meta(values: PartValues, width: int) -> Llama3 | None:
-    return Llama3(8.0, 1.0, 4.0, 8192) if _is_true(values, "use_scaled_rope") else None
+def _scaled_rope(
+    values: PartValues, width: int, factor: tuple[str, float] | None, high: tuple[str, float] | None
+) -> Llama3 | None:
+    """Return the rule of use_scaled_rope; `factor` and `high` are keys with defaults, None for constants."""
+    if not values.flag("use_scaled_rope"):
+        return None
+    return Llama3(values.number(*factor) if factor else 8.0, 1.0, values.number(*high) if high else 4.0, 8192)
 
 
+# Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+_llama3_of_meta = partial(_scaled_rope, factor=None, high=None)
 # Source: meta-llama/llama-models, models/llama4/args.py and model.py.
-def _llama3_of_llama4(values: PartValues, width: int) -> Llama3 | None:
-    if not _is_true(values, "use_scaled_rope"):
-        return None
-    factor, high = values.number("rope_scaling_factor", 16.0), values.number("rope_high_freq_factor", 1.0)
-    return Llama3(factor, 1.0, high, 8192)
-
-
+_llama3_of_llama4 = partial(
+    _scaled_rope, factor=("rope_scaling_factor", 16.0), high=("rope_high_freq_factor", 1.0)
+)
 # Source: pytorch/executorch, examples/models/llama/model_args.py, and rope.py of the text decoder.
-def _llama3_of_executorch(values: PartValues, width: int) -> Llama3 | None:
-    if not _is_true(values, "use_scaled_rope"):
-        return None
-    factor, high = values.number("rope_scale_factor", 8.0), values.number("high_freq_factor", 4.0)
-    return Llama3(factor, 1.0, high, 8192)
-
-
-def _is_true(values: PartValues, key: str) -> bool:
-    if (value := values.get(key, False)) not in (False, True):
-        raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
-    return bool(value)
+_llama3_of_executorch = partial(
+    _scaled_rope, factor=("rope_scale_factor", 8.0), high=("high_freq_factor", 4.0)
+)
 
 
 _META = frozenset(("multiple_of", "ffn_dim_multiplier", "use_scaled_rope", "nope_layer_interval", "moe_args"))
@@ -456,8 +455,8 @@ def _of_executorch(content: Mapping[str, Any]) -> Format | None:
     half, notes = content.get("use_hf_rope"), []
     if half not in (None, False, True):
         raise ConfigError(f"use_hf_rope is {short(half)}; it must be true or false.")
-    unread, usual = ("use_scaled_rope", False) if half else ("partial_rotary_factor", 1)
-    if content.get(unread, usual) not in (None, usual):
+    unread, default = ("use_scaled_rope", False) if half else ("partial_rotary_factor", 1)
+    if content.get(unread, default) not in (None, default):
         notes.append(f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}")
     if content.get("local_rope_theta") is not None:
         notes.append("local_rope_theta is not used: ExecuTorch's code rotates all layers by rope_theta")

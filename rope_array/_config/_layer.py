@@ -19,28 +19,29 @@ class Layer:
     parameters: RotaryParameters
     convention: Convention
     label: str
-    kind: str  # the name of the scaling rule
+    rule_name: str  # of the scaling rule
 
     def original(self) -> int:
         """Return the trained context, of the part or the rotary parameters; else the whole context."""
         name = "original_max_position_embeddings"
-        own = self.parameters.get(name)
+        of_rule = self.parameters.get(name)
         if not self.label and self.values.get(name) is not None:
             top = self.values.integer(name)
-            if own not in (None, top):
+            if of_rule not in (None, top):
                 self.part.note(
-                    f"{name} is {top} outside of the rotary parameters, and {quoted(own)} in them is not used"
+                    f"{name} is {top} outside of the rotary parameters, and {quoted(of_rule)} in them is not "
+                    "used"
                 )
             return top
-        if own is not None:
+        if of_rule is not None:
             return self.parameters.integer(name)
         self.part.inferred[name] = "max_position_embeddings"
-        longest = self.values.integer("max_position_embeddings")
+        context = self.values.integer("max_position_embeddings")
         self.part.note(
-            f"{name} is missing: max_position_embeddings, {longest}, is taken as the trained context, as in "
+            f"{name} is missing: max_position_embeddings, {context}, is taken as the trained context, as in "
             "transformers; state it if the model was trained on fewer positions"
         )
-        return longest
+        return context
 
     def stretch(self) -> float:
         """Return the factor, or else the ratio of the context and the trained context."""
@@ -49,24 +50,24 @@ class Layer:
 
     def share(self) -> float:
         """Return the share of the head that is rotated."""
-        stated = self.stated_share()
-        return self.default_share() if stated is None else stated
+        share = self.stated_share()
+        return self.default_share() if share is None else share
 
     def stated_share(self) -> float | None:
         """Return the share that the config states, in the rotary parameters or in the part."""
-        own = self.parameters.optional("partial_rotary_factor")
-        names = self.convention.share_keys
-        top = next((name for name in names if self.values.stated(name) is not None), None)
-        above = None if top is None else self.values.number(top)
+        of_rule = self.parameters.optional("partial_rotary_factor")
+        key = self.values.stated_key(self.convention.share_keys)
+        of_part = None if key is None else self.values.number(key)
         # If parameters are stated by layer type, the part's share is for layer types without a share.
-        if own is not None and above not in (None, own) and not self.label:
+        if of_rule is not None and of_part not in (None, of_rule) and not self.label:
             if "partial_rotary_factor" not in self.parameters.names:
-                self.part.note(f"{top} is not used: {CLASS_OWN}")
-                return own
+                self.part.note(f"{key} is not used: {CLASS_OWN}")
+                return of_rule
             raise ConfigError(
-                f"partial_rotary_factor in the rotary parameters is {own}, and {top} {above}; leave one out."
+                f"partial_rotary_factor in the rotary parameters is {of_rule}, and {key} {of_part}; leave "
+                "one out."
             )
-        share = above if own is None else own
+        share = of_part if of_rule is None else of_rule
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"partial_rotary_factor is {share}; give a number from 0 to 1.")
         return share
@@ -77,6 +78,6 @@ class Layer:
         added = defaults.get("added", {}).get("partial_rotary_factor")
         share = defaults.get("partial_rotary_factor") if added is None else added
         if share is None:
-            return self.convention.share if self.kind == "default" else 1.0
+            return self.convention.share if self.rule_name == "default" else 1.0
         self.part.inferred["partial_rotary_factor"] = share
         return float(share)

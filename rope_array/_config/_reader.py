@@ -7,9 +7,9 @@ from typing import Any
 
 from rope_array._config import _unused_keys
 from rope_array._config._convention import Convention
-from rope_array._config._module import Module
+from rope_array._config._layer_rope import LayerRope
 from rope_array._config._part import ConfigPart, listed, quoted
-from rope_array._config._rules import SAME_AS, kind_of
+from rope_array._config._rules import SAME_AS, rule_name_of
 from rope_array._config._values import (
     MOST_KEYS,
     MOST_LAYERS,
@@ -31,9 +31,9 @@ _UNSTATED = object()
 class Reader:
     """The steps from one part of a config to the rope of one layer type."""
 
-    def __init__(self, part: ConfigPart, convention: Convention, layer_type: Any) -> None:
-        self.part, self.convention = part, convention
-        self.values = PartValues(part)
+    def __init__(self, config_part: ConfigPart, convention: Convention, layer_type: Any) -> None:
+        self.part, self.convention = config_part, convention
+        self.values = PartValues(config_part)
         self.index: int | None = None
         self.label: str | None = None
         self.stated_parameters: Mapping[str, Any] = {}  # the rotary parameters as the config states them
@@ -105,24 +105,25 @@ class Reader:
 
     def _check_nested(self, parameters: Mapping[str, Any]) -> None:
         """Refuse unknown parameters of any layer type, requested or not."""
-        for label, own in parameters.items():
-            if isinstance(own, Mapping):
-                check_keys(own)
+        for label, rule in parameters.items():
+            if isinstance(rule, Mapping):
+                check_keys(rule)
+                prefix = f"rope_parameters.{quoted(label)[1:-1]}"
                 for key in ("rope_type", "type"):
-                    if own.get(key) is not None:
-                        kind_of(f"rope_parameters.{quoted(label)[1:-1]}.{key}", own[key], self.convention)
+                    if rule.get(key) is not None:
+                        rule_name_of(f"{prefix}.{key}", rule[key], self.convention)
 
     def _note_flat(self, parameters: Mapping[str, Any]) -> None:
         """Note rules that transformers drops in a family with parameters by layer type."""
         if not self.convention.by_type or not self.stated_parameters:
             return
-        flat = not any(isinstance(own, Mapping) for own in parameters.values())
+        flat = not any(isinstance(rule, Mapping) for rule in parameters.values())
         if flat and self.values.content.get("rope_parameters"):
             self.part.note("rope_parameters without layer types are used here; transformers 5.23 drops them")
         elif any(
-            own.get("type") is not None and own.get("rope_type") is None
-            for own in (parameters, *parameters.values())
-            if isinstance(own, Mapping)
+            rule.get("type") is not None and rule.get("rope_type") is None
+            for rule in (parameters, *parameters.values())
+            if isinstance(rule, Mapping)
         ):
             self.part.note("type is used here; transformers 5.23 reads only rope_type for this model")
 
@@ -155,16 +156,16 @@ class Reader:
 
     def _check_label(self) -> None:
         """Refuse the name of a layer type that the config does not have."""
-        known = (
+        labels = (
             *self.values.layer_types(),
             *self.part.defaults.get("labels", ()),
             *self.convention.layers,
             *self.convention.nope,
             *(("scaled", "unscaled") if self.convention.scaled_layers else ()),
         )
-        if self.label is not None and self.index is None and self.label not in known:
-            has = listed(tuple(dict.fromkeys(known))) or "layers of one type, without names"
-            raise ConfigError(f"layer_type is {quoted(self.label)}; the config has {has}.")
+        if self.label is not None and self.index is None and self.label not in labels:
+            names = listed(tuple(dict.fromkeys(labels))) or "layers of one type, without names"
+            raise ConfigError(f"layer_type is {quoted(self.label)}; the config has {names}.")
 
     def _why_unrotated(self) -> str | None:
         """Return the reason that the layer does not rotate; None if it does."""
@@ -191,12 +192,12 @@ class Reader:
         return self._why_none_rotates(lambda index: not unrotated(self.values, index), 0)
 
     def _nope_applies(self) -> bool:
-        rotates = self.convention.rotates
-        if rotates is not None and self.index is not None and rotates(self.values, self.index):
+        convention = self.convention
+        if convention.rotates and self.index is not None and convention.rotates(self.values, self.index):
             return False
-        needs, unless = self.convention.nope_needs, self.convention.nope_unless
-        needed = needs is None or self._has_value(needs)
-        return needed and (unless is None or self.values.stated(unless) is None)
+        if convention.nope_needs is not None and not self._has_value(convention.nope_needs):
+            return False
+        return convention.nope_unless is None or self.values.stated(convention.nope_unless) is None
 
     def _has_value(self, key: str) -> bool:
         """Return whether a key has a value; a stated null overrides the class's default."""
@@ -231,13 +232,13 @@ class Reader:
         """Return why no layer of the type rotates; None if all rotate."""
         types = self.values.types_of_layers()
         count = count or max(len(types), min(self.values.count() or 0, MOST_LAYERS))
-        alike = [i for i in range(count) if types and types[i % len(types)] == self.label]
-        found = {rotates(i) for i in alike}
-        if len(found) == 2:
+        indices = [i for i in range(count) if types and types[i % len(types)] == self.label]
+        rotations = {rotates(i) for i in indices}
+        if len(rotations) == 2:
             raise ConfigError(
                 f"of the layers of type {quoted(self.label)}, some have no rotation; give the layer's index."
             )
-        return f"no layer of type {self.label!r} rotates" if found == {False} else None
+        return f"no layer of type {self.label!r} rotates" if rotations == {False} else None
 
     def _theta(self) -> Any:
         """Return the layer's base in `layer_rope_theta`, or `_UNSTATED`."""
@@ -249,16 +250,13 @@ class Reader:
         if self.index is not None:
             _check_length("layer_rope_theta", thetas, self.index)
             return thetas[self.index]
-        own = [
-            theta
-            for theta, kind in zip(thetas, self.values.types_of_layers(), strict=False)
-            if kind == self.label
-        ]
-        if any(theta != own[0] for theta in own):
+        types = self.values.types_of_layers()
+        bases = [base for base, label in zip(thetas, types, strict=False) if label == self.label]
+        if any(base != bases[0] for base in bases):
             raise ConfigError(
                 f"layers of type {quoted(self.label)} differ in layer_rope_theta; give an index."
             )
-        return own[0] if own else _UNSTATED
+        return bases[0] if bases else _UNSTATED
 
     # Rotary parameters
 
@@ -271,14 +269,15 @@ class Reader:
         self.stated_parameters = {**old, **new}
         # `Convention.parameters` has its own defaults; an empty object replaces the class's.
         is_empty = self.values.content.get("rope_parameters") == {}
-        own = {} if self.convention.parameters or is_empty else self.part.defaults.get("rope_parameters", {})
-        return self.stated_parameters or own
+        if self.stated_parameters or self.convention.parameters or is_empty:
+            return self.stated_parameters
+        return self.part.defaults.get("rope_parameters", {})  # type: ignore[no-any-return]
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
         if (value := self.values.content.get(name)) is None:
             return {}
         if name in self.convention.drops:
-            if value and not self._is_usual(value):
+            if value and not self._equals_defaults(value):
                 self.part.note_unread(name)
             return {}
         if not isinstance(value, Mapping):
@@ -289,11 +288,11 @@ class Reader:
             raise ConfigError(f"{name} has a key that is no name.")
         return value
 
-    def _is_usual(self, value: Any) -> bool:
+    def _equals_defaults(self, parameters: Any) -> bool:
         """Return whether rotary parameters equal the defaults of the code."""
-        usual = {"rope_type": "default", "type": "default", "rope_theta": self.convention.theta}
-        return isinstance(value, Mapping) and all(
-            own is None or (key in usual and own == usual[key]) for key, own in value.items()
+        defaults = {"rope_type": "default", "type": "default", "rope_theta": self.convention.theta}
+        return isinstance(parameters, Mapping) and all(
+            value is None or (key in defaults and value == defaults[key]) for key, value in parameters.items()
         )
 
     def _of_nested(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,27 +334,27 @@ class Reader:
             )
         return fields[0]
 
-    def _of_one(self, stated: Mapping[str, Any], label: str) -> dict[str, Any]:
-        check_keys(stated)
-        if self.convention.null_theta and self._has_null_base(stated):
+    def _of_one(self, rule: Mapping[str, Any], label: str) -> dict[str, Any]:
+        check_keys(rule)
+        if self.convention.null_theta and self._has_null_base(rule):
             return self._identity("rope_theta is null")
         convention = self.convention.layers.get(label or self.label or "", self.convention)
         self.values.layer = self._overrides(label)
         prefix = f"rope_parameters.{label}." if label else "rope_parameters."
         parameters = RotaryParameters(
-            stated, prefix, self.part, {*self.stated_parameters, *(self.stated_parameters.get(label) or {})}
+            rule, prefix, self.part, {*self.stated_parameters, *(self.stated_parameters.get(label) or {})}
         )
-        kind = self._kind(parameters, convention)
-        module = Module(self.part, self.values, parameters, convention, label, kind)
+        rule_name = self._rule_name(parameters, convention)
+        layer_rope = LayerRope(self.part, self.values, parameters, convention, label, rule_name)
         theta = self._theta()
         if theta is _UNSTATED:
-            return module.fields(None)
+            return layer_rope.fields(None)
         if not theta:
             return self._identity(f"layer_rope_theta is {quoted(theta)}")
-        return module.fields(number("layer_rope_theta", theta))
+        return layer_rope.fields(number("layer_rope_theta", theta))
 
-    def _has_null_base(self, stated: Mapping[str, Any]) -> bool:
-        where = stated if "rope_theta" in stated else self.values.content
+    def _has_null_base(self, rule: Mapping[str, Any]) -> bool:
+        where = rule if "rope_theta" in rule else self.values.content
         return where.get("rope_theta", 0) is None
 
     def _overrides(self, label: str) -> Mapping[str, Any]:
@@ -368,34 +367,36 @@ class Reader:
             overrides = self.convention.overrides
             return {} if overrides is None else overrides(self.values, label or self.label or "")
         if index is None:
-            wanted = label or self.label
-            index = next((i for i, kind in enumerate(self.values.types_of_layers()) if kind == wanted), None)
-        own = {"head_dim": self.values.get("head_dim")}
+            types, layer_type = self.values.types_of_layers(), label or self.label
+            index = next((i for i, name in enumerate(types) if name == layer_type), None)
+        of_part = {"head_dim": self.values.get("head_dim")}
         if index is None:
-            return own
+            return of_part
         keys = (index, *(f"{index:0{digits}d}" for digits in range(1, 5)))
-        found = next((layers[key] for key in keys if key in layers), None)
-        return {**own, **found} if isinstance(found, Mapping) else own
+        of_layer = next((layers[key] for key in keys if key in layers), None)
+        return {**of_part, **of_layer} if isinstance(of_layer, Mapping) else of_part
 
-    def _kind(self, parameters: RotaryParameters, convention: Convention) -> str:
+    def _rule_name(self, parameters: RotaryParameters, convention: Convention) -> str:
         """Return the name of the scaling rule, with other names resolved."""
         if convention.scaled_layers is not None and not self._is_scaled(convention.scaled_layers):
             return "default"
         named = {key: parameters.get(key) for key in ("rope_type", "type") if parameters.get(key) is not None}
-        kinds = {kind_of(parameters.prefix + key, kind, convention) for key, kind in named.items()}
-        if len(kinds) > 1 and named["rope_type"] == "default":
+        names = {rule_name_of(parameters.prefix + key, name, convention) for key, name in named.items()}
+        if len(names) > 1 and named["rope_type"] == "default":
             # The class adds rope_type "default" to a rule in the older form.
             self.part.note(f"type {quoted(named['type'])} is not used: rope_type is 'default'")
             return "default"
-        if len(kinds) > 1:
-            rope_type, other = map(quoted, named.values())
-            raise ConfigError(f"rope_type is {rope_type} and type is {other}, which differ; leave one out.")
-        if not kinds and not self.part.foreign:
+        if len(names) > 1:
+            rope_type, older_type = map(quoted, named.values())
+            raise ConfigError(
+                f"rope_type is {rope_type} and type is {older_type}, which differ; leave one out."
+            )
+        if not names and not self.part.foreign:
             self.part.inferred["rope_type"] = "default"
-        kind = next(iter(kinds), "default")
-        if convention.types is not None and kind not in {SAME_AS.get(k, k) for k in convention.types}:
-            raise ConfigError(f"rope_type is {kind!r}; {self.part.name} takes {listed(convention.types)}.")
-        return kind
+        name = next(iter(names), "default")
+        if convention.types is not None and name not in {SAME_AS.get(key, key) for key in convention.types}:
+            raise ConfigError(f"rope_type is {name!r}; {self.part.name} takes {listed(convention.types)}.")
+        return name
 
     def _is_scaled(self, key: str) -> bool:
         if self.index is None:
@@ -412,9 +413,9 @@ def _check_length(name: str, values: Sequence[Any], index: int) -> None:
         )
 
 
-def _renamed(stated: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters without null values, and `type` as `rope_type`."""
-    renamed = {key: value for key, value in stated.items() if value is not None}
+    renamed = {key: value for key, value in parameters.items() if value is not None}
     if "type" in renamed:
         renamed.setdefault("rope_type", renamed.pop("type"))
     return renamed
@@ -422,8 +423,8 @@ def _renamed(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_agreement(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """Refuse two sets of parameters that differ; only the newer holds the base and the share."""
-    more = {"rope_theta", "partial_rotary_factor"} - old.keys()
-    for key in sorted(map(str, (new.keys() | old.keys()) - more)):
+    only_new = {"rope_theta", "partial_rotary_factor"} - old.keys()
+    for key in sorted(map(str, (new.keys() | old.keys()) - only_new)):
         if new.get(key) != old.get(key):
             raise ConfigError(
                 f"rope_parameters and rope_scaling are both stated, and differ in {quoted(key)}: "

@@ -20,28 +20,21 @@ REFUSED: dict[str, str] = KEYS["refused_rules"]
 _OF_EVERY_RULE = frozenset(KEYS["parameters"]["of_every_rule"])
 
 
-def _default(layer: Layer, width: int) -> Scaling | None:
-    return None
-
-
-def _linear(layer: Layer, width: int) -> Scaling:
+def linear_rule(layer: Layer, width: int) -> Scaling:
     return Linear(layer.parameters.number("factor"))
 
 
-def _dynamic(layer: Layer, width: int) -> Scaling:
+def dynamic_rule(layer: Layer, width: int) -> Scaling:
     if layer.parameters.optional("alpha"):
         _check_alpha(layer)
         return NTKAware(layer.parameters.number("alpha"))
-    longest, own = (
-        layer.values.integer("max_position_embeddings"),
-        layer.parameters.get("max_position_embeddings"),
-    )
-    if own not in (None, longest):
+    name = "max_position_embeddings"
+    context, of_rule = layer.values.integer(name), layer.parameters.get(name)
+    if of_rule not in (None, context):
         raise ConfigError(
-            f"max_position_embeddings is {longest}, and in the rotary parameters {quoted(own)}; "
-            "leave one out."
+            f"{name} is {context}, and in the rotary parameters {quoted(of_rule)}; leave one out."
         )
-    return DynamicNTK(layer.parameters.number("factor"), longest)
+    return DynamicNTK(layer.parameters.number("factor"), context)
 
 
 def _check_alpha(layer: Layer) -> None:
@@ -54,12 +47,12 @@ def _check_alpha(layer: Layer) -> None:
         )
 
 
-def _ntk(layer: Layer, width: int) -> Scaling:
+def ntk_rule(layer: Layer, width: int) -> Scaling:
     mixed = layer.parameters.optional("mixed_b")
     return NTKAware(layer.parameters.number("factor"), "fixed" if mixed is None else "mixed", mixed)
 
 
-def _yarn(layer: Layer, width: int) -> YaRN:
+def yarn_rule(layer: Layer, width: int) -> YaRN:
     parameters = layer.parameters
     if "factor" not in parameters.content:
         raise ConfigError(
@@ -69,7 +62,8 @@ def _yarn(layer: Layer, width: int) -> YaRN:
     if truncate is not True and layer.label:
         layer.part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
-    both = bool(mscale and all_dim)
+    if not (mscale and all_dim):
+        mscale = all_dim = None
     rule = YaRN(
         layer.stretch(),
         layer.original(),
@@ -77,22 +71,22 @@ def _yarn(layer: Layer, width: int) -> YaRN:
         beta_slow=parameters.optional("beta_slow") or 1.0,
         truncate=truncate,
         attention_factor=parameters.optional("attention_factor"),
-        mscale=mscale if both else None,
-        mscale_all_dim=all_dim if both else None,
+        mscale=mscale,
+        mscale_all_dim=all_dim,
     )
-    if layer.kind == "yarn" and rule.attention_factor is None and not both:
+    if layer.rule_name == "yarn" and rule.attention_factor is None and mscale is None:
         _note_amplitude_of_vllm(layer, rule)
     return rule
 
 
 def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
     """Note that vLLM has another amplitude, if mscale or mscale_all_dim is missing or 0."""
-    other = _amplitude_of_vllm(layer, rule.factor)
-    if not math.isclose(other, rule.amplitude):
+    of_vllm = _amplitude_of_vllm(layer, rule.factor)
+    if not math.isclose(of_vllm, rule.amplitude):
         layer.part.note(
             "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
             f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
-            f"{other * _attn_factor(layer):.6g}: for that state rope_type 'deepseek_yarn', or "
+            f"{of_vllm * _attn_factor(layer):.6g}: for that state rope_type 'deepseek_yarn', or "
             "attention_factor"
         )
 
@@ -109,24 +103,23 @@ def _amplitude_of_vllm(layer: Layer, factor: float) -> float:
 
 
 def _attn_factor(layer: Layer) -> float:
-    stated = layer.parameters.optional("attn_factor")
-    return 1.0 if stated is None else stated
+    return layer.parameters.number("attn_factor", 1.0)
 
 
-def _deepseek_yarn(layer: Layer, width: int) -> Scaling:
+def deepseek_yarn_rule(layer: Layer, width: int) -> Scaling:
     """Return YaRN of vLLM and mlx-lm, where mscale is 1 and mscale_all_dim 0 by default."""
-    rule = _yarn(layer, width)
+    rule = yarn_rule(layer, width)
     amplitude = _amplitude_of_vllm(layer, rule.factor) * _attn_factor(layer)
     return replace(rule, attention_factor=amplitude, mscale=None, mscale_all_dim=None)
 
 
-def _llama3(layer: Layer, width: int) -> Scaling:
+def llama3_rule(layer: Layer, width: int) -> Scaling:
     number_of = layer.parameters.number
     low, high = number_of("low_freq_factor"), number_of("high_freq_factor")
     return Llama3(number_of("factor"), low, high, layer.original())
 
 
-def _longrope(layer: Layer, width: int) -> Scaling:
+def longrope_rule(layer: Layer, width: int) -> Scaling:
     parameters, num_pairs = layer.parameters, (width + 1) // 2
     if parameters.get("long_mscale") is not None and layer.part.key == "phimoe":
         layer.part.note("long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it")
@@ -142,43 +135,43 @@ def _longrope(layer: Layer, width: int) -> Scaling:
 
 
 def _divisors(parameters: TypedMapping, name: str, num_pairs: int) -> tuple[float, ...]:
-    stated, full_name = parameters.get(name), parameters.prefix + name
-    if not isinstance(stated, (list, tuple)):
-        raise ConfigError(f"{full_name} is {quoted(stated)}; give a list of {num_pairs} numbers.")
-    if len(stated) != num_pairs:
-        raise ConfigError(f"{full_name} has {len(stated)} numbers; give one for each of {num_pairs} pairs.")
-    return tuple(number(f"{full_name}[{i}]", value) for i, value in enumerate(stated))
+    divisors, full_name = parameters.get(name), parameters.prefix + name
+    if not isinstance(divisors, (list, tuple)):
+        raise ConfigError(f"{full_name} is {quoted(divisors)}; give a list of {num_pairs} numbers.")
+    if len(divisors) != num_pairs:
+        raise ConfigError(f"{full_name} has {len(divisors)} numbers; give one for each of {num_pairs} pairs.")
+    return tuple(number(f"{full_name}[{i}]", divisor) for i, divisor in enumerate(divisors))
 
 
-def _proportional(layer: Layer, width: int) -> Scaling:
+def proportional_rule(layer: Layer, width: int) -> Scaling:
     return Proportional(layer.share(), layer.parameters.number("factor", 1.0))
 
 
 _RULES: dict[str, Callable[[Layer, int], Scaling | None]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "ntk": _ntk,
-    "yarn": _yarn,
-    "deepseek_yarn": _deepseek_yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
-    "proportional": _proportional,
+    "default": lambda layer, width: None,
+    "linear": linear_rule,
+    "dynamic": dynamic_rule,
+    "ntk": ntk_rule,
+    "yarn": yarn_rule,
+    "deepseek_yarn": deepseek_yarn_rule,
+    "llama3": llama3_rule,
+    "longrope": longrope_rule,
+    "proportional": proportional_rule,
 }
 
 
-def kind_of(name: str, kind: Any, convention: Convention) -> str:
+def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
     """Return the name of a rule, with the other names of configs resolved."""
-    if not isinstance(kind, str):
-        raise ConfigError(f"{name} is {quoted(kind)}; it must be a name.")
-    rule = convention.type_names.get(kind, kind)
+    if not isinstance(stated_name, str):
+        raise ConfigError(f"{name} is {quoted(stated_name)}; it must be a name.")
+    rule = convention.type_names.get(stated_name, stated_name)
     rule = SAME_AS.get(rule, rule)
     if rule in REFUSED:
-        raise ConfigError(f"{name} is {kind!r}: {REFUSED[rule]}.")
+        raise ConfigError(f"{name} is {stated_name!r}: {REFUSED[rule]}.")
     if rule not in _RULES:
         raise ConfigError(
-            f"{name} is {quoted(kind)}, and the known rules are {', '.join(sorted(_RULES))}; for a rule of "
-            "the model's own, write its frequencies: RoPE(head_dim, inv_freq=...)."
+            f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(_RULES))}; for a "
+            "rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...)."
         )
     return rule
 
@@ -187,30 +180,29 @@ def rule_of(layer: Layer, width: int) -> Scaling | None:
     """Return the scaling rule of a layer with the rotated width `width`."""
     if layer.convention.scaling is not None:
         return layer.convention.scaling(layer.values, width)  # type: ignore[no-any-return]
-    stated = {k: v for k, v in layer.parameters.content.items() if v is not None}
-    if unused := sorted(stated.keys() - _OF_EVERY_RULE - {*KEYS["rules"][layer.kind]}):
-        layer.part.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
-    if stated.get("extrapolation_factor", 1) != 1:
+    parameters = {k: v for k, v in layer.parameters.content.items() if v is not None}
+    if unused := sorted(parameters.keys() - _OF_EVERY_RULE - {*KEYS["rules"][layer.rule_name]}):
+        layer.part.note(f"rope_type {layer.rule_name!r} does not use {listed(unused)}")
+    if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
         raise ConfigError(
-            f"{layer.parameters.prefix}extrapolation_factor is {quoted(stated['extrapolation_factor'])}, and "
-            "libraries differ on its effect; write the frequencies of the model's code: "
-            "RoPE(head_dim, inv_freq=...)."
+            f"{layer.parameters.prefix}extrapolation_factor is {quoted(extrapolation)}, and libraries differ "
+            "on its effect; write the frequencies of the model's code: RoPE(head_dim, inv_freq=...)."
         )
-    scaling = _RULES[layer.kind](layer, width)
+    scaling = _RULES[layer.rule_name](layer, width)
     _note_attn_factor(layer, scaling)
     return scaling
 
 
 def _note_attn_factor(layer: Layer, scaling: Scaling | None) -> None:
     """Note a factor that transformers does not read, and vLLM's amplitude by it if YaRN has one."""
-    stated = _attn_factor(layer)
-    if stated == 1 or layer.kind == "deepseek_yarn":  # vLLM's rule, which multiplies by it
+    factor = _attn_factor(layer)
+    if factor == 1 or layer.rule_name == "deepseek_yarn":  # vLLM's rule, which multiplies by it
         return
     text = "attn_factor is not used: transformers does not read it"
     if isinstance(scaling, YaRN):
-        own, others = scaling.amplitude, YaRN(scaling.factor, 1).amplitude * stated
+        of_vllm = YaRN(scaling.factor, 1).amplitude * factor
         text += (
-            f", and its factor on cos and sin is {own:.6g}. Other engines take attn_factor otherwise; vLLM's "
-            f"factor is {others:.6g}: for that state attention_factor {others!r}"
+            f", and its factor on cos and sin is {scaling.amplitude:.6g}. Other engines take attn_factor "
+            f"otherwise; vLLM's factor is {of_vllm:.6g}: for that state attention_factor {of_vllm!r}"
         )
     layer.part.note(text)

@@ -21,7 +21,7 @@ _KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
 
 
 def check(
-    part: ConfigPart,
+    config_part: ConfigPart,
     convention: Convention,
     read: "set[str]",
     fields: Mapping[str, Any],
@@ -31,26 +31,26 @@ def check(
 
     `read_by_others` returns the keys that layers of other types read: it is called where a key is unread.
     """
-    known = {*read, *part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
-    unread = [key for key in part.content if _is_unread(part, key, known)]
+    read_keys = {*read, *config_part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
+    unread = [key for key in config_part.content if _is_unread(config_part, key, read_keys)]
     if unread:
-        known = read_by_others()
+        read_keys = read_by_others()
     for key in unread:
-        value = part.content[key]
-        if key in known:
+        value = config_part.content[key]
+        if key in read_keys:
             continue
         if key not in _KNOWN:
-            _refuse(part, convention, key, value)
-        elif not part.known and not _has_no_effect(key, value, fields):
-            raise ConfigError(may_change(part.name, key, value))
+            _refuse(config_part, convention, key, value)
+        elif not config_part.known and not _has_no_effect(key, value, fields):
+            raise ConfigError(may_change(config_part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
-            part.note_unread(key)
+            config_part.note_unread(key)
 
 
-def _is_unread(part: ConfigPart, key: Any, known: "set[str]") -> bool:
-    if part.content[key] is None or not _is_rotary(key) or key in known or key in _WITHOUT_EFFECT:
+def _is_unread(config_part: ConfigPart, key: Any, read_keys: "set[str]") -> bool:
+    if config_part.content[key] is None or not _is_rotary(key) or key in read_keys or key in _WITHOUT_EFFECT:
         return False
-    return part.known or not reads(key, part.content)
+    return config_part.known or not reads(key, config_part.content)
 
 
 def _is_rotary(key: Any) -> bool:
@@ -70,14 +70,14 @@ def _keys_of(convention: Convention) -> "set[str]":
     }
 
 
-def _refuse(part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
+def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
     if value is False and key.startswith("use_"):
         return
     # Only a key that is read for this model can be the one that is meant.
     names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
     near = get_close_matches(key[:80], sorted(names), 1, 0.85)
     hint = f"is {near[0]!r} meant? If not, and" if near else "it may change the rotation. If"
-    if part.known:
+    if config_part.known:
         raise ConfigError(
             f"the key {quoted(key)} is unknown: {hint} the model's code does not read it, leave it out."
         )
@@ -103,25 +103,28 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
     return value is False or (is_number and key.endswith("factor") and value == 1)
 
 
-def check_above(part: ConfigPart) -> None:
+def check_above(config_part: ConfigPart) -> None:
     """Note rotary keys of the config around the part, which no step reads."""
-    for key, value in part.above.items():
+    place = f"the part {quoted(config_part.path)}"
+    for key, value in config_part.above.items():
         if value is None or not _is_rotary(key) or key not in _KNOWN:
             continue
-        own = part.content.get(key)
-        if own is None:
-            part.note(f"{key} outside of the part {quoted(part.path)} is not used: only keys in it are read")
-        elif not _agree(own, value):
+        inner_value = config_part.content.get(key)
+        if inner_value is None:
+            config_part.note(f"{key} outside of {place} is not used: only keys in it are read")
+        elif not _agree(inner_value, value):
             raise ConfigError(
-                f"{key} is {quoted(own)} in the part {quoted(part.path)}, and {quoted(value)} outside of it; "
-                "leave one out."
+                f"{key} is {quoted(inner_value)} in {place}, and {quoted(value)} outside of it; leave one "
+                "out."
             )
 
 
-def _agree(one: Any, other: Any) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return bool(one == other)
-    pairs = [{k: v for k, v in mapping.items() if k not in ("type", "rope_type")} for mapping in (one, other)]
-    kinds = [mapping.get("rope_type") or mapping.get("type") or "default" for mapping in (one, other)]
-    names = [SAME_AS.get(kind, kind) if isinstance(kind, str) else None for kind in kinds]
+def _agree(inner: Any, outer: Any) -> bool:
+    if not isinstance(inner, dict) or not isinstance(outer, dict):
+        return bool(inner == outer)
+    pairs = [
+        {k: v for k, v in mapping.items() if k not in ("type", "rope_type")} for mapping in (inner, outer)
+    ]
+    types = [mapping.get("rope_type") or mapping.get("type") or "default" for mapping in (inner, outer)]
+    names = [SAME_AS.get(name, name) if isinstance(name, str) else None for name in types]
     return names[0] == names[1] and all(pairs[0][k] == pairs[1][k] for k in pairs[0].keys() & pairs[1].keys())

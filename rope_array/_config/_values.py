@@ -59,6 +59,7 @@ class TypedMapping:
         self.content, self.prefix, self.record = content, prefix, record
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return the value under a key, unchecked."""
         value = self.content.get(name)
         if value is None:
             return default
@@ -69,6 +70,7 @@ class TypedMapping:
         self.record[self.prefix + name] = _brief(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
+        """Return the whole number under a key, or raise an error that names the key."""
         value = self._number(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -77,9 +79,17 @@ class TypedMapping:
         return number
 
     def number(self, name: str, default: float | None = None) -> float:
+        """Return the finite number under a key, or raise an error that names the key."""
         return validation.number(self.prefix + name, self._number(name, default))
 
+    def flag(self, name: str) -> bool | None:
+        """Return whether a key is true, or raise an error that names the key; None if it is missing."""
+        if (value := self.get(name)) not in (None, False, True):
+            raise ConfigError(f"{self.prefix}{name} is {quoted(value)}; it must be true or false.")
+        return None if value is None else bool(value)
+
     def optional(self, name: str) -> float | None:
+        """Return the finite number under a key, None if it is missing."""
         return None if self.get(name) is None else self.number(name)
 
     def _number(self, name: str, default: float | None) -> Any:
@@ -93,9 +103,11 @@ class TypedMapping:
 class RotaryParameters(TypedMapping):
     """The rotary parameters of one layer type, stated by the config or added by the model's class."""
 
-    def __init__(self, content: Mapping[str, Any], prefix: str, part: ConfigPart, stated: "set[str]") -> None:
-        super().__init__(content, prefix, part.stated)
-        self.names, self.inferred = stated, part.inferred
+    def __init__(
+        self, content: Mapping[str, Any], prefix: str, config_part: ConfigPart, names: "set[str]"
+    ) -> None:
+        super().__init__(content, prefix, config_part.stated)
+        self.names, self.inferred = names, config_part.inferred  # names: of the stated parameters
 
     def note(self, name: str, value: Any) -> None:
         (self.record if name in self.names else self.inferred)[self.prefix + name] = _brief(value)
@@ -126,11 +138,11 @@ def _inner(where: Mapping[str, Any], key: str) -> Any:
 class PartValues(TypedMapping):
     """One part's values: stated for the layer, else for the part, else the class's default."""
 
-    def __init__(self, part: ConfigPart) -> None:
-        super().__init__(part.content, "", part.stated)
-        self.part = part
-        self.convention = part.convention or Convention()
-        self.alias = {**part.defaults.get("alias", {}), **self.convention.older_keys}
+    def __init__(self, config_part: ConfigPart) -> None:
+        super().__init__(config_part.content, "", config_part.stated)
+        self.part = config_part
+        self.convention = config_part.convention or Convention()
+        self.alias = {**config_part.defaults.get("alias", {}), **self.convention.older_keys}
         self.layer: Mapping[str, Any] = {}
         self.asked: set[str] = set()
         self.types: tuple[str, ...] | None = None
@@ -139,10 +151,14 @@ class PartValues(TypedMapping):
         """Return the stated value of a name or its alias, without a record."""
         return next((value for _, value in self._stated(name)), None)
 
+    def stated_key(self, names: Sequence[str]) -> str | None:
+        """Return the first of several names that has a stated value."""
+        return next((name for name in names if self.stated(name) is not None), None)
+
     def _stated(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield the keys and values that state a name: the class lets other keys override its own."""
-        own = self.alias.get(name, name)
-        keys = (*(key for key, other in self.alias.items() if other == own), own)
+        class_key = self.alias.get(name, name)
+        keys = (*(key for key, target in self.alias.items() if target == class_key), class_key)
         self.asked |= {name, *keys}
         for key in keys:
             for where in (self.layer, self.content):
@@ -179,6 +195,7 @@ class PartValues(TypedMapping):
         return value
 
     def width(self, *keys: str) -> int:
+        """Return the first stated of several widths; ``"a/b"`` divides the values of two keys."""
         for key in keys:
             values = [self._factor(factor) for factor in key.split("/")]
             if all(value is not None for value in values):
@@ -196,8 +213,8 @@ class PartValues(TypedMapping):
     def _quotient(self, name: str, values: list[int]) -> int:
         width = values[0]
         for value in values[1:]:
-            width, rest = divmod(width, value)
-            if rest:
+            width, remainder = divmod(width, value)
+            if remainder:
                 self._note_remainder(f"{name} is {'/'.join(map(quoted, values))}, which leaves a remainder")
         if not 0 < width <= _WIDEST:
             raise ConfigError(f"{name} is {quoted(width)}; give a head width from 1 to {_WIDEST}.")
@@ -238,4 +255,5 @@ class PartValues(TypedMapping):
         return (*newer[:-1], FULL) if self.convention.last_is_full and newer else newer
 
     def layer_types(self) -> tuple[str, ...]:
+        """Return the distinct layer types of the model."""
         return tuple(dict.fromkeys(self.types_of_layers()))

@@ -16,7 +16,7 @@ from edge._older_keys import COMPUTED, LAYERS, OF_EVERY_CLASS, VALUES, WITHOUT_E
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import ConfigError, RoPE
-from rope_array._config import _document
+from rope_array._config import _locate
 from rope_array._config._conventions import CONVENTIONS, PLAIN
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import read_layers
@@ -217,7 +217,7 @@ def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls):
     assert_none(found)
 
 
-@pytest.mark.parametrize("kind", sorted(_document._FLAT))
+@pytest.mark.parametrize("kind", sorted(_locate._FLAT))
 def test_the_keys_of_the_text_on_the_top_level(kind):
     cls = CONFIG_MAPPING[kind]
     for more in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
@@ -227,7 +227,7 @@ def test_the_keys_of_the_text_on_the_top_level(kind):
 def test_only_these_classes_read_keys_of_their_text():
     """`<key>` is a key that a loop pops from the top level."""
     found = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
-    assert found | {"dots3_note"} == _document._FLAT
+    assert found | {"dots3_note"} == _locate._FLAT
 
 
 def test_the_data_file_has_the_defaults_of_transformers():

@@ -446,7 +446,7 @@ def test_a_model_without_rotation_has_an_identity(name):
 
 @pytest.mark.parametrize("name", sorted(TABLE["refused"]))
 def test_a_model_that_no_rope_states_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name}: .* RoPE cannot state it"):
+    with pytest.raises(ConfigError, match=f"{name}: .* RoPE has no field for it"):
         read(config_of(name))
 
 

@@ -1,9 +1,10 @@
-"""From one rotary module of a model to the fields of a rope."""
+"""From the rotary module of one layer type to the fields of a rope."""
 
 from collections.abc import Callable
 from typing import Any
 
 from rope_array._config._layer import CLASS_OWN, Layer
+from rope_array._config._maps import clipped_axes
 from rope_array._config._part import quoted
 from rope_array._config._rules import REFUSED, rule_of
 from rope_array._errors import ConfigError
@@ -20,8 +21,8 @@ _LAYOUTS: dict[str, Callable[[int, int, int], Axes]] = {
 }
 
 
-class Module(Layer):
-    """The rotary module of one layer type."""
+class LayerRope(Layer):
+    """The rope of one layer type, as the model's rotary module has it."""
 
     def fields(self, base: float | None) -> dict[str, Any]:
         """Return the fields of the module's rope; `base` overrides the config's."""
@@ -50,22 +51,16 @@ class Module(Layer):
         return tuple(key for key in keys if key != "head_dim") if unset else keys
 
     def _pairing(self) -> dict[str, Any]:
-        convention = self.convention
-        flag = convention.pairing_flag
-        value = None if flag is None else self.values.get(flag)
-        if value not in (None, False, True):
-            raise ConfigError(f"{flag} is {quoted(value)}; it must be true or false.")
-        half = value is not None and not value
-        pairings = {
-            "pairing": "half" if half else convention.pairing,
-            "out_pairing": None if half else convention.out_pairing,
-        }
+        pairing, out_pairing = self.convention.pairing, self.convention.out_pairing
+        if self.convention.pairing_flag and self.values.flag(self.convention.pairing_flag) is False:
+            pairing, out_pairing = "half", None
+        pairings = {"pairing": pairing, "out_pairing": out_pairing}
         self.part.inferred |= {key: value for key, value in pairings.items() if value}
-        stated = self.parameters.get("interleaved")
-        if stated is not None and bool(stated) is not (pairings["pairing"] == "interleaved"):
+        interleaved = self.parameters.get("interleaved")
+        if interleaved is not None and bool(interleaved) is not (pairing == "interleaved"):
             raise ConfigError(
-                f"interleaved in the rotary parameters is {quoted(stated)}, and the model's code has "
-                f"{pairings['pairing']} pairs; leave interleaved out."
+                f"interleaved in the rotary parameters is {quoted(interleaved)}, and the model's code has "
+                f"{pairing} pairs; leave interleaved out."
             )
         return pairings
 
@@ -87,7 +82,7 @@ class Module(Layer):
 
     def _base(self) -> float:
         names = self.convention.theta_keys
-        top = next((name for name in names if self.values.stated(name) is not None), None)
+        top = self.values.stated_key(names)
         self._refuse_null(names, top)
         if self.parameters.get("rope_theta") is not None:
             self._compare(top)
@@ -97,8 +92,8 @@ class Module(Layer):
                 self.part.note(self.convention.theta_note)
             return self.values.number(top)
         defaults = self.part.defaults
-        known = (defaults.get(name) for name in (*names, "default_theta"))
-        base = next((float(value) for value in known if value is not None), self.convention.theta)
+        bases = (defaults.get(name) for name in (*names, "default_theta"))
+        base = next((float(base) for base in bases if base is not None), self.convention.theta)
         self.part.inferred["rope_theta"] = base
         return base
 
@@ -126,13 +121,13 @@ class Module(Layer):
 
     def _base_key(self) -> str:
         """Return the key that states the base of the layer type."""
-        is_own = "rope_theta" in self.parameters.names
-        return "rope_theta" if is_own else self.convention.bases.get(self.label, "rope_theta")
+        is_stated = "rope_theta" in self.parameters.names
+        return "rope_theta" if is_stated else self.convention.bases.get(self.label, "rope_theta")
 
     def _compare(self, top: str | None) -> None:
         """Refuse two different bases, unless the model's class has both."""
-        own = self.parameters.content["rope_theta"]
-        if top is None or self.label or self.values.stated(top) == own:
+        base = self.parameters.content["rope_theta"]
+        if top is None or self.label or self.values.stated(top) == base:
             return
         if "rope_theta" not in self.parameters.names:
             self.part.note(f"{top} is not used: {CLASS_OWN}")
@@ -141,7 +136,7 @@ class Module(Layer):
         else:
             raise ConfigError(
                 f"{top} is {quoted(self.values.stated(top))}, and rope_theta in the rotary parameters "
-                f"{quoted(own)}; leave one out."
+                f"{quoted(base)}; leave one out."
             )
 
     # The width
@@ -150,13 +145,13 @@ class Module(Layer):
         convention = self.convention
         if convention.rotated is not None:
             width: int = convention.rotated(self.values, head)
-        elif self.kind == "proportional" or (self.kind == "default" and not convention.partial):
+        elif self.rule_name == "proportional" or (self.rule_name == "default" and not convention.partial):
             width = head
         else:
             width = self._partial(head)
-        if (stated := self.parameters.get("rope_dim")) is not None and stated != width:
+        if (rope_dim := self.parameters.get("rope_dim")) is not None and rope_dim != width:
             raise ConfigError(
-                f"rope_dim in the rotary parameters is {quoted(stated)}, and the model's code rotates "
+                f"rope_dim in the rotary parameters is {quoted(rope_dim)}, and the model's code rotates "
                 f"{quoted(width)} features of a head; leave rope_dim out."
             )
         if not 0 <= width <= head:
@@ -194,34 +189,34 @@ class Module(Layer):
             return convention.axes(self.values, rotary)  # type: ignore[no-any-return]
         if self.parameters.get("xdrope_section") is not None:
             raise ConfigError(f"xdrope_section is not supported: {REFUSED['xdrope']}.")
-        if (stated := self.parameters.get("mrope_section")) is not None:
-            return self._stated_axes(stated, rotary // 2)
+        if (sections := self.parameters.get("mrope_section")) is not None:
+            return self._axes_of_sections(sections, rotary // 2)
         if convention.default_sections is None or not rotary:
             return None
         self.part.inferred["mrope_section"] = convention.default_sections
         if convention.sections == "interleaved":
-            return _clipped_axes(convention.default_sections, rotary // 2)
-        return self._stated_axes(convention.default_sections, rotary // 2)
+            return clipped_axes(convention.default_sections, rotary // 2)
+        return self._axes_of_sections(convention.default_sections, rotary // 2)
 
-    def _stated_axes(self, stated: Any, num_pairs: int) -> Axes | None:
+    def _axes_of_sections(self, sections: Any, num_pairs: int) -> Axes | None:
         if self.convention.sections is None:
             self.part.note("mrope_section is not used: in the model's code a token has one position")
             return None
-        if not isinstance(stated, (list, tuple)) or len(stated) != 3:
-            raise ConfigError(f"mrope_section is {quoted(stated)}; give a list of three numbers of pairs.")
+        if not isinstance(sections, (list, tuple)) or len(sections) != 3:
+            raise ConfigError(f"mrope_section is {quoted(sections)}; give a list of three numbers of pairs.")
         interleaved = self.parameters.get("mrope_interleaved")
         if interleaved is not None and bool(interleaved) is not (self.convention.sections == "interleaved"):
             raise ConfigError(
                 f"mrope_interleaved is {quoted(interleaved)}, and the sections of the model's code are "
                 f"{self.convention.sections}; leave mrope_interleaved out."
             )
-        sections = [integer(f"mrope_section[{i}]", size, 0) for i, size in enumerate(stated)]
-        if sum(sections) != num_pairs:
+        sizes = [integer(f"mrope_section[{i}]", size, 0) for i, size in enumerate(sections)]
+        if sum(sizes) != num_pairs:
             raise ConfigError(
-                f"mrope_section sums to {quoted(sum(sections))} pairs; give sections that sum to the "
+                f"mrope_section sums to {quoted(sum(sizes))} pairs; give sections that sum to the "
                 f"{num_pairs} pairs of the rotated width."
             )
-        return _LAYOUTS[self.convention.sections](*sections)
+        return _LAYOUTS[self.convention.sections](*sizes)
 
 
 def _odd_width_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
@@ -234,8 +229,3 @@ def _odd_width_fields(base: float, width: int, rule: Scaling | None) -> dict[str
         "inv_freq": tuple(map(float, omegas)),
         **({} if amplitude == 1.0 else {"attention_factor": amplitude}),
     }
-
-
-def _clipped_axes(sections: tuple[int, ...], num_pairs: int) -> Axes:
-    """Interleave the code's default sections over more or fewer pairs than their sum, as the code does."""
-    return Axes(tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(num_pairs)), count=3)

@@ -1,0 +1,240 @@
+"""Find the part of a config to read, and the convention of its model's code."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from rope_array._config import _formats
+from rope_array._config._convention import Convention
+from rope_array._config._conventions import CONVENTIONS, REMOTE_DEFAULTS, convention_of, variant_of
+from rope_array._config._conventions_unknown import BY_HAND, generic
+from rope_array._config._model_defaults import MODELS, SHARED, WITHOUT
+from rope_array._config._part import ConfigPart, listed, quoted
+from rope_array._config._tables import KEYS
+from rope_array._errors import ConfigError
+
+MODELS = {**REMOTE_DEFAULTS, **MODELS}
+
+# Model types of published configs that transformers has under another name.
+OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe", "exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
+
+# Models whose class reads the text's keys from the top level, if the config states no text part.
+_FLAT = frozenset(("dots3_note", "fuyu", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl"))
+
+_DEEPEST = 4  # parts within parts
+_ROTARY_KEYS = (
+    *("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim"),
+    *KEYS["bases"],
+    *KEYS["shares"],
+)
+
+
+def locate(content: Mapping[str, Any], class_name: str | None, requested: str | None) -> ConfigPart:
+    """Return the requested part; by default the text part, or the whole."""
+    if (config_format := _formats.recognise(content)) is not None:
+        return _part_in_format(config_format, content, requested)
+    model_type = _model_type_of(content)
+    root = OTHER_NAMES.get(model_type or "", model_type)
+    # Some parts have the model type of the whole config: the class of a config object distinguishes them.
+    key = SHARED.get(class_name or "", root)
+    config_part = ConfigPart(
+        content, "", root, model_type, key, MODELS.get(key or "", {}), convention_of(key)
+    )
+    if requested is None:
+        config_part = _descend_by(config_part, _text_path(config_part))
+        config_part.inferred |= {"part": config_part.path} if config_part.path else {}
+        return config_part
+    names = _names(requested)
+    if requested == "text" and not _part_names(config_part):
+        return config_part
+    config_part = _descend_by(config_part, [*_path_to(config_part, names[0]), *names])
+    return _descend_by(config_part, _text_path(config_part))
+
+
+def _descend_by(config_part: ConfigPart, names: list[str]) -> ConfigPart:
+    for name in names:
+        config_part = _descend(config_part, name)
+    return config_part
+
+
+def _part_in_format(config_format: _formats.Format, content: Mapping[str, Any], requested: Any) -> ConfigPart:
+    """Return the requested part of a config in another format than Hugging Face's."""
+    path, names = "", (*config_format.parts, *config_format.main)
+    if requested is not None and requested not in names:
+        name = config_format.model_type or config_format.name
+        raise ConfigError(f"{name} has no part {quoted(requested)}; give one of: {listed(names) or 'none'}.")
+    if requested in config_format.parts:
+        path, (config_format, key) = requested, config_format.parts[requested]
+        content = content if key is None else _formats.value_at(content, key)
+    return ConfigPart(
+        content,
+        path,
+        root=None,
+        model_type=config_format.model_type,
+        key=None,
+        defaults=config_format.defaults,
+        convention=config_format.convention,
+        inferred={"format": config_format.name},
+        notes=[*config_format.notes],
+        foreign=True,
+    )
+
+
+def _path_to(config_part: ConfigPart, name: str) -> list[str]:
+    """Return the parts between the whole and the text, vision or audio part, or indexer, of its main part."""
+    path: list[str] = []
+    if name not in ("text", "vision", "audio", "indexer"):
+        return path
+    for _ in range(_DEEPEST):
+        names = _part_names(config_part)
+        if name in names or _is_indexer(config_part, name):
+            return path
+        if (main := next((text for text in _TEXT_PARTS if text in names), None)) is None:
+            break
+        path.append(main)
+        config_part = _descend(config_part, main)
+    return []
+
+
+def _is_indexer(config_part: ConfigPart, name: str) -> bool:
+    """Return whether a name is the indexer of sparse attention, which has no config of its own."""
+    return name == "indexer" and f"{config_part.key}:{name}" in CONVENTIONS
+
+
+def _names(path: Any) -> list[str]:
+    if not isinstance(path, str) or not path or len(path) > 200:
+        raise ConfigError(f"part is {quoted(path)}; give a name such as 'text' or 'thinker.text'.")
+    return [name.removesuffix("_config") for name in path.split(".")]
+
+
+def _model_type_of(content: Mapping[str, Any]) -> str | None:
+    model_type = content.get("model_type")
+    if model_type is None or model_type == "":
+        return None
+    if not isinstance(model_type, str) or len(model_type) > 200:
+        raise ConfigError(f"model_type is {quoted(model_type)}; it must be a name.")
+    return model_type
+
+
+def _descend(parent: ConfigPart, name: str) -> ConfigPart:
+    path = f"{parent.path}.{name}" if parent.path else name
+    if _is_indexer(parent, name):
+        key = f"{parent.key}:{name}"
+        return replace(parent, path=path, key=key, convention=convention_of(key))
+    # Older configs name the text part otherwise.
+    older_keys = ("language_config",) if name == "text" and "language" not in parent.parts else ()
+    keys = (f"{name}_config", name, *older_keys)
+    values = {key: parent.content[key] for key in keys if parent.content.get(key) is not None}
+    content = next((value for value in values.values() if isinstance(value, Mapping)), None)
+    if content is None and keys[0] in values:
+        raise ConfigError(f"{keys[0]} is {quoted(values[keys[0]])}; it must be an object.")
+    of_root = parent.defaults.get("of_parts", {}).get(name, {})
+    if content is not None:
+        above = parent.content if name in _TEXT_PARTS and not parent.known else {}
+        inner = _make_part(parent, name, path, content)
+        merged = of_root if name in parent.defaults.get("merged", ()) else {}
+        return replace(inner, above=above, defaults={**inner.defaults, **merged})
+    if name not in parent.parts:
+        raise ConfigError(
+            f"{parent.name} has no part {quoted(name)}; give one of: {listed(_part_names(parent)) or 'none'}."
+        )
+    # Older configs of several parts state the text's keys on the top level.
+    if name == "text" and ("hidden_size" in parent.content or parent.key in _FLAT):
+        return _make_part(parent, name, path, {**parent.content, "model_type": None})
+    inner = _make_part(parent, name, path, {})
+    return replace(inner, defaults={**inner.defaults, **of_root})
+
+
+def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:
+    stated_type, class_key, by_path = (
+        _model_type_of(content),
+        parent.parts.get(name),
+        f"{parent.root}:{path}",
+    )
+    type_key = OTHER_NAMES.get(stated_type or "", stated_type)
+    # The key is the part's model type; if that is missing, unknown or the root's, or has no effect on the
+    # class, "root:path" or the class's.
+    is_of_class = type_key in (None, parent.root) or name in parent.defaults.get("fixed", ())
+    key = class_key if is_of_class else type_key
+    if by_path in CONVENTIONS and (is_of_class or type_key == class_key or convention_of(type_key) is None):
+        key = by_path
+    defaults = MODELS.get(key or "") or MODELS.get((class_key if key == by_path else None) or "", {})
+    if (model_type := stated_type) is None:
+        model_type = key if key and ":" not in key else parent.root
+    return ConfigPart(content, path, parent.root, model_type, key, defaults, convention_of(key))
+
+
+def _part_names(config_part: ConfigPart) -> list[str]:
+    stated_names = (
+        k.removesuffix("_config")
+        for k, v in config_part.content.items()
+        if isinstance(k, str) and k.endswith("_config") and isinstance(v, Mapping)
+    )
+    return list(dict.fromkeys([*config_part.parts, *islice(stated_names, 20)]))
+
+
+_TEXT_PARTS = ("text", "llm", "language", "thinker", "decoder", "backbone", "vlm")
+_NO_MODELS = ("quantization", "per_layer")
+_OTHER_PARTS = ("vision", "audio", "speech", *_NO_MODELS)
+
+
+def _text_path(config_part: ConfigPart) -> list[str]:
+    """Return the path of the default part: empty if the whole has a rope."""
+    path: list[str] = []
+    for _ in range(_DEEPEST):
+        names = [name for name in _part_names(config_part) if name not in _NO_MODELS]
+        if not names or _has_rope(config_part):
+            break
+        path.append(_main_of(config_part, names))
+        config_part = _descend(config_part, path[-1])
+    return path
+
+
+def _has_rope(config_part: ConfigPart) -> bool:
+    if config_part.known:
+        return True
+    states_key = any(config_part.content.get(key) is not None for key in _ROTARY_KEYS)
+    return states_key and "text" not in _part_names(config_part)
+
+
+def _main_of(config_part: ConfigPart, names: list[str]) -> str:
+    for name in _TEXT_PARTS:
+        if name in names:
+            return name
+    candidates = [name for name in names if not name.startswith(_OTHER_PARTS)]
+    if len(candidates) == 1 or len(names) == 1:
+        return (candidates or names)[0]
+    raise ConfigError(f"{config_part.name} has no text part, but {listed(names)}; choose one with part=.")
+
+
+# The convention
+
+
+def convention_for(config_part: ConfigPart) -> Convention:
+    """Return the convention of a part's model; for an unknown model, the most common one."""
+    if config_part.convention is not None:
+        return variant_of(config_part.convention, config_part.content)
+    stated_keys = [key for key in _ROTARY_KEYS if config_part.content.get(key) is not None]
+    if stated_keys and config_part.key in WITHOUT:
+        raise ConfigError(
+            f"{config_part.name} has no rotary embedding in transformers, and {listed(stated_keys)} no "
+            "effect. If another code rotates, state its rope with RoPE(...)."
+        )
+    if not stated_keys:
+        remedy = "state its model_type, or read" if config_part.model_type is None else "read"
+        raise ConfigError(
+            f"{config_part.name} is of no known model with a rotary embedding, and nothing in the config "
+            f"tells how it rotates; {remedy} {BY_HAND}."
+        )
+    convention = generic(config_part.name, config_part.content)
+    problem = (
+        "is missing" if config_part.model_type is None else f"{quoted(config_part.model_type)} is unknown"
+    )
+    text = f"model_type {problem}: read as most models are, with {convention.pairing} pairs"
+    config_part.inferred["convention"] = text
+    config_part.note(
+        f"the convention of {config_part.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
+        "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
+    )
+    return convention
