@@ -91,7 +91,7 @@ struct Polynomials<double> {
 // u is the distance from the nearest axis in eighths of a turn, |u| <= 1. The lower bit of the quadrant swaps
 // c and s; its upper bit negates sin, and the upper bit of quadrant + 1 negates cos.
 //
-// Max error at int32 positions, with the phase's own: 9.5e-8 (float), 1.7e-16 (double); proved in proof/.
+// Max error at int32 positions, phase included: 9.5e-8 (float), 1.7e-16 (double); proved in proof/.
 // Valid for every phase: nothing overflows, and no subnormal number occurs.
 //
 // The operations on one vector are a chain in which each waits for the previous result, so K vectors are

@@ -25,7 +25,7 @@ def unavailable_reason() -> str:
 
 
 def description() -> str:
-    """Return what serves a call."""
+    """Return a description of the backend."""
     return unavailable_reason() or "a CUDA kernel that CuPy compiles on its first call"
 
 

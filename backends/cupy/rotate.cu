@@ -231,7 +231,7 @@ ROPE_INLINE double difference(double a, double b) { return a - b; }
 using BFloat16 = Sixteen<BFloat16Format>;
 using Float16 = Sixteen<Float16Format>;
 
-// ---- units: what a thread reads or writes at once, a single element or 16 bytes ----
+// ---- units: a single element or 16 bytes, one access of a thread ----
 
 // A single element.
 template <class T, bool WIDE>

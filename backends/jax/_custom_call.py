@@ -34,7 +34,7 @@ _reason = _register()
 
 
 def description() -> str:
-    """Return what rotates on the CPU, and elsewhere."""
+    """Return a description of the rotation on the CPU and on other platforms."""
     config: Any = jax.config  # its type lacks the flags
     if config.jax_disable_jit:
         return "operations, one after the other: jax.disable_jit is on"

@@ -44,5 +44,5 @@ def library(x: Any) -> Library:
 
 
 def description() -> str:
-    """Return what serves a call."""
+    """Return a description of the backend."""
     return "MLX's own functions of the Array API"
