@@ -28,19 +28,20 @@ def features(*shape, dtype="float32", seed=0):
     return cast(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
-def again(found, x, pos):
+def run_code(explanation, x, pos):
     """Run the code of an explanation and return its result."""
-    return eval(found.code, {"ra": ra, "np": np, "x": x.astype("float64"), "pos": pos})
+    return eval(explanation.code, {"ra": ra, "np": np, "x": x.astype("float64"), "pos": pos})
 
 
 def only(diagnosis, x, y, pos, bound=1e-6):
     """Return the only explanation; check that its code gives y."""
     assert len(diagnosis.explanations) == 1, diagnosis
-    [found] = diagnosis.explanations
-    assert abs(again(found, x, pos) - y.astype("float64")).max() < bound * abs(y.astype("float64")).max()
-    assert found.code in str(diagnosis)
+    [explanation] = diagnosis.explanations
+    expected = y.astype("float64")
+    assert abs(run_code(explanation, x, pos) - expected).max() < bound * abs(expected).max()
+    assert explanation.code in str(diagnosis)
     assert not diagnosis.reason
-    return found
+    return explanation
 
 
 def tables(pos, width, base):
@@ -53,11 +54,11 @@ def half(x, cos, sin, signs=(-1, 1)):
     return np.concatenate([a * cos + signs[0] * b * sin, b * cos + signs[1] * a * sin], -1).astype(x.dtype)
 
 
-def close_to(found, rope):
+def close_to(rope, expected):
     """Return whether frequencies agree to 0.1 %, and all else is equal."""
-    same = [(r.pairing, r.out_pairing, r.rotary_dim, r.rotary_start) for r in (found, rope)]
-    amplitudes = math.isclose(found.amplitude, rope.amplitude, rel_tol=1e-3)
-    return same[0] == same[1] and amplitudes and np.allclose(found.frequencies, rope.frequencies, rtol=1e-3)
+    layouts = {(r.pairing, r.out_pairing, r.rotary_dim, r.rotary_start) for r in (rope, expected)}
+    numbers = [(*r.frequencies, r.amplitude) for r in (rope, expected)]
+    return len(layouts) == 1 and np.allclose(*numbers, rtol=1e-3)
 
 
 # ---- ropes ----
@@ -85,9 +86,9 @@ def test_random_ropes(base, pairing, out_pairing, start, width, factor, inverse,
     pos = step * np.arange(ROWS)
     x = features(2, ROWS, 32, dtype=dtype, seed=seed)
     y = apply_definition(x, pos, inverse=inverse, **pairings, **fields).astype(dtype)
-    found = only(diagnose(x, y, pos), x, y, pos)
-    rope = found.rope
-    assert (found.inverse, found.direction) == (inverse, -1 if inverse else 1)
+    explanation = only(diagnose(x, y, pos), x, y, pos)
+    rope = explanation.rope
+    assert (explanation.inverse, explanation.direction) == (inverse, -1 if inverse else 1)
     assert math.isclose(rope.base, base, rel_tol=1e-6)
     assert (rope.rotary_start, rope.rotary_dim) == (start, width)
     # The inverse reads the pairing that the rotation writes, and divides by its factor.
@@ -154,8 +155,9 @@ def test_the_only_rope_is_found(name):
     x = features(*lead, len(pos), rope.head_dim, dtype=dtype)
     y = rope.apply(x, pos)
     x.flags.writeable = y.flags.writeable = False
-    found = only(diagnose(x, y, pos), x, y, pos, {"float32": 2e-6, "float64": 1e-12}.get(dtype, 0.02))
-    assert (found.rope, found.inverse) == (rope, False)
+    explanation = only(diagnose(x, y, pos), x, y, pos, {"float32": 2e-6, "float64": 1e-12}.get(dtype, 0.02))
+    assert (explanation.rope, explanation.inverse) == (rope, False)
+    assert rope.axes is None or f"ra.{rope.axes!r}" in explanation.code
 
 
 def test_one_position_per_row_and_one_row():
@@ -190,9 +192,9 @@ def test_frequencies_have_a_note(name):
     fields, note = NOTED[name]
     rope, x = ra.RoPE(64, pairing="half", **fields), features(3, ROWS, 64)
     y = rope.apply(x, range(ROWS))
-    found = only(diagnose(x, y, range(ROWS)), x, y, range(ROWS))
-    assert np.allclose(found.rope.frequencies, rope.frequencies, atol=1e-8)
-    assert any(note in text for text in found.notes)
+    explanation = only(diagnose(x, y, range(ROWS)), x, y, range(ROWS))
+    assert np.allclose(explanation.rope.frequencies, rope.frequencies, atol=1e-8)
+    assert any(note in text for text in explanation.notes)
     assert diagnose(x, y, range(ROWS), candidates=[rope]).rope == rope
 
 
@@ -203,10 +205,10 @@ def test_yarn_with_few_pairs(width, dtype):
     for base in (10000.0, 500000.0, 1000000.0)[: None if NIGHTLY else 1]:
         rope = ra.RoPE(16, base=base, rotary_dim=width, scaling=ra.YaRN(4.0, 4096))
         x = features(2, 64, 16, dtype=dtype)
-        [found] = diagnose(x, rope.apply(x, range(64)), range(64)).explanations
-        assert np.allclose(found.rope.frequencies, rope.frequencies, rtol=1e-12, atol=0.0)
-        assert (found.rope.base, found.rope.scaling.factor) == (base, 4.0)
-        assert "4096" in f"{found.rope.scaling.original_max_position_embeddings:g} {found.notes}"
+        [explanation] = diagnose(x, rope.apply(x, range(64)), range(64)).explanations
+        assert np.allclose(explanation.rope.frequencies, rope.frequencies, rtol=1e-12, atol=0.0)
+        assert (explanation.rope.base, explanation.rope.scaling.factor) == (base, 4.0)
+        assert "4096" in f"{explanation.rope.scaling.original_max_position_embeddings:g} {explanation.notes}"
 
 
 @pytest.mark.parametrize("seed", range(8 if NIGHTLY else 1))
@@ -216,8 +218,8 @@ def test_estimates_of_float64_outputs(seed):
     rope = ra.RoPE(16, inv_freq=omegas, attention_factor=float(rng.uniform(0.5, 2)))
     x = features(2, 64, 16, dtype="float64", seed=seed)
     y = rope.apply(x, range(64))
-    found = only(diagnose(x, y, range(64)), x, y, range(64), 1e-14)
-    assert np.allclose(found.rope.frequencies, omegas, rtol=0.0, atol=1e-15)
+    explanation = only(diagnose(x, y, range(64)), x, y, range(64), 1e-14)
+    assert np.allclose(explanation.rope.frequencies, omegas, rtol=0.0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -234,10 +236,10 @@ def test_the_rope_of_an_inverse_rotation_rotates_backwards(fields):
     """-φ: features (a, b) become (a cos φ + b sin φ, b cos φ - a sin φ)."""
     x = features(2, 4, 64, 32, dtype="float64")
     y = ra.RoPE(32, **fields).apply(x, range(64), inverse=True)
-    found = diagnose(x, y, range(64))
-    assert abs(found.rope.apply(x, range(64)) - y).max() < 1e-11
-    assert max(found.rope.frequencies) < 0
-    assert "rotates by -φ" in str(found)
+    diagnosis = diagnose(x, y, range(64))
+    assert abs(diagnosis.rope.apply(x, range(64)) - y).max() < 1e-11
+    assert max(diagnosis.rope.frequencies) < 0
+    assert "rotates by -φ" in str(diagnosis)
 
 
 def test_the_rope_of_an_inverse_rotation_by_float32_angles():
@@ -274,6 +276,12 @@ def test_candidates_are_tried(name):
     assert diagnose(x, y, pos, candidates=candidates).rope == rope
 
 
+def test_candidates_of_other_positions_are_left_out():
+    x, three = features(2, 64, 32), ra.RoPE(32, axes=ra.Axes.chunked(4, 6, 6))
+    for rope, pos in ((ra.RoPE(32), FLAT[:64, 0]), (ra.RoPE(32, axes=ra.Axes.axial(16, 16)), FLAT[:64])):
+        assert diagnose(x, rope.apply(x, pos), pos, candidates=[three]).rope == rope
+
+
 def test_a_much_worse_fit_is_no_explanation():
     """All three ropes fit within the tolerance, but two have much larger errors."""
     x, tolerance = features(2, 64, 32, dtype="float64"), 1e-2
@@ -288,9 +296,9 @@ def test_an_inverse_undoes_an_amplitude_in_place_of_the_rules():
     rope = ra.RoPE(32, scaling=ra.YaRN(4.0, 8192), attention_factor=1.0)
     x = features(2, 4, 64, 32)
     y = rope.apply(x, range(64), inverse=True)
-    found = diagnose(x, y, range(64), candidates=[rope]).rope
-    assert found.amplitude == 1.0
-    assert abs(found.apply(x, range(64)) - y).max() < 1e-5
+    reversed_rope = diagnose(x, y, range(64), candidates=[rope]).rope
+    assert reversed_rope.amplitude == 1.0
+    assert abs(reversed_rope.apply(x, range(64)) - y).max() < 1e-5
 
 
 def test_positions_beyond_float64_integers():
@@ -328,22 +336,22 @@ def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype)
     rope, pos, unit = ROPES[name], range(3, 67), _UNIT[dtype]
     x = cast(features(1, 4, 64, 64, dtype="float64"), dtype)
     y = rope.apply(x, pos)
-    found = None
+    previous = None
     for tolerance in (unit / 4, 2 * unit, 64 * unit, 0.25) if NIGHTLY else (2 * unit, 0.25):
         diagnosis = diagnose(x, y, pos, tolerance=tolerance)
         assert all(e.residual <= tolerance for e in diagnosis.explanations)
-        assert found is None or diagnosis.rope == found
-        found = diagnosis.rope
-    assert found is not None or (diagnosis.reason and dtype in ("float16", "bfloat16")), diagnosis
-    assert found is None or close_to(found, rope), (found, rope)
+        assert previous is None or diagnosis.rope == previous
+        previous = diagnosis.rope
+    assert previous is not None or (diagnosis.reason and dtype in ("float16", "bfloat16")), diagnosis
+    assert previous is None or close_to(previous, rope), (previous, rope)
 
 
 @pytest.mark.parametrize("name", [*ROPES][:6])
 def test_64_tokens_in_bfloat16_are_enough(name):
     x = features(1, 8, 64, 64, dtype="bfloat16")
-    found = diagnose(x, ROPES[name].apply(x, range(64)), range(64)).rope
-    assert close_to(found, ROPES[name])
-    assert found.base == ROPES[name].base
+    rope = diagnose(x, ROPES[name].apply(x, range(64)), range(64)).rope
+    assert close_to(rope, ROPES[name])
+    assert rope.base == ROPES[name].base
 
 
 def test_rounded_tables_in_bfloat16_are_noise():
@@ -365,10 +373,10 @@ def test_an_output_of_a_narrower_precision_needs_a_tolerance():
     y = cast(LLAMA3.apply(x, range(64))).astype("float32")
     for tolerance in (0.02, 0.1):
         assert diagnose(x, y, range(64), tolerance=tolerance).rope == LLAMA3
-    found = diagnose(x, y, range(64))
-    assert not found.explanations
-    assert "give tolerance=" in found.reason
-    assert "Llama3" in found.nearest[0].code
+    diagnosis = diagnose(x, y, range(64))
+    assert not diagnosis.explanations
+    assert "give tolerance=" in diagnosis.reason
+    assert "Llama3" in diagnosis.nearest[0].code
 
 
 @pytest.mark.parametrize("tokens", [2, pytest.param(4, marks=pytest.mark.nightly)])
@@ -376,17 +384,17 @@ def test_an_output_of_a_narrower_precision_needs_a_tolerance():
 def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
     rope, x = ROPES[name], features(1, 1, tokens, 64, dtype="bfloat16")
     y = rope.apply(x, range(tokens))
-    found = diagnose(x, y, range(tokens))
-    assert close_to(found.rope, rope) if found.rope else "candidates" in found.reason
+    diagnosis = diagnose(x, y, range(tokens))
+    assert close_to(diagnosis.rope, rope) if diagnosis.rope else "candidates" in diagnosis.reason
     assert diagnose(x, y, range(tokens), candidates=[rope]).rope == rope
 
 
 def test_an_imprecise_base_is_not_given():
     x = features(1, 1, 16, 8, dtype="bfloat16")
     y = cast(apply_definition(x.astype("float64"), range(16), base=12345.0))
-    found = diagnose(x, y, range(16))
-    assert found.rope is None
-    assert "float32" in found.reason
+    diagnosis = diagnose(x, y, range(16))
+    assert diagnosis.rope is None
+    assert "float32" in diagnosis.reason
 
 
 def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
@@ -405,14 +413,14 @@ def mistaken(x, y, pos, words, **fields):
     """Return the only explanation; check its mistake, its code, and fields of it or of its rope."""
     diagnosis = diagnose(x, y, pos)
     assert len(diagnosis.explanations) == 1, diagnosis
-    [found] = diagnosis.explanations
-    assert words in found.mistake
+    [explanation] = diagnosis.explanations
+    assert words in explanation.mistake
     assert diagnosis.rope is None
     assert words in str(diagnosis)
     for name, value in fields.items():
-        assert getattr(found if hasattr(found, name) else found.rope, name) == value
-    if found.code.startswith("ra.apply"):
-        assert abs(again(found, x, pos) - y).max() < 1e-5
+        assert getattr(explanation if hasattr(explanation, name) else explanation.rope, name) == value
+    if explanation.code.startswith("ra.apply"):
+        assert abs(run_code(explanation, x, pos) - y).max() < 1e-5
 
 
 def by(pos):
@@ -449,6 +457,7 @@ MISTAKES = [
     (by(N), "counted from 0", HALF, PADDED),
     (by(17), "of position 17", {"code": "ra.apply(x, 17, pairing='half')"}),
     (by(np.where(N < 40, N, 0)), "from 40 on are not rotated", HALF),
+    (by(np.where(N < 63, N, 0)), "from 63 on are not rotated", HALF),
     (by(np.minimum(N, 40)), "past 40 are rotated as 40", HALF),
     (by(np.where(MANY < 2040, MANY, 0)), "from 2040 on are not rotated", HALF, MANY, (1, 1, 2048, 32)),
     (by(np.minimum(MANY, 2040)), "past 2040 are rotated as 2040", HALF, MANY, (1, 1, 2048, 32)),
@@ -503,9 +512,9 @@ PIS = [PI, dataclasses.replace(PI, pairing="half")]
 SLICE = {"rotary_dim": 32, "base": 500000.0}
 
 
-def values(found, name):
+def values(diagnosis, name):
     """Return the values of a field of all explanations that have a rope."""
-    return {getattr(e.rope, name) for e in found.explanations if e.rope}
+    return {getattr(e.rope, name) for e in diagnosis.explanations if e.rope}
 
 
 # x, y, positions, candidates; a property of the diagnosis; words of the reason.
@@ -538,11 +547,11 @@ AMBIGUOUS = {
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_several_explanations_have_a_reason(name):
     (x, y, pos, *candidates), holds, words = AMBIGUOUS[name]
-    found = diagnose(x, y, pos, candidates=candidates[0] if candidates else ())
-    assert found.ambiguous
-    assert found.rope is None
-    assert holds(found)
-    assert all(word in found.reason for word in words)
+    diagnosis = diagnose(x, y, pos, candidates=candidates[0] if candidates else ())
+    assert diagnosis.ambiguous
+    assert diagnosis.rope is None
+    assert holds(diagnosis)
+    assert all(word in diagnosis.reason for word in words)
 
 
 # ---- no explanation ----
@@ -551,12 +560,12 @@ def test_several_explanations_have_a_reason(name):
 def test_no_explanation():
     x = features(2, 4, 64, 32)
     for y in (x[..., ::-1].copy(), x + 1, features(2, 4, 64, 32, seed=5)):
-        found = diagnose(x, y, range(64))
-        assert (found.explanations, found.rope, found.ambiguous) == ((), None, False)
-        assert found.nearest
-        assert "candidates" in found.reason
-        assert str(found).startswith("no rotation that was tried")
-    assert found == diagnose(x, y, range(64))
+        diagnosis = diagnose(x, y, range(64))
+        assert (diagnosis.explanations, diagnosis.rope, diagnosis.ambiguous) == ((), None, False)
+        assert diagnosis.nearest
+        assert "candidates" in diagnosis.reason
+        assert str(diagnosis).startswith("no rotation that was tried")
+    assert diagnosis == diagnose(x, y, range(64))
 
 
 def test_one_wrong_element_is_found():
@@ -569,13 +578,13 @@ def test_one_wrong_element_is_found():
 
 def test_rejected_hypotheses_are_listed():
     x = features(2, 4, 64, 32)
-    found = diagnose(x, ra.apply(x, range(64), pairing="half", base=500000.0), range(64))
-    assert {e.code for e in found.nearest} >= {
+    diagnosis = diagnose(x, ra.apply(x, range(64), pairing="half", base=500000.0), range(64))
+    assert {e.code for e in diagnosis.nearest} >= {
         "ra.apply(x, pos, base=500000.0)",
         "ra.apply(x, pos, pairing='half')",
         "ra.apply(x, pos, base=500000.0, pairing='half', scaling=ra.Reversed())",
     }
-    assert all(e.residual > 0.1 for e in found.nearest)
+    assert all(e.residual > 0.1 for e in diagnosis.nearest)
 
 
 @pytest.mark.parametrize("pos", [FAR, BEYOND_FLOAT64])
@@ -588,10 +597,10 @@ def test_undecided_far_positions_are_reported(pos):
         return half(x, np.cos(angles), np.sin(angles))
 
     x = features(2, 64, 32)
-    found = diagnose(x, rounded_otherwise(x, pos), pos)
-    assert not found.explanations
-    assert "float32" in found.reason
-    assert "nearer positions" in found.reason
+    diagnosis = diagnose(x, rounded_otherwise(x, pos), pos)
+    assert not diagnosis.explanations
+    assert "float32" in diagnosis.reason
+    assert "nearer positions" in diagnosis.reason
     rope = diagnose(x, rounded_otherwise(x, N), N).rope
     assert dataclasses.replace(rope, angles="exact") == ra.RoPE(32, pairing="half")
 
@@ -600,8 +609,8 @@ def test_undecided_far_positions_are_reported(pos):
 def test_far_rules_are_not_explained_by_a_misfit(start):
     pos, x = [start + i for i in range(64)], features(2, 64, 32)
     inv_freq = ra.RoPE(32, scaling=LONG_RULE).frequencies
-    found = diagnose(x, ra.apply(x, pos, inv_freq=inv_freq), pos)
-    assert all(e.residual < 2.0**-7 for e in found.explanations)
+    diagnosis = diagnose(x, ra.apply(x, pos, inv_freq=inv_freq), pos)
+    assert all(e.residual < 2.0**-7 for e in diagnosis.explanations)
 
 
 # ---- large arrays ----
@@ -613,9 +622,9 @@ def test_every_row_of_a_large_array_is_checked():
     for head, row in ((0, 1111), (1, 2046)):
         wrong = y.copy()
         wrong[0, head, row] = x[0, head, row]
-        found = diagnose(x, wrong, range(2048))
-        assert not found.explanations
-        assert found.nearest[0].residual > 0.1
+        diagnosis = diagnose(x, wrong, range(2048))
+        assert not diagnosis.explanations
+        assert diagnosis.nearest[0].residual > 0.1
 
 
 # ---- arrays and errors ----
@@ -626,8 +635,8 @@ def test_every_library(lib, float_dtype):
         x = lib.asarray(features(2, 4, 32, 32), float_dtype)
         pos = lib.asarray(np.arange(32, dtype=np.int32))
         y = ra.apply(x, pos, base=500000.0, pairing="half")
-        for given in (pos, range(32)):
-            assert diagnose(x, y, given).rope == ra.RoPE(32, base=500000.0, pairing="half")
+        for positions in (pos, range(32)):
+            assert diagnose(x, y, positions).rope == ra.RoPE(32, base=500000.0, pairing="half")
 
 
 @pytest.mark.library("torch")
@@ -651,9 +660,9 @@ def test_rows_that_are_not_finite_are_left_out():
     x = features(2, 64, 32)
     y = ra.apply(x, range(64))
     y[0, 3], x[1, 5, 2] = np.nan, np.inf
-    found = diagnose(x, y, range(64))
-    assert found.rope == ra.RoPE(32)
-    assert "2 rows" in str(found)
+    diagnosis = diagnose(x, y, range(64))
+    assert diagnosis.rope == ra.RoPE(32)
+    assert "2 rows" in str(diagnosis)
 
 
 @pytest.mark.filterwarnings("error")
@@ -684,6 +693,7 @@ X = np.ones((4, 8), "float32")
         ((X, X, [True] * 4), {}, ArrayTypeError, "pos"),
         ((X, X, np.ones(4, "float16")), {}, ArrayTypeError, "float16"),
         ((X, X, [[1], [2, 3]]), {}, ShapeError, "ragged"),
+        ((X, X, np.ones((4, 0))), {}, ShapeError, "line up"),
         ((X, X, [math.nan] * 4), {}, PositionError, "finite"),
         ((X * math.nan, X, range(4)), {}, ShapeError, "finite"),
         ((X, X, range(4)), {"tolerance": -1.0}, SpecError, "tolerance"),
