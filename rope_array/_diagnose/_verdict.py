@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -52,18 +53,20 @@ class Proposal:
 
     def output(self, observation: Observation) -> Floats:
         """Return the output for the rows."""
-        pos, seq_axis, rope = self.positions.pos, self.positions.seq_axis, self.rope
-        at = self.positions.rows(observation)
+        rope, x, at = self.rope, observation.x, self.positions.rows(observation)
         if self.mistaken:
             cos, sin = tables(at[:, None].astype(float), np.array(rope.frequencies), *self.rounding)
-            return self.mistaken.forward(observation.x, rope.amplitude * cos, rope.amplitude * sin)
-        if 2 * observation.x.size < math.prod(observation.shape):
-            return np.asarray(rope.apply(observation.x[:, None], at[:, None])[:, 0])
+            return self.mistaken.forward(x, rope.amplitude * cos, rope.amplitude * sin)
+        count = math.prod(observation.shape[:-1])
+        if 2 * len(x) < count:
+            return np.asarray(rope.apply(x[:, None], at[:, None])[:, 0])
         # With most rows: angles once for each position.
-        full = np.zeros(observation.shape)
-        full.reshape(-1, rope.head_dim)[observation.rows] = observation.x
-        y = np.asarray(rope.apply(full, pos, seq_axis=seq_axis))
-        return y.reshape(-1, rope.head_dim)[observation.rows]
+        if len(x) < count:
+            x = np.zeros((count, rope.head_dim))
+            x[observation.rows] = observation.x
+        y = rope.apply(x.reshape(observation.shape), self.positions.pos, seq_axis=self.positions.seq_axis)
+        y = np.asarray(y).reshape(x.shape)
+        return y if len(observation.rows) == count else y[observation.rows]
 
 
 class Trial(NamedTuple):
@@ -131,8 +134,8 @@ def _errors(
     layout, blocks = rope.out_pairing or rope.pairing, rope.axes.blocks if rope.axes else 1
     a, b = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
     at = at[:, [axis or 0 for axis in rope.axes.coordinates]] if rope.axes else at[:, None]
-    size = np.max([abs(z) for z in features], axis=0)
-    size[:, a] = size[:, b] = np.sqrt(np.max([z[:, a] ** 2 + z[:, b] ** 2 for z in features], axis=0))
+    size = reduce(np.maximum, map(abs, features))
+    size[:, a] = size[:, b] = np.sqrt(reduce(np.maximum, (z[:, a] ** 2 + z[:, b] ** 2 for z in features)))
     size = np.maximum(size, floor)
     allowed = np.zeros(rows.shape)
     allowed[:, a] = allowed[:, b] = observation.angle_errors(at * np.array(rope.frequencies))
