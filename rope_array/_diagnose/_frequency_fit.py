@@ -183,7 +183,7 @@ class FrequencyFitter:
             return True  # no pair confirms the numbers
         if self.shows_width or fit.rank == Rank.ESTIMATE or (fit.rank == Rank.KNOWN and not self.ends_inside):
             return False
-        # Of the last pair; of the pair after it, if the slice ends inside the head.
+        # Look at the last pair; or at the pair after it, if the slice ends inside the head.
         ratio = omegas[-1] / max(omegas[-2], 1e-300) if self.ends_inside and len(omegas) > 1 else 1.0
         return bool(omegas[-1] * ratio < 2 * self.deviation)
 
@@ -224,8 +224,8 @@ class FrequencyFitter:
             moved = at[:, None] + np.array([f.offset for f in block])[:, None, None]
             misfit = distance(moved * omegas)
             if by_float32:
-                for tried in (omegas, self._float32_frequencies(block, omegas, len(fits))):
-                    misfit = np.minimum(misfit, distance(_float32(_float32(moved) * _float32(tried))))
+                rounded = self._float32_frequencies(block, omegas, len(fits))
+                misfit = np.minimum(misfit, distance(_float32(_float32(moved) * _float32(rounded))))
             misfits.append(misfit)
         return np.concatenate(misfits)
 

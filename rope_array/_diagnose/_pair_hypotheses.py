@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,10 +114,9 @@ def _slices(observation: Observation) -> list[tuple[int, int]]:
 def pair_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
     """Yield possible rotations; pairs in blocks, one for each coordinate, need coordinates."""
     for start, width in _slices(observation):
-        for pairing in PAIRINGS:
-            for out_pairing in PAIRINGS:
-                if width > 2 or out_pairing == pairing:
-                    yield _rotation(pairing, out_pairing, start, width)
+        for pairing, out_pairing in product(PAIRINGS, repeat=2):
+            if width > 2 or out_pairing == pairing:
+                yield _rotation(pairing, out_pairing, start, width)
         blocks = observation.coordinates
         if blocks > 1 and width % (2 * blocks) == 0:
             yield _rotation("half", "half", start, width, blocks)
@@ -159,7 +159,7 @@ class PhaseEstimates:
         xx, yy = self._products[0], (y * y).sum(1)
         ratios = np.sqrt(yy[xx > 0] / xx[xx > 0])
         size = np.median(ratios) if len(ratios) else 0.0
-        # Whether all rows and pairs have about one amplitude.
+        # A rotation has about one amplitude in all rows and pairs.
         self.plausible = len(ratios) > 0 and bool(np.median(abs(ratios - size)) < 0.2 * size)
 
     def series(self, positions: Floats) -> Series:

@@ -142,7 +142,7 @@ class Search:
         if fit.offset:
             positions = positions.moved(fit.offset, self.sample.on_host)
         elif positions.mistake and rank == Rank.ONE_NUMBER:
-            rank = Rank.TWO_NUMBERS  # the mistake counts as a number
+            rank = Rank.TWO_NUMBERS  # the mistake counts as one fitted number
         if fit.mistake:
             positions = positions._replace(mistake=fit.mistake)
         notes = (*fit.notes, *_other_names(rope))
@@ -214,7 +214,7 @@ class Search:
             yield positions._replace(pos=pos, code=code, mistake=text)
 
     def _tail(self, phases: PhaseEstimates, positions: TriedPositions) -> float | None:
-        """Return the first position of the tail whose rows all have the same phases."""
+        """Return the first position from which all rows have the same phases."""
         bounds = self._tail_bounds(phases, positions.rows(self.sample))
         if bounds is not None and self.sample is not self.observation:  # look between the sampled positions
             at = positions.rows(self.observation).astype(float)
@@ -275,9 +275,8 @@ class Search:
         if self.sample.pos.any() and self.sample.x.any():
             return Diagnosis((replace(unrotated, notes=notes),))
         why = "all positions are 0, where no RoPE rotates" if self.sample.x.any() else "all of x is 0"
-        for positions, rope in product(intended_positions(self.sample), self._default_ropes()):
-            if times > 0:
-                self._try(Proposal(_with_amplitude(rope, Amplitude(times)), positions))
+        if times > 0:
+            self._try_default_ropes(Amplitude(times))
         return Diagnosis(
             (unrotated, *_distinct(self._fitting())),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
@@ -302,13 +301,16 @@ class Search:
         if len(kept) == 1 and not kept[0].mistake:
             self._rule_out(chosen[0].proposal)
         elif not kept:
-            for positions, rope in product(intended_positions(self.sample), self._default_ropes()):
-                self._try(Proposal(rope, positions))
+            self._try_default_ropes(Amplitude(1.0))
         rejected = [t for t in self.trials if not (kept and any(t is g for g in good))]
         first = [group[0] for group in _by_effect(sorted(rejected, key=lambda t: t.mean))]
         nearest = [t.explanation for t in self._verified(first[: 4 if kept else 3])]
         reason = reason_of(chosen, kept, nearest, self.observation)
         return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.observation)))
+
+    def _try_default_ropes(self, amplitude: Amplitude) -> None:
+        for positions, rope in product(intended_positions(self.sample), self._default_ropes()):
+            self._try(Proposal(_with_amplitude(rope, amplitude), positions))
 
     def _rule_out(self, proposal: Proposal) -> None:
         """Try the explanation with one field changed at a time, for `nearest`."""

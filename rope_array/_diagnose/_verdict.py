@@ -60,7 +60,7 @@ class Proposal:
         count = math.prod(observation.shape[:-1])
         if 2 * len(x) < count:
             return np.asarray(rope.apply(x[:, None], at[:, None])[:, 0])
-        # With most rows: angles once for each position.
+        # Rotate the whole array: its angles are computed once for each position.
         if len(x) < count:
             x = np.zeros((count, rope.head_dim))
             x[observation.rows] = observation.x
@@ -104,11 +104,11 @@ def judge(proposal: Proposal, observation: Observation) -> Trial | None:
 
 
 def measure(proposal: Proposal, observation: Observation) -> Trial:
-    """Compare an output with `after`: `residual` is unrounded, the mean errors are of rounded rows."""
+    """Compare an output with `after`: `residual` is of unrounded rows, the mean errors of rounded rows."""
     rope, positions = proposal.rope, proposal.positions
     at = positions.rows(observation)
     features = [proposal.output(observation), observation.y]
-    if proposal.mistaken:  # without a rotation the pair after may be small: look at the pair before too
+    if proposal.mistaken:  # no rotation, so that the output pair may be small: look at the input pair too
         features.append(rope.amplitude * observation.x)
     floor = 1e-150 + 1e-7 * abs(observation.y).max()
     sums, largest = np.zeros((2, rope.head_dim)), np.zeros(2)
