@@ -34,7 +34,7 @@ def test_every_class_has_one_case_and_a_row_in_the_documentation():
     assert [(case.model, case.cls) for case in CASES] == sorted(classes)
     assert _text.ROWS.keys() <= {cls.removesuffix("RotaryEmbedding") for _, cls in classes}, "no such class"
     rows = re.findall(r"^(?:\| `(\w+)` \||\* \*\*(\w+)\*\*,) `(\w+)`", page, re.MULTILINE)
-    assert {(one or other, cls) for one, other, cls in rows} == classes
+    assert {(in_table or in_list, cls) for in_table, in_list, cls in rows} == classes
 
 
 @pytest.mark.nightly
@@ -96,7 +96,7 @@ def test_float32_angles_have_the_bits_of_random_configs(form, seed):
     for probe in form.probes(seed):
         is_dynamic = isinstance(_walk.ours(probe).scaling, DynamicNTK)
         if not is_dynamic and probe.config.model_type not in OTHER_STEPS:
-            assert not _walk.other_bits(probe), probe.others
+            assert not _walk.other_bits(probe), probe.equal_configs
 
 
 @needs_avx512

@@ -90,9 +90,9 @@ class Family:
 
     def inputs(self, model):
         dtype = dtype_of(model)
-        given = self.tiny.inputs(model)
-        given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
-        return given | ({"use_cache": False} if self.name in NO_CACHE else {})
+        inputs = self.tiny.inputs(model)
+        inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+        return inputs | ({"use_cache": False} if self.name in NO_CACHE else {})
 
 
 def precision(model):
@@ -144,15 +144,15 @@ def counted(model):
 @contextlib.contextmanager
 def without_frequencies(model, left):
     """Put another number into every buffer of a rotary module. NaN would not do: attention can drop it."""
-    left_alone = {id(model.get_submodule(part.name)) for part in left}
-    found = [x for module in rotaries(model) if id(module) not in left_alone for x in module.buffers()]
-    kept = [x.clone() for x in found]
-    for x in found:
+    left_alone = {id(model.get_submodule(entry.name)) for entry in left}
+    buffers = [x for module in rotaries(model) if id(module) not in left_alone for x in module.buffers()]
+    kept = [x.clone() for x in buffers]
+    for x in buffers:
         x.fill_(0.37)
     try:
         yield
     finally:
-        for x, value in zip(found, kept, strict=True):
+        for x, value in zip(buffers, kept, strict=True):
             x.copy_(value)
 
 
@@ -183,12 +183,12 @@ def test_a_family_is_refused_with_the_reason(family):
 @of_each(SERVED, IN_FULL)
 def test_exact_angles_give_the_true_outputs(family):
     with hf.patched(family.double) as report:
-        got = family.run(family.double)
+        output = family.run(family.double)
     assert len(report)
-    assert off(got, family.true) <= 10 * family.error * UNITS
+    assert off(output, family.true) <= 10 * family.error * UNITS
     with hf.patched(family.model) as report:
-        got = family.run(family.model)
-    assert off(got, family.true) <= 3 * family.error
+        output = family.run(family.model)
+    assert off(output, family.true) <= 3 * family.error
     assert {left.reason for left in report.left} == ({LEFT[family.name]} if family.name in LEFT else set())
 
 
@@ -199,37 +199,37 @@ def test_exact_angles_replace_the_tables_and_the_function(family):
         calls.clear()
         with without_frequencies(family.model, report.left):
             again = family.run(family.model)
-        own = bool(calls)
+        calls_own_function = bool(calls)
     assert torch.equal(ours, again)
-    assert own == (family.name in OWN_FUNCTION)
+    assert calls_own_function == (family.name in OWN_FUNCTION)
 
 
 @of_each(SERVED, IN_FULL)
 def test_float32_angles_give_the_outputs_of_the_model(family):
-    own = family.own
+    output = family.own
     with counted(family.model) as calls, hf.patched(family.model, angles="float32"):
         calls.clear()
-        assert torch.equal(family.run(family.model), own)
+        assert torch.equal(family.run(family.model), output)
         assert bool(calls) == (family.name in OWN_FUNCTION_FLOAT32)
     before = state(family.model)
     for angles in ANGLES:
         with hf.patched(family.model, angles=angles):
             assert state(family.model).keys() != before.keys()
         assert is_same(before, state(family.model))
-    assert torch.equal(family.run(family.model), own)
+    assert torch.equal(family.run(family.model), output)
 
 
 @of_each([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16], TRAINED)
 def test_a_bfloat16_model(family):
     model = family.tiny.make(torch.bfloat16)
-    own = family.run(model)
+    output = family.run(model)
     with hf.patched(model, angles="float32"):
-        assert torch.equal(family.run(model), own)
+        assert torch.equal(family.run(model), output)
     with hf.patched(model):
-        got = family.run(model)
-    assert got.dtype is own.dtype
+        patched_output = family.run(model)
+    assert patched_output.dtype is output.dtype
     # By the median, which a few tokens that are sent to other experts leave as it is.
-    error, own_error = ((y.double() - family.true).abs().median() for y in (got, own))
+    error, own_error = ((y.double() - family.true).abs().median() for y in (patched_output, output))
     assert error <= 1.5 * own_error
 
 
@@ -243,15 +243,15 @@ def gradients(family, model):
         out = answer(model(**family.inputs(model)))
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=FLOAT32)
         (out * weights.to(out.dtype)).sum().backward()
-    found = [p.grad.flatten().to(FLOAT64) for p in model.parameters() if p.grad is not None]
+    flat = [p.grad.flatten().to(FLOAT64) for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    return torch.cat(found)
+    return torch.cat(flat)
 
 
 @of_each(SERVED, TRAINED)
 def test_gradients_are_the_same(family):
-    true, own = gradients(family, family.double), gradients(family, family.model)
-    error = off(own, true)
+    true, unpatched = gradients(family, family.double), gradients(family, family.model)
+    error = off(unpatched, true)
     with hf.patched(family.double):
         assert off(gradients(family, family.double), true) <= 10 * error * UNITS
     for angles in ANGLES:

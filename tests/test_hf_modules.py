@@ -28,12 +28,12 @@ class Model(LlamaForCausalLM):
 
 @pytest.mark.parametrize("rotary", MODULES)
 def test_a_model_is_saved_and_loaded(rotary, tmp_path):
-    own = Tiny("llama", {"rope_parameters": YARN}).make()
-    own.config.rotary = rotary
-    model = Model(own.config).eval()
-    model.load_state_dict(own.state_dict(), strict=False)
+    llama = Tiny("llama", {"rope_parameters": YARN}).make()
+    llama.config.rotary = rotary
+    model = Model(llama.config).eval()
+    model.load_state_dict(llama.state_dict(), strict=False)
     with torch.no_grad():
-        torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(model(TOKENS).logits, llama(TOKENS).logits, rtol=0, atol=1e-4)
     for parameter in model.model.rotary_emb.parameters():
         parameter.data += torch.linspace(-0.1, 0.1, parameter.numel())
     model.save_pretrained(tmp_path)

@@ -38,10 +38,10 @@ OMNI = {
 
 def with_methods(cls, *names, **attributes):
     """Return an object with methods of a class that is too large to be made."""
-    made = SimpleNamespace(**attributes)
+    instance = SimpleNamespace(**attributes)
     for name in names:
-        setattr(made, name, MethodType(getattr(cls, name), made))
-    return made
+        setattr(instance, name, MethodType(getattr(cls, name), instance))
+    return instance
 
 
 def audio_length(name, frames):
@@ -86,10 +86,10 @@ class Prompts:
             self.mask.append([*gap, *[1] * len(tokens)] if left else [*[1] * len(tokens), *gap])
 
     def prompt(self):
-        parts = [self.image] if not self.images else []
-        parts += self.rng.choices(self.kinds, k=self.rng.randint(1, 4))
-        self.rng.shuffle(parts)
-        return [token for part in [self.text, *parts, self.text] for token in part()]
+        blocks = [self.image] if not self.images else []
+        blocks += self.rng.choices(self.kinds, k=self.rng.randint(1, 4))
+        self.rng.shuffle(blocks)
+        return [token for make_block in [self.text, *blocks, self.text] for token in make_block()]
 
     def text(self):
         return [self.rng.randint(10, 99) for _ in range(self.rng.randint(1, 4))]
@@ -148,5 +148,5 @@ def test_omni(name, mixed):
     exact = name == "qwen2_5_omni"
     for seed in range(30):
         prompts = Prompts(name, random.Random(seed), mixed)
-        for got, want, near in zip(prompts.ours(), prompts.theirs(), (0, 1e-3), strict=True):
-            np.testing.assert_allclose(got, want, rtol=0 if exact else 3e-6, atol=0 if exact else near)
+        for ours, theirs, near in zip(prompts.ours(), prompts.theirs(), (0, 1e-3), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0 if exact else 3e-6, atol=0 if exact else near)

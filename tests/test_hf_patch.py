@@ -53,11 +53,11 @@ def logits(model, ids=TEXT, **inputs):
         return model(ids, **inputs).logits
 
 
-def is_close(got, want, bound=1e-5):
+def is_close(xs, expected, bound=1e-5):
     """Return whether arrays differ by roundings of float32: both are arrays or tuples of arrays."""
-    if isinstance(got, torch.Tensor):
-        got, want = (got,), (want,)
-    return all(off(x, y) < bound for x, y in zip(got, want, strict=True))
+    if isinstance(xs, torch.Tensor):
+        xs, expected = (xs,), (expected,)
+    return all(off(x, y) < bound for x, y in zip(xs, expected, strict=True))
 
 
 CLOSE = 1e-4  # of the outputs of a model: some layers of roundings
@@ -65,9 +65,9 @@ CLOSE = 1e-4  # of the outputs of a model: some layers of roundings
 
 def assert_rope(tables, rope, positions, bound=2e-7):
     """Assert that cos and sin are a rope's tables."""
-    want = rope.rotation(positions, like=torch.zeros(1, dtype=torch.float64))
-    for got, exact in zip(tables, (want.cos, want.sin), strict=True):
-        assert (got[..., : exact.shape[-1]] - exact).abs().max() < bound
+    rotation = rope.rotation(positions, like=torch.zeros(1, dtype=torch.float64))
+    for table, exact in zip(tables, rotation, strict=True):
+        assert (table[..., : exact.shape[-1]] - exact).abs().max() < bound
 
 
 # ---- tables ----
@@ -78,13 +78,13 @@ def test_half_precision_is_rotated_in_float32():
     model = build("llama", torch.bfloat16)
     positions, attention = torch.arange(20)[None] + 400, model.model.layers[0].self_attn
     q = torch.randn(1, 2, 20, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
-    want, errors = ra.RoPE.from_config(model.config).apply(q.double(), positions), []
+    exact, errors = ra.RoPE.from_config(model.config).apply(q.double(), positions), []
     for patched in (contextlib.nullcontext(), ra.hf.patched(model)):
         with patched:
             rotate = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
-            got, _ = rotate(q, q, *model.model.rotary_emb(q, positions))
-        assert got.dtype is torch.bfloat16
-        errors.append(float(((got.double() - want).abs() / want.abs().clamp_min(0.1)).max()))
+            rotated, _ = rotate(q, q, *model.model.rotary_emb(q, positions))
+        assert rotated.dtype is torch.bfloat16
+        errors.append(float(((rotated.double() - exact).abs() / exact.abs().clamp_min(0.1)).max()))
     assert errors[1] <= 2**-8 < errors[0] / 2
 
 
@@ -96,9 +96,9 @@ def test_tables_are_exact_at_far_positions(name):
             e for e in report if e.rope is not None and not {"visual", "vision"} & {*e.name.split(".")}
         )
         ropes = entry.rope if isinstance(entry.rope, dict) else {None: entry.rope}
-        for kind, rope in ropes.items():
+        for layer_type, rope in ropes.items():
             rotary, x = model.get_submodule(entry.name), torch.zeros(1, 2, 64).bfloat16()
-            tables = rotary(x, far, **({"layer_type": kind} if kind else {}))
+            tables = rotary(x, far, **({"layer_type": layer_type} if layer_type else {}))
             assert_rope(tables, rope, far if rope.axes is None else far[..., None].expand(1, 2, 3))
 
 
@@ -109,11 +109,11 @@ def test_a_rule_follows_the_length_of_the_call(name):
     assert rope.at_length(TRAINED) != rope.at_length(TRAINED + 1)
     for length in (TRAINED - 1, TRAINED, TRAINED + 1, 3 * TRAINED, 7):
         pos = torch.arange(length)[None]
-        want = rotary(x, pos)
+        own_tables = rotary(x, pos)
         with ra.hf.patched(model):
             assert_rope(rotary(x, pos), rope.at_length(length), pos, 3e-7)
         with ra.hf.patched(model, angles="float32"):
-            assert all(map(torch.equal, rotary(x, pos), want))
+            assert all(map(torch.equal, rotary(x, pos), own_tables))
 
 
 @pytest.mark.parametrize("name", ["glm", "gpt_neox", "llama"])
@@ -126,10 +126,10 @@ def test_an_attention_that_is_not_replaced_gets_the_model_s_arrangement(name):
         return super(subclass, self).forward(*args, **options)
 
     subclass = type("Own", (type(attention),), {"forward": forward})
-    want = logits(model)
+    expected = logits(model)
     attention.__class__ = subclass
     with ra.hf.patched(model):
-        assert is_close(logits(model), want, CLOSE)
+        assert is_close(logits(model), expected, CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -138,12 +138,12 @@ def test_tables_to_hand_on_to_a_layer():
     ra.hf.patch(model)
     tables, layer = model.model.rotary_emb(x, torch.arange(5)[None]), model.model.layers[0]
     assert repr(tables) == "LayerTables(cos=float32[1, 5, 32] (torch), sin=float32[1, 5, 32] (torch))"
-    given = {"hidden_states": x, "position_embeddings": tuple(tables)}
+    inputs = {"hidden_states": x, "position_embeddings": tuple(tables)}
     with torch.no_grad():
-        want = layer(x, position_embeddings=tables)
-        traced = torch.jit.trace(layer, example_kwarg_inputs=given)
-        program = torch.export.export(layer, (), given).module()
-        assert all(torch.equal(call(**given), want) for call in (layer, traced, program))
+        expected = layer(x, position_embeddings=tables)
+        traced = torch.jit.trace(layer, example_kwarg_inputs=inputs)
+        program = torch.export.export(layer, (), inputs).module()
+        assert all(torch.equal(call(**inputs), expected) for call in (layer, traced, program))
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
@@ -170,10 +170,10 @@ def test_tables_take_the_arguments_of_tensor_to():
 def test_generated_tokens_of_texts_with_left_padding_are_the_same(name):
     mask = torch.arange(20) >= torch.tensor([[7], [0]])
     model, options = build(name), {"attention_mask": mask.long(), "max_new_tokens": 8, "do_sample": False}
-    want = model.generate(TEXT, **options)
+    tokens = model.generate(TEXT, **options)
     for angles in ANGLES:
         with ra.hf.patched(model, angles=angles):
-            assert torch.equal(model.generate(TEXT, **options), want), angles
+            assert torch.equal(model.generate(TEXT, **options), tokens), angles
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -187,10 +187,10 @@ def test_gradients_with_checkpointing(reentrant):
         model(TEXT, labels=TEXT, use_cache=False).loss.backward()
         return tuple(p.grad.clone() for p in model.parameters())
 
-    want = gradients()
+    expected = gradients()
     for angles, bound in (("float32", 2e-6), ("exact", 5e-4)):
         with ra.hf.patched(model, angles=angles):
-            assert is_close(gradients(), want, bound)
+            assert is_close(gradients(), expected, bound)
 
 
 # ---- compilation ----
@@ -218,9 +218,9 @@ def test_code_compiled_before_and_after(compiles_method, monkeypatch):
         for module, name in ((_dispatch, "rotate"), (_operators, "rotate_by_operator")):
             monkeypatch.setattr(module, name, lambda arrays, source, axis: tuple(2 * x for x in arrays))
         doubled = compiled()
-    want = run(lambda method: method)
-    assert off(doubled, want) > 0.01
-    assert is_close(compiled(), want)
+    expected = run(lambda method: method)
+    assert off(doubled, expected) > 0.01
+    assert is_close(compiled(), expected)
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
@@ -233,8 +233,8 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
         compiled = torch.compile(model, backend=counter, fullgraph=not breaks)
         for length in (12, 13, 14, 9, 27):
             ids = TEXT.repeat(1, 2)[:, :length]
-            want = logits(model, ids, use_cache=False)
-            assert is_close(logits(compiled, ids, use_cache=False), want, CLOSE)
+            expected = logits(model, ids, use_cache=False)
+            assert is_close(logits(compiled, ids, use_cache=False), expected, CLOSE)
     assert breaks or counter.frame_count == 2
 
 
@@ -249,21 +249,21 @@ def test_compiled_layers_call_operators_with_the_gradients_of_the_eager_model():
         names.extend(str(node.target) for node in graph.graph.nodes)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    weight, found = model.model.layers[0].self_attn.q_proj.weight, []
+    weight, logits_and_gradients = model.model.layers[0].self_attn.q_proj.weight, []
     for run in (model, torch.compile(model, backend=backend, fullgraph=True)):
         out = run(TEXT, use_cache=False).logits
         out.square().mean().backward()
-        found.append((out.detach(), weight.grad))
+        logits_and_gradients.append((out.detach(), weight.grad))
         weight.grad = None
-    assert is_close(*found, CLOSE)
+    assert is_close(*logits_and_gradients, CLOSE)
     assert names.count("rope_array_hf.make_tables.default") == 1
     assert names.count("rope_array_hf.rotate.default") == len(model.model.layers)
 
 
-def own_and_ours(folder="llama", exact=True):
+def function_and_replacement(folder="llama", exact=True):
     """Return the function of a folder of transformers that rotates q and k, and its replacement."""
-    own = modeling(folder).apply_rotary_pos_emb
-    return own, _attention.make_rotate_function(_attention.recognise(own), exact)
+    function = modeling(folder).apply_rotary_pos_emb
+    return function, _attention.make_rotate_function(_attention.recognise(function), exact)
 
 
 def random_call(heads):
@@ -276,35 +276,39 @@ def random_call(heads):
 
 @torch.no_grad()
 def test_a_call_of_other_shapes_axes_or_memory_is_decided_anew():
-    own, ours = own_and_ours()
+    theirs, ours = function_and_replacement()
     q, k, cos, sin = random_call(heads=5)
-    wide = torch.cat((q, q), -1)
+    doubled = torch.cat((q, q), -1)
     calls = [(q, k, 1), (q, k, 2), (q[:, :2], k, 1), (q[:1], k[:1], 1), (q.double(), k, 1)]
-    calls += [(q.half(), k.half(), 1), (q, k, 1), (wide[..., ::2], wide[..., 8:], 1)]
+    calls += [(q.half(), k.half(), 1), (q, k, 1), (doubled[..., ::2], doubled[..., 8:], 1)]
     for first, second, axis in calls:
-        wanted = own(first.float(), second.float(), cos, sin, unsqueeze_dim=axis)
-        got = ours(first, second, cos, sin, unsqueeze_dim=axis)
+        expected = theirs(first.float(), second.float(), cos, sin, unsqueeze_dim=axis)
+        rotated = ours(first, second, cos, sin, unsqueeze_dim=axis)
         is_half = first.dtype == torch.float16
-        assert not is_half or {y.dtype for y in got} == {torch.float16}
-        assert is_close(tuple(y.float() for y in got), wanted, 3e-3 if is_half else 1e-5)
+        assert not is_half or {y.dtype for y in rotated} == {torch.float16}
+        assert is_close(tuple(y.float() for y in rotated), expected, 3e-3 if is_half else 1e-5)
     cos.data, sin.data = cos.cos(), sin.cos()
-    assert is_close(ours(q, k, cos, sin), own(q, k, cos, sin))
+    assert is_close(ours(q, k, cos, sin), theirs(q, k, cos, sin))
 
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_transforms_see_the_tables():
     """The derivative along the tables, a batch of tables, and sizes that are symbols."""
-    own, ours = own_and_ours()
+    theirs, ours = function_and_replacement()
     q, k, cos, sin = random_call(heads=3)
     ours(q, k, cos, sin)
-    tangents = [torch.func.jvp(lambda c, of=of: of(q, k, c, sin), (cos,), (sin,))[1][0] for of in (own, ours)]
+    tangents = [
+        torch.func.jvp(lambda c, of=of: of(q, k, c, sin), (cos,), (sin,))[1][0] for of in (theirs, ours)
+    ]
     assert off(tangents[1], tangents[0]) < 1e-5 < tangents[0].abs().max()
-    batches = [torch.vmap(lambda c, of=of: of(q, k, c, sin))(torch.stack([cos, sin])) for of in (own, ours)]
+    batches = [
+        torch.vmap(lambda c, of=of: of(q, k, c, sin))(torch.stack([cos, sin])) for of in (theirs, ours)
+    ]
     assert is_close(batches[1], batches[0])
     make_fx = torch.fx.experimental.proxy_tensor.make_fx
     graph = make_fx(lambda *call: ours(*call), tracing_mode="symbolic")(q, k, cos, sin)
-    assert is_close(graph(q, k, cos, sin), own(q, k, cos, sin))
+    assert is_close(graph(q, k, cos, sin), theirs(q, k, cos, sin))
 
 
 # ---- other libraries ----
@@ -312,10 +316,10 @@ def test_transforms_see_the_tables():
 
 def test_a_module_around_the_model():
     model = build("gemma3")
-    want, around = logits(model), torch.nn.ModuleDict({"inner": model})  # without a config
+    expected, around = logits(model), torch.nn.ModuleDict({"inner": model})  # without a config
     report = ra.hf.patch(around, angles="float32")
     assert report[0].name.startswith("inner.model.")
-    assert torch.equal(logits(model), want)
+    assert torch.equal(logits(model), expected)
     assert ra.hf.unpatch(model)  # the part that was patched
 
 
@@ -341,7 +345,7 @@ def unhook(module):
     "order", ["patch hook unpatch unhook", "hook patch unpatch unhook", "hook patch unhook unpatch"]
 )
 def test_hooks_of_accelerate(order):
-    model, other = build(), build()
+    model, patched = build(), build()
     touched, calls = [model.model.rotary_emb, model.model.layers[0].self_attn], []
     steps = {
         "patch": lambda: ra.hf.patch(model),
@@ -349,12 +353,12 @@ def test_hooks_of_accelerate(order):
         "hook": lambda: calls.extend(map(hook, touched)),
         "unhook": lambda: [*map(unhook, touched)],
     }
-    own = want = logits(model)
-    ra.hf.patch(other)
+    unpatched = expected = logits(model)
+    ra.hf.patch(patched)
     for step in order.split():
         steps[step]()
-        want = {"patch": logits(other), "unpatch": own}.get(step, want)
-        assert torch.equal(logits(model), want), step
+        expected = {"patch": logits(patched), "unpatch": unpatched}.get(step, expected)
+        assert torch.equal(logits(model), expected), step
     assert all(calls)
     for module in touched:
         assert module.forward.__func__ is type(module).forward
@@ -396,15 +400,15 @@ def test_unpatching_restores_attributes_that_other_code_set_or_deleted():
 def test_a_block_unpatches_and_raises_its_own_exception():
     model, notes = build(), []
     before = state(model)
-    for own, change in (
+    for exception, change in (
         (KeyboardInterrupt, lambda: None),
         (KeyError, lambda: ra.hf.unpatch(model)),
         (KeyError, lambda: setattr(model.model.rotary_emb, "forward", len)),
     ):
         assert is_same(before, state(model))
-        with pytest.raises(own) as error, ra.hf.patched(model):  # noqa: PT012
+        with pytest.raises(exception) as error, ra.hf.patched(model):  # noqa: PT012
             change()
-            raise own("mine")
+            raise exception("mine")
         notes.append(getattr(error.value, "__notes__", None))
     assert notes[:2] == [None, None]
     assert "still patched. model.rotary_emb" in notes[2][0]
@@ -412,14 +416,14 @@ def test_a_block_unpatches_and_raises_its_own_exception():
 
 @pytest.mark.parametrize("angles", ANGLES)
 def test_one_instance_changes_and_nothing_global(angles):
-    model, other = build(), build()
+    model, second_model = build(), build()
     classes = {type(module) for module in model.modules()}
-    want, before = logits(other), (state(other), [dict(vars(cls)) for cls in classes])
+    expected, before = logits(second_model), (state(second_model), [dict(vars(cls)) for cls in classes])
     with ra.hf.patched(model, angles=angles):
         logits(model)
-        assert is_same(before[0], state(other))
+        assert is_same(before[0], state(second_model))
         assert before[1] == [dict(vars(cls)) for cls in classes]
-        assert torch.equal(logits(other), want)
+        assert torch.equal(logits(second_model), expected)
         with pytest.raises(ra.PatchError, match="patched already"):
             ra.hf.patch(model, angles="float32")
 
@@ -427,14 +431,14 @@ def test_one_instance_changes_and_nothing_global(angles):
 @pytest.mark.parametrize("default", ["dtype", "device"])
 def test_defaults_of_new_tensors_change_no_patch(default):
     model = build()
-    want = logits(model)
+    expected = logits(model)
     try:
         torch.set_default_dtype(torch.bfloat16) if default == "dtype" else torch.set_default_device("meta")
         ra.hf.patch(model)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    assert is_close(logits(model), want, CLOSE)
+    assert is_close(logits(model), expected, CLOSE)
 
 
 # ---- casts, copies and checkpoints ----
@@ -457,14 +461,14 @@ def test_frequencies_that_a_cast_rounded_are_those_of_the_config(dtype):
 
 def test_a_deep_copy_is_patched_and_can_be_unpatched():
     model = build()
-    want = logits(model)
+    expected = logits(model)
     ra.hf.patch(model)
     patched, copied = logits(model), copy.deepcopy(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.zero_()
     assert torch.equal(logits(copied), patched)  # by its own weights
     ra.hf.unpatch(copied)
-    assert torch.equal(logits(copied), want)
+    assert torch.equal(logits(copied), expected)
     assert any(_attributes.MARK in vars(module) for module in model.modules())
 
 
@@ -476,10 +480,10 @@ def test_a_patched_model_is_not_pickled():
 
 def test_saved_weights_do_not_contain_the_patch(tmp_path):
     model = build()
-    want = logits(model)
+    expected = logits(model)
     ra.hf.patch(model)
     model.save_pretrained(tmp_path)
-    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), want)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), expected)
 
 
 def protein_model(change=lambda frequencies: frequencies):
@@ -522,9 +526,9 @@ def test_float32_angles_keep_the_tables_of_a_cast_model(dtype):
     pos, x, ids = torch.tensor([[0, 3, 1_000_003]]), torch.zeros(1, dtype=dtype), TEXT[:, :9]
     for model in (protein_model().to(dtype), protein_model().to(dtype).float()):
         with torch.no_grad():
-            want, tables = model(ids).last_hidden_state, model.rotary_embeddings(x, pos)
+            hidden_state, tables = model(ids).last_hidden_state, model.rotary_embeddings(x, pos)
             report = ra.hf.patch(model, angles="float32")
-            assert torch.equal(model(ids).last_hidden_state, want)
+            assert torch.equal(model(ids).last_hidden_state, hidden_state)
             assert all(map(torch.equal, model.rotary_embeddings(x, pos), tables))
         assert report[0].replaced == "own tables"
         assert report[0].rope.inv_freq == tuple(model.rotary_embeddings.inv_freq.double().tolist())
@@ -588,29 +592,29 @@ def test_other_angles_are_refused():
 
 
 def test_float32_angles_keep_the_function_where_strides_would_differ():
-    own, ours = own_and_ours("gpt_neox", exact=False)  # it rotates a part of the features
+    theirs, ours = function_and_replacement("gpt_neox", exact=False)  # it rotates a part of the features
     q, tables = torch.randn(2, 4, 16, 6).transpose(2, 3), torch.rand(2, 6, 4).repeat(1, 1, 2)
-    for got, want in zip(ours(q, q, tables, tables), own(q, q, tables, tables), strict=True):
-        assert torch.equal(got, want)
-        assert got.stride() == want.stride()
+    for y, their_y in zip(ours(q, q, tables, tables), theirs(q, q, tables, tables), strict=True):
+        assert torch.equal(y, their_y)
+        assert y.stride() == their_y.stride()
 
 
 def test_an_unknown_function_is_called_with_exact_tables(monkeypatch):
     """A model whose function was replaced for all models before: ours gives it tables, and rounds once."""
-    own = modeling("llama").apply_rotary_pos_emb
+    function = modeling("llama").apply_rotary_pos_emb
 
     def factor(q, k, cos, sin, unsqueeze_dim=1):
-        return tuple(1.001 * y for y in own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim))
+        return tuple(1.001 * y for y in function(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim))
 
     monkeypatch.setattr(modeling("llama"), "apply_rotary_pos_emb", factor)
     for dtype, bound in ((torch.float32, CLOSE), (torch.bfloat16, 0.1)):
         model = build("llama", dtype)
-        want = logits(model)
+        expected = logits(model)
         with ra.hf.patched(model) as report:
             assert report[1].replaced == "rotation by the model's function, rounded once"
-            assert off(logits(model).float(), want.float()) < bound
+            assert off(logits(model).float(), expected.float()) < bound
         with ra.hf.patched(model, angles="float32"):
-            assert torch.equal(logits(model), want)
+            assert torch.equal(logits(model), expected)
 
 
 def test_decorated_methods_are_rebound():
@@ -640,8 +644,8 @@ def test_reports_list_each_module_with_its_rope():
     report = ra.hf.patch(model)
     names = ["model.rotary_emb", "model.layers.0.self_attn", "model.layers.1.self_attn"]
     assert [entry.name for entry in report] == names
-    for kind, rope in report[0].rope.items():
-        assert rope == ra.RoPE.from_config(config, layer_type=kind)
+    for layer_type, rope in report[0].rope.items():
+        assert rope == ra.RoPE.from_config(config, layer_type=layer_type)
     assert report.left == ()
     for words in ("3 modules patched", "model.layers.*.self_attn (2)", "base=1000000.0"):
         assert words in str(report)
@@ -659,12 +663,12 @@ def test_report_of_a_rotary_module_alone():
 
 def test_towers_that_are_not_known_are_left_alone(monkeypatch):
     model = build("qwen2_vl")
-    monkeypatch.setattr(type(model.model.visual.rotary_pos_emb), "forward", lambda self, x, ids, more: None)
+    monkeypatch.setattr(type(model.model.visual.rotary_pos_emb), "forward", lambda self, x, ids, scale: None)
     with ra.hf.patched(model) as report:
         assert [left.name for left in report.left] == ["model.visual.rotary_pos_emb"]
-        assert "forward takes (x, ids, more)" in report.left[0].reason
+        assert "forward takes (x, ids, scale)" in report.left[0].reason
         assert "left alone: model.visual.rotary_pos_emb" in str(report)
         assert not any("visual" in entry.name for entry in report)
     rotary = type(model.model.language_model.rotary_emb)
-    monkeypatch.setattr(rotary, "forward", lambda self, x, ids, more: None)
+    monkeypatch.setattr(rotary, "forward", lambda self, x, ids, scale: None)
     refused(model, "language_model.rotary_emb")

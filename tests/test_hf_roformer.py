@@ -35,12 +35,12 @@ FLOAT32_TABLES = 1e-6  # the tables of transformers are rounded to float32, also
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 
 
-def theirs(kind, dtype=torch.float64, **fields):
+def theirs(cls, dtype=torch.float64, **fields):
     """Return a random model of transformers, in which every weight has an effect."""
     fields = {"num_hidden_layers": 2, **SMALL, **fields}
     config = RoFormerConfig(vocab_size=WORDS, max_position_embeddings=LONGEST, pad_token_id=None, **fields)
     torch.manual_seed(0)
-    model = kind(config).eval()
+    model = cls(config).eval()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             deviation = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
@@ -52,13 +52,13 @@ def ours(model):
     """Return the model of the study with the weights of a model of transformers."""
     config = config_from(model.config)
     if isinstance(model, RoFormerModel):
-        made = Transformer(config, cross=model.config.add_cross_attention)
+        model_of_study = Transformer(config, cross=model.config.add_cross_attention)
     elif isinstance(model, RoFormerForSequenceClassification):
-        made = Classifier(config, model.config.num_labels)
+        model_of_study = Classifier(config, model.config.num_labels)
     else:
-        made = LanguageModel(config)
-    load(made.to(model.dtype), model.state_dict())
-    return made
+        model_of_study = LanguageModel(config)
+    load(model_of_study.to(model.dtype), model.state_dict())
+    return model_of_study
 
 
 def exact_tables(model):
@@ -86,7 +86,7 @@ def difference(model, length):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    ("cls", "fields"),
     [
         (RoFormerModel, {"hidden_size": 48, "embedding_size": 20, "num_attention_heads": 3}),
         (RoFormerForMaskedLM, {"hidden_size": 128, "num_attention_heads": 2}),
@@ -95,10 +95,10 @@ def difference(model, length):
     ],
     ids=["hidden", "masked", "causal", "classes"],
 )
-def test_models_agree(kind, fields):
+def test_models_agree(cls, fields):
     for length in (1, 17, LONGEST):
-        assert difference(theirs(kind, torch.float32, **fields), length) < FLOAT32
-    model = theirs(kind, **fields)
+        assert difference(theirs(cls, torch.float32, **fields), length) < FLOAT32
+    model = theirs(cls, **fields)
     assert FLOAT64 < difference(model, LONGEST) < FLOAT32_TABLES
     assert difference(exact_tables(model), LONGEST) < FLOAT64
 
@@ -140,8 +140,8 @@ def test_generated_tokens_and_logits_agree(padded):
     assert torch.equal(tokens, expected)
     assert len(tokens[:, 8:].unique()) >= 6
     every = torch.cat((keep, torch.ones(3, steps, dtype=torch.bool)), 1)
-    want = model(tokens, attention_mask=every.long()).logits[:, 7:-1]
-    torch.testing.assert_close(copy(tokens, keep=every)[:, 7:-1], want, atol=100 * FLOAT64, rtol=0)
+    logits = model(tokens, attention_mask=every.long()).logits[:, 7:-1]
+    torch.testing.assert_close(copy(tokens, keep=every)[:, 7:-1], logits, atol=100 * FLOAT64, rtol=0)
 
 
 def test_a_config_is_read_from_an_object_and_a_file():
@@ -156,8 +156,8 @@ def test_a_config_is_read_from_an_object_and_a_file():
 
 
 def test_other_configs_are_refused():
-    others = {"hidden_act": "relu", "rotary_value": True, "tie_word_embeddings": False, "model_type": "bert"}
-    for name, value in others.items():
+    changes = {"hidden_act": "relu", "rotary_value": True, "tie_word_embeddings": False, "model_type": "bert"}
+    for name, value in changes.items():
         with pytest.raises(ValueError, match=f"{name} is {value!r}: only"):
             config_from({**RoFormerConfig().to_dict(), name: value})
 
@@ -167,12 +167,12 @@ def test_other_weights_are_refused():
     config, state = config_from(model.config), model.state_dict()
     lacking = {name: value for name, value in state.items() if name != "roformer.embeddings.LayerNorm.bias"}
     untied = {"cls.predictions.decoder.bias": torch.ones(WORDS)}
-    for made, weights, message in (
+    for model_of_study, weights, message in (
         (LanguageModel(config), lacking, "lacks roformer.embeddings.LayerNorm.bias"),
         (LanguageModel(config), state | {"roformer.pooler.bias": torch.ones(3)}, "has no roformer.pooler"),
         (LanguageModel(config), state | untied, "not tied.*: cls.predictions.decoder.bias"),
         (LanguageModel(replace(config, encoding="learned")), state, "has no .*layers.0.attention.encoding"),
     ):
         with pytest.raises(ValueError, match=message):
-            load(made, weights)
+            load(model_of_study, weights)
     load(LanguageModel(config), {name: value for name, value in state.items() if "decoder" not in name})

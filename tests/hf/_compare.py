@@ -50,8 +50,9 @@ def off(x, y):
 def state(model):
     """Return every attribute of every module, and every global of the model's code, in their order."""
     files = dict.fromkeys(type(module).__module__ for module in model.modules())
-    found = {(name, key): value for name, m in model.named_modules() for key, value in _flat(vars(m))}
-    return found | {(file, key): value for file in files for key, value in vars(sys.modules[file]).items()}
+    attributes = {(name, key): value for name, m in model.named_modules() for key, value in _flat(vars(m))}
+    code = {(file, key): value for file in files for key, value in vars(sys.modules[file]).items()}
+    return attributes | code
 
 
 def _flat(attributes):
@@ -59,7 +60,7 @@ def _flat(attributes):
     for key, value in attributes.items():
         yield key, value
         if isinstance(value, dict):
-            yield from (((key, inner), item) for inner, item in value.items())
+            yield from (((key, inner), inner_value) for inner, inner_value in value.items())
 
 
 def is_same(before, after):

@@ -29,9 +29,9 @@ def probe_of(name):
     _, config, layer_type, length = CASES[name].values()
     config_object = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     folder = config["model_type"].removesuffix("_text")
-    (case,) = (one for one in cases() if one.model == folder and "Vision" not in one.cls)
+    (case,) = (case for case in cases() if case.model == folder and "Vision" not in case.cls)
     form = replace(case.row.form, positions=(np.arange(length),))
-    (layer,) = (one for one in _text.layers_of(form, config_object) if one.ask == layer_type)
+    (layer,) = (layer for layer in _text.layers_of(form, config_object) if layer.ask == layer_type)
     return _text.probe(form, layer, folder, case.cls, config, config_object)
 
 

@@ -32,26 +32,26 @@ def some(rng, values):
     return {key: value for key, value in values.items() if rng.random() < 0.5}
 
 
-def rule(rng, kind, pairs, longest):
+def rule(rng, rule_type, pairs, longest):
     """Return a rule's own keys. `longest` is the config's max_position_embeddings."""
     before = {BEFORE: int(rng.integers(16, longest))}
-    if kind in ("linear", "dynamic"):
+    if rule_type in ("linear", "dynamic"):
         return {"factor": real(rng, 1, 8)}
-    if kind == "yarn":
+    if rule_type == "yarn":
         optional = {"beta_fast": real(rng, 8, 40), "beta_slow": real(rng, 0.5, 4)}
         optional |= {"truncate": bool(rng.random() < 0.5), "attention_factor": real(rng, 0.5, 2)}
         scales = {"mscale": real(rng, 0.5, 2), "mscale_all_dim": real(rng, 0.5, 2)}
         rope = {"factor": real(rng, 1, 40), **before, **some(rng, optional)}
         return {**rope, **scales} if rng.random() < 0.5 else rope
-    if kind == "longrope":
+    if rule_type == "longrope":
         factors = {name: [real(rng, 1, 30) for _ in range(pairs)] for name in ("short_factor", "long_factor")}
         optional = {"factor": real(rng, 1, 32), "attention_factor": real(rng, 0.5, 2)}
         return {**before, **factors, **some(rng, optional)}
-    if kind == "llama3":
+    if rule_type == "llama3":
         low = real(rng, 0.5, 4)
         ends = {"low_freq_factor": low, "high_freq_factor": low + real(rng, 1, 4)}
         return {"factor": real(rng, 1, 32), **before, **ends}
-    if kind == "proportional":
+    if rule_type == "proportional":
         return {"partial_rotary_factor": real(rng, 0.1, 1), **some(rng, {"factor": real(rng, 1, 8)})}
     return {}
 
@@ -63,15 +63,15 @@ def positions(rope, longest):
     return tuple(np.array([0, 1, end // 3, end - 1]) for end in sorted(ends))
 
 
-def stated(rng, rope, kind):
+def stated(rng, rope, rule_type):
     """State a rule in the current form or an older form."""
     style, theta = rng.integers(4), base(rng)
     if style < 2:
         key = ("rope_parameters", "rope_scaling")[style]
-        return {key: {"rope_type": kind, "rope_theta": theta, **rope}}
-    if kind == "default" and not rope:
+        return {key: {"rope_type": rule_type, "rope_theta": theta, **rope}}
+    if rule_type == "default" and not rope:
         return {"rope_theta": theta, **some(rng, {"rope_scaling": None})}
-    return {"rope_theta": theta, "rope_scaling": {"type" if style == 2 else "rope_type": kind, **rope}}
+    return {"rope_theta": theta, "rope_scaling": {"type" if style == 2 else "rope_type": rule_type, **rope}}
 
 
 # Configs
@@ -91,62 +91,72 @@ class Drawn:
     shares: tuple[float, ...] = ()  # of the features that rotate
     old: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     latent: bool = False
-    others: tuple[str, ...] = ()  # rules of the second layer type
+    second_rules: tuple[str, ...] = ()  # of the second layer type
     global_width: bool = False  # heads of twice the width in the layers of full attention
 
-    def draw(self, rng, kind, in_older_keys):
+    def draw(self, rng, rule_type, in_older_keys):
         """Return a config, its rule's keys, and the rule whose slack holds."""
         heads, width = int(rng.choice([2, 4, 8])), int(rng.choice([16, 32, 48, 64]))
         longest = int(rng.integers(64, 512))
-        given = {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "num_hidden_layers": 4}
-        given["max_position_embeddings"] = longest
+        fields = {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "num_hidden_layers": 4}
+        fields["max_position_embeddings"] = longest
         explicit = rng.random() < 0.5 if self.explicit is None else self.explicit
-        given |= {"hidden_size": heads * (32 if explicit else width)}
-        given |= {"head_dim": width} if explicit else {}
+        fields |= {"hidden_size": heads * (32 if explicit else width)}
+        fields |= {"head_dim": width} if explicit else {}
         if self.latent:
             width = int(rng.choice([16, 32, 64]))
-            given |= {"qk_rope_head_dim": width, "qk_nope_head_dim": 48, "v_head_dim": 32, "kv_lora_rank": 16}
-        if self.others:
-            kinds = dict(zip(t.TYPES, (kind, str(rng.choice(self.others))), strict=True))
-            ropes = {name: self.parameters(rng, one, width, longest) for name, one in kinds.items()}
-            given |= {"layer_types": [*t.TYPES] * 2, "rope_parameters": ropes}
-            given |= {"global_head_dim": 2 * width} if self.global_width else {}
-            both = {key: value for rope in ropes.values() for key, value in rope.items()}
-            return given, both, "llama3"  # the largest slack, for either rule
+            fields |= {
+                "qk_rope_head_dim": width,
+                "qk_nope_head_dim": 48,
+                "v_head_dim": 32,
+                "kv_lora_rank": 16,
+            }
+        if self.second_rules:
+            rule_types = dict(zip(t.TYPES, (rule_type, str(rng.choice(self.second_rules))), strict=True))
+            ropes = {
+                name: self.parameters(rng, layer_rule, width, longest)
+                for name, layer_rule in rule_types.items()
+            }
+            fields |= {"layer_types": [*t.TYPES] * 2, "rope_parameters": ropes}
+            fields |= {"global_head_dim": 2 * width} if self.global_width else {}
+            rules = {key: value for rope in ropes.values() for key, value in rope.items()}
+            return fields, rules, "llama3"  # the largest slack, for either rule
         if self.shares and not in_older_keys:
-            rope = self.parameters(rng, kind, width, longest)
-            return {**given, "rope_parameters": rope}, rope, kind
-        share, (theta, part) = float(rng.choice(self.shares or [1.0])), self.old
-        rope = rule(rng, kind, int(width * share) // 2, longest)
+            rope = self.parameters(rng, rule_type, width, longest)
+            return {**fields, "rope_parameters": rope}, rope, rule_type
+        share, (theta, share_key) = float(rng.choice(self.shares or [1.0])), self.old
+        rope = rule(rng, rule_type, int(width * share) // 2, longest)
         if not self.shares:
-            return {**given, **stated(rng, rope, kind)}, rope, kind
-        scaling = {} if kind == "default" else {"rope_scaling": {"type": kind, **rope}}
-        return {**given, theta: base(rng), part: share, **scaling}, rope, kind
+            return {**fields, **stated(rng, rope, rule_type)}, rope, rule_type
+        scaling = {} if rule_type == "default" else {"rope_scaling": {"type": rule_type, **rope}}
+        return {**fields, theta: base(rng), share_key: share, **scaling}, rope, rule_type
 
-    def parameters(self, rng, kind, width, longest):
+    def parameters(self, rng, rule_type, width, longest):
         """Return rotary parameters with a share."""
-        has_share = self.shares and kind != "proportional"
+        has_share = self.shares and rule_type != "proportional"
         share = float(rng.choice(self.shares)) if has_share else 1.0
         pairs = int(width * share) // 2
-        more = {"partial_rotary_factor": share} if has_share else {}
-        rope = rule(rng, kind, pairs, longest)
-        if self.others:
+        share_field = {"partial_rotary_factor": share} if has_share else {}
+        rope = rule(rng, rule_type, pairs, longest)
+        if self.second_rules:
             rope.pop("truncate", None)  # transformers reads it from the outer dict
-        return {"rope_type": kind, "rope_theta": base(rng), **rope, **more}
+        return {"rope_type": rule_type, "rope_theta": base(rng), **rope, **share_field}
 
     def probes(self, seed):
         """Yield a probe of each rule and layer type; the dict of the config is read the same."""
-        (case,) = (one for one in cases() if one.cls == f"{self.name}RotaryEmbedding")
-        form, (owner, _) = case.row.form, places(case.model, case.cls, case.row.parts)[-1]
-        for number, kind in enumerate(self.rules):
+        (case,) = (case for case in cases() if case.cls == f"{self.name}RotaryEmbedding")
+        form, (owner, _) = case.row.form, places(case.model, case.cls, case.row.paths)[-1]
+        for number, rule_type in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
-            stated_fields, rope, slack_rule = self.draw(rng, kind, in_older_keys=(seed + number) % 2 == 0)
+            stated_fields, rope, slack_rule = self.draw(
+                rng, rule_type, in_older_keys=(seed + number) % 2 == 0
+            )
             at = positions(rope, stated_fields["max_position_embeddings"])
             config = owner(**copy.deepcopy(stated_fields))
             for layer in t.layers_of(form, config):
                 probe = t.probe(replace(form, positions=at), layer, case.model, case.cls, config, config)
-                others = ({"model_type": owner.model_type, **stated_fields},)
-                yield replace(probe, others=others, slack=SLACK.get(slack_rule, 1.0))
+                as_dict = {"model_type": owner.model_type, **stated_fields}
+                yield replace(probe, equal_configs=(as_dict,), slack=SLACK.get(slack_rule, 1.0))
 
 
 def drawn(names, **fields):
@@ -167,8 +177,8 @@ FORMS: tuple[Drawn, ...] = (
     *drawn("Nemotron Glm4 Qwen3Next", explicit=True, shares=SHARES),
     *drawn("DeepseekV2", rules=NO_LONG, explicit=False, latent=True),
     *drawn("DeepseekV3 DeepseekV32 MiniCPM3", explicit=False, latent=True),
-    *drawn("Gemma3 Olmo3", rules=NO_LONG, explicit=True, others=STATIC),
-    *drawn("Laguna MiMoV2Flash", rules=NO_LONG, explicit=True, others=STATIC, shares=(0.25, 0.5, 1.0)),
-    *drawn("Lfm3", rules=STATIC, explicit=True, others=(*STATIC, "proportional")),
-    *drawn("Gemma4Text", rules=GLOBAL, explicit=True, others=GLOBAL[:2], global_width=True),
+    *drawn("Gemma3 Olmo3", rules=NO_LONG, explicit=True, second_rules=STATIC),
+    *drawn("Laguna MiMoV2Flash", rules=NO_LONG, explicit=True, second_rules=STATIC, shares=(0.25, 0.5, 1.0)),
+    *drawn("Lfm3", rules=STATIC, explicit=True, second_rules=(*STATIC, "proportional")),
+    *drawn("Gemma4Text", rules=GLOBAL, explicit=True, second_rules=GLOBAL[:2], global_width=True),
 )

@@ -50,7 +50,7 @@ def by_name(name, **options):
     return apply
 
 
-both = by_name("apply_rotary_pos_emb")  # it copies features beyond the width of cos
+rotate_both = by_name("apply_rotary_pos_emb")  # it copies features beyond the width of cos
 
 
 def sliced(module, config, q, k, cos, sin):
@@ -64,7 +64,7 @@ def sliced(module, config, q, k, cos, sin):
 def latent(module, config, q, k, cos, sin):
     """DeepSeek-V3's q_pe and k_pe: from interleaved pairs to half pairs, unless the config chooses half."""
     if not getattr(config, "rope_interleave", True):
-        return both(module, config, q, k, cos, sin)
+        return rotate_both(module, config, q, k, cos, sin)
     return module.apply_rotary_pos_emb_interleave(q, k, cos, sin)
 
 
@@ -83,8 +83,8 @@ def first_head(module, config, q, k, cos, sin):
     """Pass every head as head 0: Qwen2.5-Omni's DiT rotates only that head."""
     done = []
     for x in (q, k):
-        one = module.deinterleave_head_dim(x.reshape(-1, 1, *x.shape[2:]))
-        done.append(module.apply_rotary_pos_emb(one, one, cos, sin)[0].reshape(x.shape))
+        head = module.deinterleave_head_dim(x.reshape(-1, 1, *x.shape[2:]))
+        done.append(module.apply_rotary_pos_emb(head, head, cos, sin)[0].reshape(x.shape))
     return tuple(done)
 
 
@@ -116,8 +116,8 @@ def width_of_layer(config, layer):
 
 def width_in_memories(config, layer):
     """Return the width in SAM's attention to memories."""
-    whole = config.memory_attention_hidden_size // config.memory_attention_downsample_rate
-    return int(whole // config.memory_attention_num_attention_heads)
+    width = config.memory_attention_hidden_size // config.memory_attention_downsample_rate
+    return int(width // config.memory_attention_num_attention_heads)
 
 
 def layers_of(form, config):
@@ -138,7 +138,7 @@ class Form:
     (S, axes).
     """
 
-    apply: Callable[..., tuple[Any, Any]] = both
+    apply: Callable[..., tuple[Any, Any]] = rotate_both
     repeats: str | None = "half"
     width: Callable[[Any, Layer], int] = width_of
     axes: int = 1
@@ -186,8 +186,8 @@ def rotary(form, layer, model, cls, config, pos):
     tables = out if isinstance(out, tuple) else (out,)
     prefix = "" if layer.key is None else f"{layer.key}_"
     frequencies = form.frequencies(module) if form.frequencies else getattr(module, f"{prefix}inv_freq")
-    parts = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
-    cos, sin = (_walk.one_per_pair(part.reshape(len(pos), -1).numpy(), form.repeats) for part in parts)
+    cos_sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
+    cos, sin = (_walk.one_per_pair(table.reshape(len(pos), -1).numpy(), form.repeats) for table in cos_sin)
 
     def rotate(arrays):
         with torch.no_grad():
@@ -203,14 +203,14 @@ def rotary(form, layer, model, cls, config, pos):
     )
 
 
-def probe(form, layer, model, cls, whole, inner, part=None):
+def probe(form, layer, model, cls, outer, inner, path=None):
     """Return the probe of one layer type of one config."""
     return Probe(
-        config=whole,
+        config=outer,
         theirs=lambda pos: rotary(form, layer, model, cls, inner, pos),
         head_dim=form.width(inner, layer),
         positions=form.positions if layer.rotating else LINE,
-        part=part,
+        part=path,
         layer_type=layer.ask,
     )
 
@@ -219,39 +219,39 @@ def probe(form, layer, model, cls, whole, inner, part=None):
 class Row:
     """How classes are compared.
 
-    `change` changes their default config. `more` are other forms, each with its change of the default config.
-    `parts` are as in `places`. `tables` is the class that makes the tables of an attention layer. Each push
-    compares the class `kind`.
+    `change` changes their default config. `variants` are other forms, each with its change of the default
+    config. `paths` are as in `places`. `tables` is the class that makes the tables of an attention layer.
+    Each push compares the class `first`.
     """
 
-    kind: str
+    first: str
     form: Form
-    parts: tuple[str | None, ...]
+    paths: tuple[str | None, ...]
     change: Callable[[Any], None]
-    more: tuple[tuple[Form, Callable[[Any], None]], ...]
+    variants: tuple[tuple[Form, Callable[[Any], None]], ...]
     tables: str | None
 
 
 def probes(row, model, cls):
     """Yield a probe for each place of a config and each layer type, and with another base and width."""
-    for owner, part in _walk.places(model, cls, row.parts):
-        whole = owner()
-        row.change(_walk.at_part(whole, part))
-        yield from of_config(row.form, model, row.tables or cls, whole, part)
-    for form, change in row.more:
+    for owner, path in _walk.places(model, cls, row.paths):
+        outer = owner()
+        row.change(_walk.at_part(outer, path))
+        yield from of_config(row.form, model, row.tables or cls, outer, path)
+    for form, change in row.variants:
         config = owner()
         change(config)
         yield from of_config(form, model, cls, config, None)
 
 
-def of_config(form, model, cls, whole, part):
+def of_config(form, model, cls, outer, path):
     """Yield the probes of one config; if it is alone, also of the config with another base and width."""
-    inner = _walk.at_part(whole, part)
+    inner = _walk.at_part(outer, path)
     layers = layers_of(form, inner)
     for layer in layers:
-        yield probe(form, layer, model, cls, whole, inner, part)
+        yield probe(form, layer, model, cls, outer, inner, path)
     is_plain = layers == (Layer(),) and form.axes < 3 and not hasattr(inner, "qk_rope_head_dim")
-    if part is None and is_plain and (changed := _walk.other(inner)) is not None:
+    if path is None and is_plain and (changed := _walk.other(inner)) is not None:
         yield replace(probe(form, Layer(), model, cls, changed, changed), shown=False)
 
 
@@ -261,16 +261,17 @@ def of_config(form, model, cls, whole, part):
 def layers(*keys, rotating=(), unrotated=()):
     """Return layer types with keys of parameters, that rotate by the others, or that do not rotate."""
     rotated = (*(Layer(key, key) for key in keys), *map(Layer, rotating))
-    return (*rotated, *(Layer(one, rotating=False) for one in unrotated))
+    return (*rotated, *(Layer(layer_type, rotating=False) for layer_type in unrotated))
 
 
-def row(form, names, parts=(), change=lambda config: None, more=(), tables=None, **of_form):
-    """Return rows of classes, named without "RotaryEmbedding"; the first is their kind.
+def row(form, names, paths=(), change=lambda config: None, variants=(), tables=None, **of_form):
+    """Return rows of classes, named without "RotaryEmbedding"; pushes compare the first.
 
-    Classes of other places that rotate as Llama does are of its kind.
+    For classes of other places that rotate as Llama does, pushes compare Llama's class.
     """
-    reference = "Llama" if parts and form is HALF else names.split()[0]
-    return dict.fromkeys(names.split(), Row(reference, replace(form, **of_form), parts, change, more, tables))
+    reference = "Llama" if paths and form is HALF else names.split()[0]
+    of_names = Row(reference, replace(form, **of_form), paths, change, variants, tables)
+    return dict.fromkeys(names.split(), of_names)
 
 
 def cases_without(listed):
@@ -278,10 +279,12 @@ def cases_without(listed):
     unlisted = []
     for model, cls in sorted(_walk.classes() - {(case.model, case.cls) for case in listed}):
         name = cls.removesuffix("RotaryEmbedding")
-        one = ROWS.get(name, ROWS["Qwen2_5_VLVision" if name.endswith("Vision") else "Llama"])
-        takes = f"an attention layer, which takes its tables from `{one.tables}`"
-        make_probes = functools.partial(probes, one, model, cls)
-        unlisted.append(Case(model, cls, make_probes, takes if one.tables else _walk.EQUAL, row=one))
+        class_row = ROWS.get(name, ROWS["Qwen2_5_VLVision" if name.endswith("Vision") else "Llama"])
+        takes = f"an attention layer, which takes its tables from `{class_row.tables}`"
+        make_probes = functools.partial(probes, class_row, model, cls)
+        unlisted.append(
+            Case(model, cls, make_probes, takes if class_row.tables else _walk.EQUAL, row=class_row)
+        )
     return unlisted
 
 
@@ -324,9 +327,9 @@ def alternating(*names, **values):
 
 def dense(config):
     """Make Cohere 2 MoE's first layer dense and of full attention."""
-    rest = config.num_hidden_layers - 4
-    config.layer_types = [FULL, SLIDING, SLIDING, FULL] + [SLIDING] * rest
-    config.mlp_layer_types = ["dense"] + ["sparse"] * (rest + 3)
+    num_extra = config.num_hidden_layers - 4
+    config.layer_types = [FULL, SLIDING, SLIDING, FULL] + [SLIDING] * num_extra
+    config.mlp_layer_types = ["dense"] + ["sparse"] * (num_extra + 3)
 
 
 TYPES = FULL, SLIDING = "full_attention", "sliding_attention"
@@ -361,15 +364,15 @@ ROWS: dict[str, Row] = {
     **row(HALF, "Llama"),
     **row(TOWER, "Qwen2_5_VLVision"),
     # Places of configs that the annotations do not tell
-    **row(HALF, "Csm", parts=(None, "depth_decoder")),
-    **row(HALF, "DeepseekOcr2Vision", parts=("vision.encoder",)),
-    **row(HALF, "Dia T5Gemma", parts=("encoder", "decoder")),
-    **row(HALF, "GlmAsr Nemotron3Diarization", parts=("audio",)),
-    **row(HALF, "Nemotron3_5Transcribe", parts=("audio.asr", "word_timestamp")),
-    **row(HALF, "Qwen3OmniMoe", parts=("code2wav", "talker.code_predictor")),
-    **row(HALF, "VoxtralRealtime", parts=("audio", "text")),
+    **row(HALF, "Csm", paths=(None, "depth_decoder")),
+    **row(HALF, "DeepseekOcr2Vision", paths=("vision.encoder",)),
+    **row(HALF, "Dia T5Gemma", paths=("encoder", "decoder")),
+    **row(HALF, "GlmAsr Nemotron3Diarization", paths=("audio",)),
+    **row(HALF, "Nemotron3_5Transcribe", paths=("audio.asr", "word_timestamp")),
+    **row(HALF, "Qwen3OmniMoe", paths=("code2wav", "talker.code_predictor")),
+    **row(HALF, "VoxtralRealtime", paths=("audio", "text")),
     # Other pairings, and functions of other shapes
-    **row(INTERLEAVED, "Blt", parts=("patcher", "encoder", "decoder", "global")),
+    **row(INTERLEAVED, "Blt", paths=("patcher", "encoder", "decoder", "global")),
     **row(INTERLEAVED, "Cohere"),
     **row(HALF, "Glm Glm4 Ernie4_5 Ernie4_5_Moe Helium"),  # the function reorders half tables
     **row(HALF, "GptOss OpenAIPrivacyFilter", repeats=None),
@@ -392,30 +395,30 @@ ROWS: dict[str, Row] = {
           apply=positions_first("apply_rotary_emb"), repeats=None),
     **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_ROTATES),
     # Without a window, all layers rotate.
-    **row(HALF, "Exaone4", layers=SLIDING_ROTATES, more=((FULL_ROTATES, fields(sliding_window=None)),)),
+    **row(HALF, "Exaone4", layers=SLIDING_ROTATES, variants=((FULL_ROTATES, fields(sliding_window=None)),)),
     **row(INTERLEAVED, "Cohere2", layers=SLIDING_ROTATES),
     # The dense layers at the front also rotate, although they have full attention.
-    **row(INTERLEAVED, "Cohere2Moe", layers=SLIDING_ROTATES, more=((FRONT_ROTATES, dense),)),
+    **row(INTERLEAVED, "Cohere2Moe", layers=SLIDING_ROTATES, variants=((FRONT_ROTATES, dense),)),
     **row(HALF, "SmolLM3", layers=layers(rotating=(0,), unrotated=(3,))),
-    **row(HALF, "GraniteSWA GraniteMoeSWA", more=((THETAS, LAYERS_OF_THETA),)),
+    **row(HALF, "GraniteSWA GraniteMoeSWA", variants=((THETAS, LAYERS_OF_THETA),)),
     **row(HALF, "MuseGlimmerText", layers=layers(rotating=(50,), unrotated=(51,))),
     **row(HALF, "MuseSparkText", layers=layers(rotating=(60,), unrotated=(61,))),
     # Models that rotate by a field of the config
     **row(HALF, "Esm", change=fields(position_embedding_type="rotary"),
-          more=((HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
+          variants=((HALF, fields(position_embedding_type="rotary", rope_theta=300.0)),
                 (UNROTATED_LAYERS, fields(position_embedding_type="absolute")))),
-    **row(UNROTATED_LAYERS, "GraniteMoeHybrid", more=((HALF, fields(position_embedding_type="rope")),)),
-    **row(UNROTATED_LAYERS, "Zamba2", more=((HALF, fields(use_mem_rope=True)),)),
-    **row(HALF, "Falcon", more=((UNROTATED_LAYERS, fields(alibi=True)),)),
-    **row(HALF, "Molmo2", more=((SCALED_LAYER, SCALED), (OTHER_LAYER, SCALED))),
+    **row(UNROTATED_LAYERS, "GraniteMoeHybrid", variants=((HALF, fields(position_embedding_type="rope")),)),
+    **row(UNROTATED_LAYERS, "Zamba2", variants=((HALF, fields(use_mem_rope=True)),)),
+    **row(HALF, "Falcon", variants=((UNROTATED_LAYERS, fields(alibi=True)),)),
+    **row(HALF, "Molmo2", variants=((SCALED_LAYER, SCALED), (OTHER_LAYER, SCALED))),
     # Parameters by layer type
     **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert"),
-    **row(HALF, "T5Gemma2", parts=("encoder.text", "decoder")),
+    **row(HALF, "T5Gemma2", paths=("encoder.text", "decoder")),
     **row(HALF, "Gemma3n"),  # one array at a time
     **row(HALF, "Gemma4Text DiffusionGemmaText EmbeddingGemma2 Gemma4UnifiedText", width=width_of_layer),
-    **row(HALF, "Laguna Mellum", more=((HALF, alternating(*TYPES)),)),
-    **row(HALF, "Zaya", more=((HALF, alternating("hybrid", "hybrid_sliding")),)),
-    **row(HALF, "Step3p7", more=((HALF, alternating(*TYPES, rope_parameters=STEP_RULES)),)),
+    **row(HALF, "Laguna Mellum", variants=((HALF, alternating(*TYPES)),)),
+    **row(HALF, "Zaya", variants=((HALF, alternating("hybrid", "hybrid_sliding")),)),
+    **row(HALF, "Step3p7", variants=((HALF, alternating(*TYPES, rope_parameters=STEP_RULES)),)),
     **row(HALF, "Beam", layers=SLIDING_KEYED),
     # The last features of a head
     **row(HALF, "DeepseekV4", layers=layers("main", "compress"), repeats=None,
@@ -423,8 +426,8 @@ ROWS: dict[str, Row] = {
     # Three coordinates
     **row(MROPE, "Qwen2VL Qwen2_5_VL PaddleOCR Qwen3VLText Qwen3VLMoeText Cosmos3EdgeText Qwen3_5Text"
           " Qwen3_5MoeText Qwen4ExpText"),
-    **row(MROPE, "Qwen2_5Omni", parts=("talker", "thinker.text")),
-    **row(MROPE, "Qwen3OmniMoeTalker", parts=("talker.text",)),
+    **row(MROPE, "Qwen2_5Omni", paths=("talker", "thinker.text")),
+    **row(MROPE, "Qwen3OmniMoeTalker", paths=("talker.text",)),
     # The default width, 73, is odd and cannot run.
     **row(MROPE, "Qwen3OmniMoeThinkerText", change=fields(head_dim=128)),
     **row(MROPE, "Glm4vText", repeats="interleaved", change=sections(16, 24, 24)),
@@ -444,14 +447,14 @@ ROWS: dict[str, Row] = {
           positions=(VOLUME,)),
     **row(TOWER, "PixtralVision", apply=by_name("apply_rotary_pos_emb", unsqueeze_dim=0),
           frequencies=lambda module: module.inv_freq.flatten()),
-    **row(OF_NEOMME, "NeoMME", more=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
+    **row(OF_NEOMME, "NeoMME", variants=((OF_NEOMME, fields(head_dim=32, rope_parameters=NEOMME)),)),
     # SAM, and the attention layers that take its tables
     **row(SAM, "Sam3ViT"),
     **row(SAM, "Sam3ViTRoPEAttention", tables="Sam3ViTRotaryEmbedding"),
-    **row(MEMORIES, "Sam2VideoVision Sam3TrackerVideoVision", more=((MEMORIES, OTHER_MEMORIES),)),
+    **row(MEMORIES, "Sam2VideoVision Sam3TrackerVideoVision", variants=((MEMORIES, OTHER_MEMORIES),)),
     **row(MEMORIES, "Sam2VideoRoPEAttention", tables="Sam2VideoVisionRotaryEmbedding"),
     **row(MEMORIES, "Sam3TrackerVideoRoPEAttention", tables="Sam3TrackerVideoVisionRotaryEmbedding"),
-    **row(SELF_ATTENTION, "EdgeTamVideoVision", more=((SELF_ATTENTION, OTHER_MEMORIES),)),
+    **row(SELF_ATTENTION, "EdgeTamVideoVision", variants=((SELF_ATTENTION, OTHER_MEMORIES),)),
     **row(SELF_ATTENTION, "EdgeTamVideoRoPESelfAttention EdgeTamVideoRoPECrossAttention",
           tables="EdgeTamVideoVisionRotaryEmbedding"),
 }  # fmt: skip

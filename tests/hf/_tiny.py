@@ -102,8 +102,8 @@ def rotaries(model):
 
 def weights(model):
     """Return the parameters, and the codebooks, which are buffers."""
-    found = {name: parameter.data for name, parameter in model.named_parameters()}
-    return found | {name: book for name, book in model.named_buffers() if name.endswith("embed_sum")}
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    return parameters | {name: book for name, book in model.named_buffers() if name.endswith("embed_sum")}
 
 
 def set_weights(model):
@@ -124,10 +124,10 @@ def set_weights(model):
 def answer(output):
     """Return a model's logits, or its first floating-point array."""
     logits = getattr(output, "logits", None)
-    found = next(arrays(output), None) if logits is None else logits
-    if found is None:
+    array = next(arrays(output), None) if logits is None else logits
+    if array is None:
         raise LookupError(f"{type(output).__name__} has no floating-point array")
-    return found
+    return array
 
 
 def arrays(output):

@@ -68,9 +68,9 @@ def kept_layers(config):
     lists = [[*map(str, v)] for v in config.values() if isinstance(v, list) and len(v) == count]
     if special := config.get("per_layer_config"):
         lists.append([str(special.get(f"{layer:02d}")) for layer in range(count)])
-    chosen = {kinds.index(kind) for kinds in lists if len({*kinds}) <= KINDS for kind in kinds}
-    others = [layer for layer in range(count) if layer not in chosen]
-    return sorted(chosen | {*others[: max(0, 2 - len(chosen))]})
+    chosen = {names.index(name) for names in lists if len({*names}) <= KINDS for name in names}
+    unchosen = [layer for layer in range(count) if layer not in chosen]
+    return sorted(chosen | {*unchosen[: max(0, 2 - len(chosen))]})
 
 
 def reduced(config):
@@ -79,8 +79,8 @@ def reduced(config):
     new: dict[str, Any] = {}
     for key, old in config.items():
         if key == "per_layer_config" and old:
-            own = {n: old.get(f"{layer:02d}") for n, layer in enumerate(layers)}
-            new[key] = {n: of_layer(values, config) for n, values in own.items() if values is not None}
+            of_layers = {n: old.get(f"{layer:02d}") for n, layer in enumerate(layers)}
+            new[key] = {n: of_layer(values, config) for n, values in of_layers.items() if values is not None}
         elif key in ("rope_parameters", "rope_scaling") and isinstance(old, dict):
             new[key] = reduced_rule(old, config)
         elif isinstance(old, dict) and (key.endswith("config") or "model_type" in old):
@@ -94,10 +94,10 @@ def reduced(config):
     return new
 
 
-def of_layer(own, config):
+def of_layer(layer_config, config):
     """Reduce the sizes that a layer has of its own. Its heads stay wider than in the other layers."""
-    new = {key: new_size(key, value, {**config, **own}) for key, value in own.items()}
-    return new | {"head_dim": 2 * HEAD} if "head_dim" in own else new
+    new = {key: new_size(key, value, {**config, **layer_config}) for key, value in layer_config.items()}
+    return new | {"head_dim": 2 * HEAD} if "head_dim" in layer_config else new
 
 
 def reduced_rule(rule, config):
@@ -150,9 +150,9 @@ def text(**changes):
     return {"text_config": changes}
 
 
-def rule(**more):
+def rule(**fields):
     """Return rotary parameters."""
-    return {"rope_type": "default", "rope_theta": 10_000.0, **more}
+    return {"rope_type": "default", "rope_theta": 10_000.0, **fields}
 
 
 def mrope(*sections, base=10_000.0):
@@ -180,7 +180,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     **each("seamless_m4t wav2vec2_bert wav2vec2_conformer", {"position_embeddings_type": "rotary"}),
     "bamba": {"attn_layer_indices": [1]},
     "blt": {**BYTES, "encoder_hash_byte_group_vocab": 64,
-            **{f"{part}_config": BYTES for part in ("patcher", "encoder", "decoder")}},
+            **{f"{name}_config": BYTES for name in ("patcher", "encoder", "decoder")}},
     "chameleon": {"vocabulary_map": {"<image>": 127},
                   "vq_config": {"resolution": 32, "base_channels": 32, "num_embeddings": 32}},
     "cohere_compass": text(layer_types=[SLIDING, FULL], rope_parameters={

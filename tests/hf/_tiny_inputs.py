@@ -88,11 +88,11 @@ def patch_shape(model):
 SQUARE = ("kimi_k25", "paddleocr_vl")  # their patches are squares, other models' are flat
 
 
-def pixels(count, **more):
+def pixels(count, **features):
     """Return the maker of a text with a picture of `count` tokens, in an array of pixels."""
     return lambda model: {
         **with_image_tokens(model, count),
-        **with_features({"pixel_values": (BATCH, 3, SIDE, SIDE), **more}),
+        **with_features({"pixel_values": (BATCH, 3, SIDE, SIDE), **features}),
     }
 
 

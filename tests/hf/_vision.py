@@ -68,13 +68,13 @@ def conformer(model, name, config, pos):
         return UNROTATED
     module = getattr(owner, f"{name}RotaryPositionalEmbedding")(config)
     table = module(torch.zeros(1, int(pos.max()) + 1, 1))[:, pos]
-    own = getattr(owner, f"{name}SelfAttention")._apply_rotary_embedding
+    rotate_flat = getattr(owner, f"{name}SelfAttention")._apply_rotary_embedding
 
     def rotate(x):
         batch, heads, length, width = x.shape
         self = SimpleNamespace(num_heads=heads, head_size=width)
         flat = x.transpose(1, 2).reshape(batch, length, heads * width)
-        return own(self, flat, table).reshape(batch, length, heads, width).transpose(1, 2)
+        return rotate_flat(self, flat, table).reshape(batch, length, heads, width).transpose(1, 2)
 
     pairs = module.inv_freq.shape[0]
     return theirs(each(rotate), module.inv_freq, *table[:, :, 0, 0, :pairs])
@@ -88,11 +88,11 @@ def llama4(config, pos):
     owner = modeling("llama4")
     side = config.image_size // config.patch_size
     rows = np.where(pos.any(axis=-1), (pos[:, 1] - 1) * side + pos[:, 0] - 1, side * side)
-    whole = owner.Llama4VisionRotaryEmbedding(config)(torch.zeros(1))
-    table = whole[rows]
+    all_rows = owner.Llama4VisionRotaryEmbedding(config)(torch.zeros(1))
+    table = all_rows[rows]
     rotate = positions_first(owner.vision_apply_rotary_emb, freqs_ci=table)
     # Row 0 is position (1, 1): its angles are the frequencies.
-    return theirs(rotate, whole[0, 0].angle(), table[:, 0].real, table[:, 0].imag)
+    return theirs(rotate, all_rows[0, 0].angle(), table[:, 0].real, table[:, 0].imag)
 
 
 def loftr(config, pos):
@@ -113,8 +113,9 @@ def atoms(config, pos):
     where, which = torch.tensor(pos[:, :3])[None].float(), torch.tensor(pos[:, 3])[None]
     cos, sin = module(where, which, torch.float32)
     pairs = config.head_dim // 2
-    one = module(torch.ones(1, 1, 3), torch.ones(1, 1), torch.float64)  # at 1 the angles are the frequencies
-    omega = torch.atan2(one[1], one[0])[0, 0, :pairs]
+    # At 1 the angles are the frequencies.
+    at_one = module(torch.ones(1, 1, 3), torch.ones(1, 1), torch.float64)
+    omega = torch.atan2(at_one[1], at_one[0])[0, 0, :pairs]
     rotate = together(partial(owner.apply_rotary_pos_emb, cos=cos, sin=sin))
     return theirs(rotate, omega, cos[0, :, :pairs], sin[0, :, :pairs])
 
@@ -128,10 +129,10 @@ def clvp(config, pos):
     width, ids = angles.shape[-1], torch.tensor(pos)[None]
 
     def rotate(x):
-        first, rest = x[..., :width], x[..., width:]
+        first, unrotated = x[..., :width], x[..., width:]
         turned = owner.apply_rotary_pos_emb(first, first, first, angles.cos(), angles.sin(), ids)
         assert torch.equal(turned[0], turned[2])  # v is rotated too
-        return torch.cat([turned[0], rest], dim=-1)
+        return torch.cat([turned[0], unrotated], dim=-1)
 
     pairs = angles[pos, : width // 2]
     return theirs(each(rotate), module.inv_freq, pairs.cos(), pairs.sin())
@@ -147,10 +148,10 @@ def flamingo(config, seconds, pos):
 
 def flamingo_probes():
     """Yield the probes of three windows of sound: the module takes the seconds of frames."""
-    kind = config_class("musicflamingo", "MusicFlamingoConfig")
+    config_cls = config_class("musicflamingo", "MusicFlamingoConfig")
     changed = {"rope_type": "default", "rope_theta": 600.0, "partial_rotary_factor": 0.1}
     frames = np.arange(20)
-    for config, start in product((kind(), kind(rope_parameters=changed)), (0.0, 2.4, 7.2)):
+    for config, start in product((config_cls(), config_cls(rope_parameters=changed)), (0.0, 2.4, 7.2)):
         seconds = (start + frames * 0.04).astype(np.float32)
         window = np.round(start / (config.audio_frame_step * 4 * frames.size))
         angle = -2 * math.pi * seconds.astype(np.float64) / config.max_position_embeddings
@@ -161,19 +162,19 @@ def flamingo_probes():
 # The list
 
 
-def case(model, cls, of, root, *values, parts=(None,), width=head_width, positions=(GRID,)):
+def case(model, cls, of, root, *values, paths=(None,), width=head_width, positions=(GRID,)):
     """Return the case of a class from the values of whole configs, each with its parts in it and alone.
 
     `of` takes the config of the part and positions.
     """
 
     def probes():
-        for fields, part in product(values, parts):
-            whole = config_class(model, f"{root}Config")(**fields)
-            inner = at_part(whole, part)
-            probe = Probe(whole, partial(of, inner), width(inner), positions, part)
+        for fields, path in product(values, paths):
+            outer = config_class(model, f"{root}Config")(**fields)
+            inner = at_part(outer, path)
+            probe = Probe(outer, partial(of, inner), width(inner), positions, path)
             yield probe
-            if part is not None and inner.model_type:
+            if path is not None and inner.model_type:
                 yield replace(probe, config=inner, part=None)
 
     return Case(model, cls, probes)
@@ -210,17 +211,17 @@ OF_ATOMS = np.column_stack([random.standard_normal((12, 3)) * 4, np.arange(12) *
 
 CASES: list[Case] = [
     case("llama4", "Llama4VisionRotaryEmbedding", llama4, "Llama4", {}, {"vision_config": LLAMA4},
-         parts=("vision",), positions=(OF_LLAMA4,)),
+         paths=("vision",), positions=(OF_LLAMA4,)),
     dino_case("dinov3_vit", "DINOv3ViTRopePositionEmbedding", "DINOv3ViT", rope_theta=30.0),
     dino_case("sapiens2", "Sapiens2RopePositionEmbedding", "Sapiens2", rope_theta=30.0),
     dino_case("eomt_dinov3", "EomtDinov3RotaryEmbedding", "EomtDinov3", rope_parameters=BASE_30),
     case("efficientloftr", "EfficientLoFTRRotaryEmbedding", loftr, "EfficientLoFTR",
          {}, {"rope_parameters": LOFTR}, width=lambda config: config.hidden_size, positions=(OF_LOFTR,)),
     case("esmfold2", "EsmFold2RotaryEmbedding", atoms, "EsmFold2", {}, {"atom_encoder": ATOMS},
-         parts=("atom_encoder", "structure_head.diffusion_module.atom_encoder"), positions=(OF_ATOMS,)),
+         paths=("atom_encoder", "structure_head.diffusion_module.atom_encoder"), positions=(OF_ATOMS,)),
     case("clvp", "ClvpRotaryPositionalEmbedding", clvp, "Clvp",
          {}, {"text_config": CLVP}, {"text_config": {"use_rotary_embedding": False}},
-         parts=("text", "speech"), positions=(LINE,)),
+         paths=("text", "speech"), positions=(LINE,)),
     conformer_case("wav2vec2_bert", "Wav2Vec2Bert", "Wav2Vec2Bert"),
     conformer_case("wav2vec2_conformer", "Wav2Vec2Conformer", "Wav2Vec2Conformer"),
     conformer_case("seamless_m4t", "SeamlessM4TConformer", "SeamlessM4T", "speech_encoder_attention_heads"),

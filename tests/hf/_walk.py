@@ -61,7 +61,7 @@ class Probe:
     layer_type: str | int | None = None
     slack: float = 1.0  # a factor on the tolerance of the frequencies
     shown: bool = True  # False: not in the table, as the config is not a default
-    others: tuple[Mapping[str, Any], ...] = ()  # configs as dicts, which are read the same
+    equal_configs: tuple[Mapping[str, Any], ...] = ()  # configs as dicts, which are read the same
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def on_push(self):
-        return self.row is None or self.row.kind == self.cls.removesuffix("RotaryEmbedding")
+        return self.row is None or self.row.first == self.cls.removesuffix("RotaryEmbedding")
 
 
 # Classes of transformers
@@ -107,46 +107,46 @@ def config_class(model, name):
 
 def config_classes(model):
     """Return the config classes of a model's configuration file."""
-    own = [cls for cls in vars(configuration(model)).values() if hasattr(cls, "sub_configs")]
-    return [cls for cls in own if cls.__module__ == configuration(model).__name__]
+    classes_of_file = [cls for cls in vars(configuration(model)).values() if hasattr(cls, "sub_configs")]
+    return [cls for cls in classes_of_file if cls.__module__ == configuration(model).__name__]
 
 
 def annotated_config(model, cls):
     """Return the config class that `cls.__init__` is annotated with."""
     owner = getattr(modeling(model), cls)
-    kind = inspect.signature(owner.__init__).parameters["config"].annotation
-    names = re.findall(r"\w+Config", kind) if isinstance(kind, str) else []
-    return getattr(modeling(model), names[0]) if names else kind
+    annotation = inspect.signature(owner.__init__).parameters["config"].annotation
+    names = re.findall(r"\w+Config", annotation) if isinstance(annotation, str) else []
+    return getattr(modeling(model), names[0]) if names else annotation
 
 
-def places(model, cls, parts=()):
-    """Return (config class, part) of each place of the config of a class: in the whole config, then alone.
+def places(model, cls, paths=()):
+    """Return (config class, path) of each place of the config of a class: in the whole config, then alone.
 
-    `parts` are the places in the whole config that the annotation of the class does not tell.
+    `paths` are the places in the whole config that the annotation of the class does not tell.
     """
-    kind, wholes = annotated_config(model, cls), [kind for kind in config_classes(model) if kind.sub_configs]
-    if "text_config" in kind.sub_configs and not parts:
-        wholes, parts = [kind], ("text",)
-    if parts:  # the whole config comes last in its file
-        inside, kind = [(wholes[-1], part) for part in parts], type(at_part(wholes[-1](), parts[-1]))
+    inner, outers = annotated_config(model, cls), [cls for cls in config_classes(model) if cls.sub_configs]
+    if "text_config" in inner.sub_configs and not paths:
+        outers, paths = [inner], ("text",)
+    if paths:  # the whole config comes last in its file
+        inside, inner = [(outers[-1], path) for path in paths], type(at_part(outers[-1](), paths[-1]))
     else:
-        inside = [(whole, part) for whole in wholes for part in _paths(whole(), kind)]
-        outermost = max((part.count(".") for _, part in inside), default=0)
+        inside = [(outer, path) for outer in outers for path in _paths(outer(), inner)]
+        outermost = max((path.count(".") for _, path in inside), default=0)
         inside = [place for place in inside if place[1].count(".") == outermost]
-    return [*inside, (kind, None)] if kind.model_type else inside
+    return [*inside, (inner, None)] if inner.model_type else inside
 
 
-def _paths(config, kind):
+def _paths(config, cls):
     """Yield the path of each config of a class inside another."""
     for name, value in vars(config).items():
         if hasattr(value, "sub_configs"):
             path = name.removesuffix("_config")
-            yield from [path] if type(value) is kind else (f"{path}.{inner}" for inner in _paths(value, kind))
+            yield from [path] if type(value) is cls else (f"{path}.{inner}" for inner in _paths(value, cls))
 
 
-def at_part(config, part):
+def at_part(config, path):
     """Follow a dotted path, as `RoPE.from_config` takes it, through sub-configs."""
-    for name in part.split(".") if part else ():
+    for name in path.split(".") if path else ():
         config = getattr(config, f"{name}_config", None) or getattr(config, name)
     return config
 
@@ -197,8 +197,8 @@ def classes():
 def cases():
     """Return all cases, ordered by model and class."""
     special = importlib.import_module("hf._vision").CASES
-    others = importlib.import_module("hf._text").cases_without(special)
-    return sorted([*special, *others], key=lambda case: (case.model, case.cls))
+    ordinary = importlib.import_module("hf._text").cases_without(special)
+    return sorted([*special, *ordinary], key=lambda case: (case.model, case.cls))
 
 
 # Comparison
@@ -244,11 +244,11 @@ def angle_tolerance(pos, theirs, ours):
     return far * (np.abs(theirs - ours) + 2 * EPS * np.abs(ours)) + 4 * EPS
 
 
-def _same(name, got, want, tolerance):
-    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
-    if got.shape != want.shape:
-        return [f"{name}: shape {got.shape}, theirs {want.shape}"]
-    error = np.abs(got - want)
+def _same(name, ours, theirs, tolerance):
+    ours, theirs = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    if ours.shape != theirs.shape:
+        return [f"{name}: shape {ours.shape}, theirs {theirs.shape}"]
+    error = np.abs(ours - theirs)
     wrong = (~(error <= tolerance)).sum()
     return [f"{name}: {wrong} of {error.size} differ, by up to {error.max():.3g}"] if wrong else []
 
@@ -259,15 +259,15 @@ def _length(pos):
 
 def differences(probe):
     """List the differences of the model and our reading of its config, and of other forms of the config."""
-    rope, found = ours(probe), []
+    rope, texts = ours(probe), []
     for form, make in FORMS.items():
-        if (other := ours(probe, make(probe.config))) != rope:
-            found.append(f"{form}: {other}")
-    found += [f"{config}: {other}" for config in probe.others if (other := ours(probe, config)) != rope]
+        if (reading := ours(probe, make(probe.config))) != rope:
+            texts.append(f"{form}: {reading}")
+    texts += [f"{config}: {read}" for config in probe.equal_configs if (read := ours(probe, config)) != rope]
     for number, pos in enumerate(probe.positions):
-        texts = _compare(probe, pos, rope.at_length(_length(pos)))
-        found += [f"positions {number}: {text}" for text in texts]
-    return [f"part {probe.part}, layer {probe.layer_type}: {text}" for text in found]
+        of_pos = _compare(probe, pos, rope.at_length(_length(pos)))
+        texts += [f"positions {number}: {text}" for text in of_pos]
+    return [f"part {probe.part}, layer {probe.layer_type}: {text}" for text in texts]
 
 
 def _compare(probe, pos, rope):
@@ -275,31 +275,32 @@ def _compare(probe, pos, rope):
     q, k = features(pos.shape[0], probe.head_dim)
     rotation = rope.rotation(pos, like=q)
     omega = rope.frequencies
-    want_omega = omega if theirs.inv_freq is None else theirs.inv_freq
-    omega, want_omega = (np.asarray([] if w is None else w, dtype=np.float64) for w in (omega, want_omega))
-    found = _same("inverse frequencies", omega, want_omega, probe.slack * frequency_tolerance(want_omega))
-    found += _same("attention factor", rope.amplitude, theirs.factor, 4 * EPS * abs(theirs.factor))
-    error = angle_tolerance(pos, want_omega, omega if omega.shape == want_omega.shape else want_omega)
+    their_omega = omega if theirs.inv_freq is None else theirs.inv_freq
+    omega, their_omega = (np.asarray([] if w is None else w, dtype=np.float64) for w in (omega, their_omega))
+    texts = _same("inverse frequencies", omega, their_omega, probe.slack * frequency_tolerance(their_omega))
+    texts += _same("attention factor", rope.amplitude, theirs.factor, 4 * EPS * abs(theirs.factor))
+    error = angle_tolerance(pos, their_omega, omega if omega.shape == their_omega.shape else their_omega)
     for name in ("cos", "sin"):
-        if (want := getattr(theirs, name)) is not None:
-            found += _same(name, getattr(rotation, name), want, abs(theirs.factor) * (error + 2 * EPS))
-    for name, x, want in zip("qk", (q, k), theirs.rotate((q, k)), strict=True):
-        found += _same(name, rotation.apply(x), want, rotation_tolerance(x, error, theirs.factor))
-    return found
+        if (expected := getattr(theirs, name)) is not None:
+            texts += _same(name, getattr(rotation, name), expected, abs(theirs.factor) * (error + 2 * EPS))
+    for name, x, expected in zip("qk", (q, k), theirs.rotate((q, k)), strict=True):
+        texts += _same(name, rotation.apply(x), expected, rotation_tolerance(x, error, theirs.factor))
+    return texts
 
 
 def other_bits(probe):
     """List the arrays of the model whose bits `angles="float32"` does not have, in PyTorch."""
     torch = importlib.import_module("torch")
-    rope, found = replace(ours(probe), angles="float32"), []
+    rope, texts = replace(ours(probe), angles="float32"), []
     for number, pos in enumerate(probe.positions if rope.rotary_dim else ()):
         theirs, at_length = probe.theirs(pos), rope.at_length(_length(pos))
         tables = at_length.rotation(torch.tensor(pos), like=torch.zeros(1))
         arrays = {"inv_freq": np.float32(at_length.frequencies), "cos": tables.cos, "sin": tables.sin}
         for name, array in arrays.items():
-            if (want := getattr(theirs, name)) is not None and not np.array_equal(array, np.float32(want)):
-                found.append(f"positions {number}: {name} has other bits")
-    return found
+            expected = getattr(theirs, name)
+            if expected is not None and not np.array_equal(array, np.float32(expected)):
+                texts.append(f"positions {number}: {name} has other bits")
+    return texts
 
 
 def rotation_tolerance(x, angles, factor):
