@@ -6,6 +6,7 @@ The rows of the suite show fields, dtypes and sizes: see test_conformance.py.
 import functools
 import pickle
 
+import child
 import cluster_cases
 import numpy as np
 import pytest
@@ -323,6 +324,45 @@ def test_names_follow_the_computation():
     square = array(X[:, :, :3], chunks=CHUNKS)
     assert ROPE.apply(square, range(3)).name != ROPE.apply(square, range(3), seq_axis=1).name
     assert by_tables(x, range(S)).name == by_tables(x, range(S)).name
+
+
+def test_positions_that_differ_in_the_middle_of_a_long_chunk():
+    """NumPy's repr, by which dask would name them, leaves the middle out."""
+    x = da.ones((2000, 16), chunks=(2000, 16))
+    first = np.arange(2000)
+    second = np.where(first == 1000, 7, first)
+    difference = (ROPE.apply(x, first) - ROPE.apply(x, second)).compute()
+    assert difference[1000].any()
+    assert not np.delete(difference, 1000, axis=0).any()
+
+
+TOKENS = """
+    import pickle, sys
+    from dask.base import tokenize
+
+    print(*[tokenize(plan) for plan in pickle.loads(bytes.fromhex(sys.argv[1]))])
+    """
+
+
+def test_equal_plans_have_equal_tokens_in_every_process():
+    fields = [
+        {},
+        {"pairing": "half"},
+        {"base": 10_000.000000000002},
+        {"attention_factor": 1.0000000000000002},
+        {"angles": "float32"},
+        {"scaling": ra.Linear(2.0)},
+        {"axes": ra.Axes.axial(8, 8)},
+        {"axes": ra.Axes.axial(8, 8, order=(1, 0))},
+        {"rotary_start": 2, "rotary_dim": 14},
+        {"inv_freq": ra.RoPE(16).frequencies},  # float64 numbers, which the default's are rounded to
+        {"inv_freq": (0.0,) * 8},  # equals its inverse, which has -0.0
+    ]
+    plans = [ra.RoPE(16, **each)._plan for each in fields]
+    plans += [plan.inverse for plan in plans]
+    tokens = [dask.base.tokenize(plan) for plan in plans]
+    assert child.run(TOKENS, pickle.dumps(plans).hex()).split() == tokens
+    assert len({*tokens}) == len({*plans}) == 2 * len(fields) - 1
 
 
 @pytest.mark.library("dask", "jax")

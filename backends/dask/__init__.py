@@ -11,7 +11,8 @@ import array_api_compat.dask.array as xp
 import dask.array as da
 import numpy as np
 from dask.array.core import normalize_chunks, slices_from_chunks
-from dask.layers import ArrayValuesDep
+from dask.layers import ArrayBlockwiseDep
+from dask.tokenize import normalize_token
 
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
@@ -189,17 +190,30 @@ def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     if any(is_unknown_size(size) for sizes in chunks for size in sizes):
         return _unknown_chunks(pos, x, axes)
     if not isinstance(pos, da.Array):
-        return ArrayValuesDep(chunks, _values_by_block(pos, chunks))
+        return _HostPositions(chunks, pos)
     if any(map(is_unknown_size, pos.shape)):
         return _unknown_chunks(pos, x, axes)
     return pos.rechunk(dict(enumerate(chunks)))
 
 
-def _values_by_block(pos: Any, chunks: Any) -> dict[tuple[int, ...], Any]:
-    """Return the NumPy positions or the range of each block; the block's own task contains them."""
-    blocks = product(*(range(len(sizes)) for sizes in chunks))
-    values = (pos[index[0] if isinstance(pos, range) else index] for index in slices_from_chunks(chunks))
-    return dict(zip(blocks, values, strict=True))
+class _HostPositions(ArrayBlockwiseDep):  # type: ignore[misc,unused-ignore]
+    """NumPy positions or a range, in blocks: the task of a block contains its own.
+
+    Of dask's ArrayValuesDep the token has the repr of the values, which leaves out most of a long array.
+    """
+
+    def __init__(self, chunks: Any, pos: Any):
+        super().__init__(chunks)
+        self.token = normalize_token(pos)
+        blocks = product(*(range(len(sizes)) for sizes in chunks))
+        indices = (index[0] if isinstance(pos, range) else index for index in slices_from_chunks(chunks))
+        self.blocks = {block: pos[index] for block, index in zip(blocks, indices, strict=True)}
+
+    def __getitem__(self, block: tuple[int, ...]) -> Any:
+        return self.blocks[block]
+
+    def __dask_tokenize__(self) -> Any:
+        return "rope_array.positions", self.chunks, self.token
 
 
 def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:

@@ -3,6 +3,7 @@
 All records here are hashable plain Python, so tracers (jax.jit, torch.compile) take them as constants.
 """
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from math import inf, pi
@@ -159,7 +160,7 @@ class Plan:
             coordinates.driven_mask and coordinates.driven_mask.values,
         )
         words = (words.values for words in self.turns_q96)
-        self._key = (layout, drivers, exact, self.frequencies.values, *words)
+        self._key: tuple[Any, ...] = (layout, drivers, exact, self.frequencies.values, *words)
         self._hash = hash(self._key)
         self.check()
         self.inverse = inverse or self._make_inverse(turns64, turns96)
@@ -210,6 +211,15 @@ class Plan:
             self.derived.units = Plan(layout, True, *self.words(), None, self.coordinates)
         return self.derived.units
 
+    def __dask_tokenize__(self) -> str:
+        """Return a text by which dask names results: equal plans have equal texts, in every process."""
+        if self.derived.token is None:
+            layout, drivers, exact, frequencies, *words = self._key
+            values = [omega + 0.0 for omega in frequencies]  # 0.0 for -0.0, which is equal
+            text = repr((layout, drivers, exact, values, words))
+            self.derived.token = f"rope_array.Plan-{hashlib.sha256(text.encode()).hexdigest()}"
+        return self.derived.token
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
         return Plan, (self.layout, self.exact, *self.words(), None, self.coordinates)
@@ -235,17 +245,20 @@ class Derived:
         The C++ kernel's handle, which bindings.cpp reads.
     text
         The plan as text, in compiled programs of PyTorch.
+    token
+        The plan's digest in the names of dask's results.
     units
         The plan that `Plan.of_units` returns.
     on_devices
         The numbers of `_gpu.plan_rows` in the memory of each GPU that has used them, by device.
     """
 
-    __slots__ = ("kernel", "on_devices", "text", "units")
+    __slots__ = ("kernel", "on_devices", "text", "token", "units")
 
     def __init__(self) -> None:
         self.kernel: Any = None
         self.text: str | None = None
+        self.token: str | None = None
         self.units: Plan | None = None
         self.on_devices: dict[Any, Any] = {}
 
