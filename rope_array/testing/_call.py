@@ -266,9 +266,8 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
         yield from ((_layout_name(name), array, []) for name, array in j.lib.strided(x.array))
         if j.claims("same_bits"):  # other code need not read such memory
             yield from ((_layout_name(name), array, []) for name, array in j.lib.exotic(x.array))
-    yield from (
-        (_layout_name(name), array, [larger_array]) for name, array, larger_array in j.lib.inside(x.array)
-    )
+    for name, array, larger_array in j.lib.inside(x.array):
+        yield _layout_name(name), array, [larger_array]
 
 
 def layouts_of(lib: ArrayLibrary) -> list[str]:

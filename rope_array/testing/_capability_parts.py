@@ -69,12 +69,9 @@ def with_parts(reasons: Mapping[str, str]) -> dict[str, str]:
         if name in all_reasons:
             all_reasons.update({part: all_reasons.get(part, all_reasons[name]) for part in names})
         elif all(part in all_reasons for part in names):
-            all_reasons[name] = _most_common([all_reasons[part] for part in names])
+            reasons_of_parts = [all_reasons[part] for part in names]
+            all_reasons[name] = max(dict.fromkeys(reasons_of_parts), key=reasons_of_parts.count)
     return all_reasons
-
-
-def _most_common(reasons: list[str]) -> str:
-    return max(dict.fromkeys(reasons), key=reasons.count)
 
 
 def parts_joined(names: Collection[str]) -> list[str]:

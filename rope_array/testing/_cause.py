@@ -52,7 +52,7 @@ class Cause:
     @property
     def options(self) -> str:
         """The claims as options of the command ``python -m rope_array check``."""
-        return _options_text(self.claims)
+        return _options(self.claims)
 
     @property
     def withdrawn(self) -> Mapping[str, Any]:
@@ -65,11 +65,9 @@ class Cause:
         return {name: value for name, value in self.claims.items() if name not in _WITHDRAWN}
 
     def __str__(self) -> str:
-        advice = f"; try {_options_text(self.stated)}" if self.stated else ""
+        advice = f"; try {_options(self.stated)}" if self.stated else ""
         if self.withdrawn:
-            advice += (
-                f"; only if nobody calls it so, claim that it lacks this: {_options_text(self.withdrawn)}"
-            )
+            advice += f"; only if nobody calls it so, claim that it lacks this: {_options(self.withdrawn)}"
         return f"Likely cause{self.share}: {self.text}{advice}"
 
     @property
@@ -82,7 +80,7 @@ class Cause:
 _WITHDRAWN = ("lacks", "fields", "dtypes")
 
 
-def _options_text(claims: Mapping[str, Any]) -> str:
+def _options(claims: Mapping[str, Any]) -> str:
     return " ".join(shlex.join(option) for option in options_of(claims))
 
 

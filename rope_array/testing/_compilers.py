@@ -87,12 +87,7 @@ def _torch_compiled(rotate: Rotate) -> Rotate:
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         spec = _fields_of(rotate, spec)
-        key = (
-            *map(_compile_key, x if isinstance(x, tuple) else (x,)),
-            _compile_key(pos),
-            repr(spec),
-            _torch_settings(torch),
-        )
+        key = (*map(_key, x if isinstance(x, tuple) else (x,)), _key(pos), repr(spec), _settings(torch))
         if key not in compiled:
             compiled[key] = torch.compile(
                 with_own_code(partial(rotate, **spec)), fullgraph=True, backend=graphs.compile
@@ -145,14 +140,14 @@ def _compile_error(
     )
 
 
-def _compile_key(value: Any) -> str:
+def _key(value: Any) -> str:
     """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
     if not hasattr(value, "dtype"):
         return repr(value)
     return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
 
 
-def _torch_settings(torch: Any) -> tuple[Any, ...]:
+def _settings(torch: Any) -> tuple[Any, ...]:
     """Return the settings of PyTorch that code is compiled for."""
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),

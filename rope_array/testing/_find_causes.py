@@ -116,9 +116,8 @@ class _Search:
         An end of positions counts half: it says less than other positions do.
         """
         best, highest_score = None, 0.0
-        accuracy = (
-            [] if isinstance(self.original.rotate, OwnApply) else [*of_accuracy(self.target, self.left)]
-        )
+        is_own = isinstance(self.original.rotate, OwnApply)
+        accuracy = [] if is_own else [*of_accuracy(self.target, self.left)]
         has_end = self.target.angles == "float32"  # float32 angles are known to have one
         last = [] if has_end else [hypothesis for hypothesis in accuracy if "furthest" in hypothesis.claims]
         first = [hypothesis for hypothesis in accuracy if hypothesis not in last]

@@ -52,12 +52,12 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
         yield f"  {'   '.join(errors)}"
 
 
-def _results_with(plain: _Plain, *outcomes: str) -> list[_Plain]:
+def _results(plain: _Plain, *outcomes: str) -> list[_Plain]:
     """Return the results with these outcomes."""
     return [result for result in plain["results"] if result["outcome"] in outcomes]
 
 
-def _assignments_text(values: Mapping[str, Any]) -> str:
+def _assignments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -70,7 +70,7 @@ def wrapped(text: str, indent: int) -> list[str]:
 
 
 def _verdict(plain: _Plain) -> Iterator[str]:
-    failures, left_out = _results_with(plain, FAILED, UNEXPECTED), len(_results_with(plain, INAPPLICABLE))
+    failures, left_out = _results(plain, FAILED, UNEXPECTED), len(_results(plain, INAPPLICABLE))
     judged = len(plain["results"]) - left_out
     if not judged:
         reason = plain["results"][0]["detail"] if plain["results"] else "no check"
@@ -78,13 +78,10 @@ def _verdict(plain: _Plain) -> Iterator[str]:
     elif failures:
         yield from wrapped(f"FAILED: {len(failures)} of {judged}. {_cause(plain, failures)}", 2)
     else:
-        expected_text = (
-            f"{len(_results_with(plain, EXPECTED))} failed as expected; "
-            if _results_with(plain, EXPECTED)
-            else ""
-        )
-        summary = f"{expected_text}{left_out} do not apply; {plain['seconds']:.1f} s"
-        yield f"PASSED: {len(_results_with(plain, PASSED))} of {judged} checks ({summary})."
+        count = len(_results(plain, EXPECTED))
+        expected = f"{count} failed as expected; " if count else ""
+        summary = f"{expected}{left_out} do not apply; {plain['seconds']:.1f} s"
+        yield f"PASSED: {len(_results(plain, PASSED))} of {judged} checks ({summary})."
 
 
 def _cause(plain: _Plain, failures: Sequence[_Plain]) -> str:
@@ -127,7 +124,7 @@ def _option_name(option: tuple[str, str]) -> str:
 
 def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the command that judges the first failed call that is shown as text."""
-    call = next((result["call"] for result in _results_with(plain, FAILED) if result["call"]), "")
+    call = next((result["call"] for result in _results(plain, FAILED) if result["call"]), "")
     if call and command:
         yield "\nTo repeat the first call that is shown as text, alone:\n"
         yield _pasted([*command, "--case", call])
@@ -147,11 +144,10 @@ def _header(plain: _Plain) -> Iterator[str]:
         2,
     )
     if plain["claims"] and not plain["own"]:
-        yield from wrapped(f"Claims: {_assignments_text(plain['claims'])}.", 2)
+        yield from wrapped(f"Claims: {_assignments(plain['claims'])}.", 2)
     declines = plain["declines"]  # declined parts of claimed capabilities, unless too many
-    partly = ", ".join(
-        parts_joined([n for n in declines if n != whole_of(n) and whole_of(n) not in declines])
-    )
+    names = [name for name in declines if name != whole_of(name) and whole_of(name) not in declines]
+    partly = ", ".join(parts_joined(names))
     if 0 < len(partly) <= _WIDTH:
         yield from wrapped(f"Partly declined: {partly}; --verbose tells why.", 2)
     angles, arithmetic = plain["class"]["angles"], plain["class"]["arithmetic"]
@@ -176,7 +172,7 @@ def _calls(plain: _Plain) -> Iterator[str]:
         f"Calls: {backend_facts['backend']} served {served:,}{by_tables}, and declined {declined:,}{why}.", 2
     )
     if backend_facts["fixed"]:
-        fixed = _assignments_text(backend_facts["fixed"])
+        fixed = _assignments(backend_facts["fixed"])
         yield f"It declines interleaved pairs, so every call that names no pairing has {fixed}."
 
 
@@ -216,7 +212,7 @@ def _names(results: Iterable[_Plain]) -> str:
 
 def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the failures: each cause with its checks, then the others, each kind with its finding."""
-    failed = {result["name"]: result for result in _results_with(plain, FAILED, UNEXPECTED)}
+    failed = {result["name"]: result for result in _results(plain, FAILED, UNEXPECTED)}
     causes = [cause for cause in plain["causes"] if cause["checks"]]
     if failed:
         yield f"\nFailed ({len(failed)}):"
@@ -232,7 +228,7 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
         yield from _in_full(group, verbose)
     if not_shown := [*itertools.chain(*groups[in_full:])]:
         yield from wrapped(f"  and, shown by --verbose: {_names(not_shown)}", 6)
-    if expected := _results_with(plain, EXPECTED):
+    if expected := _results(plain, EXPECTED):
         yield f"\nFailed as expected ({len(expected)}):"
     for result in expected:
         yield from wrapped(f"  {result['name']}: {result['detail']}", 6)
@@ -266,7 +262,7 @@ def _in_full(results: Sequence[_Plain], verbose: bool, next_finding: str = "") -
 
 def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the passes: their number by subject, or all names."""
-    if not (passed := _results_with(plain, PASSED)):
+    if not (passed := _results(plain, PASSED)):
         return
     yield f"\nPassed ({len(passed)}):"
     if verbose:
@@ -285,7 +281,7 @@ def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the calls that no claim covers, and that the target refused: each error with its checks."""
     refusals = [
         (refusal[1], result)
-        for result in _results_with(plain, PASSED, INAPPLICABLE)
+        for result in _results(plain, PASSED, INAPPLICABLE)
         if (refusal := _REFUSED.match(result["detail"]))
     ]
     errors: dict[str, str] = {}  # the first call of each error, in which only numbers differ
@@ -309,7 +305,7 @@ def _error_of(refusal: str) -> str:
 
 def _not_applicable(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the number of checks that do not apply; their reasons, the most common first, if verbose."""
-    left_out = _results_with(plain, INAPPLICABLE)
+    left_out = _results(plain, INAPPLICABLE)
     if left_out and not verbose:
         yield f"\n{len(left_out)} do not apply; --verbose lists them."
     if not left_out or not verbose:
