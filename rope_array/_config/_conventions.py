@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rope_array._config import _layer_types, _maps, _parameters, _variants
+from rope_array._config import _layer_types, _maps, _model_rules, _parameters, _variants
 from rope_array._config._convention import Convention
 from rope_array._config._model_defaults import ROTARY
 from rope_array._config._tables import read_table
@@ -12,13 +12,14 @@ from rope_array._config._tables import read_table
 Row = Mapping[str, Any]
 # The modules of the functions that rows name, by the field of the convention.
 _MODULES = {
-    **dict.fromkeys(("axes", "inv_freq", "rotated", "scaling"), _maps),
+    **dict.fromkeys(("axes", "inv_freq", "rotated"), _maps),
     **dict.fromkeys(("layer_types", "nope_at", "rotates", "type_name"), _layer_types),
     **dict.fromkeys(("overrides", "parameters"), _parameters),
+    "scaling": _model_rules,
     "variant": _variants,
 }
 # Fields of a row that are not of its convention.
-_OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "parts")
+_OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "name", "notes", "parts")
 
 
 def convention_from(row: Row, rows: Mapping[str, Row]) -> Convention:

@@ -1,4 +1,4 @@
-"""Functions of conventions: the rotated width, the axes, the frequencies and the scaling rule."""
+"""Functions of conventions: the rotated width, the axes and the frequencies."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Any
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, SpecError, short
 from rope_array._spec.axes import Axes
-from rope_array._spec.scaling import DynamicNTK, Linear, Periods
 
 # The rotated width
 
@@ -200,42 +199,3 @@ def ltx_frequencies(
     powers = [base ** (k / (steps - 1)) if steps > 1 else 1.0 for k in range(steps)]
     rotated = [math.pi / 2 * power for power in powers for _ in range(count)]
     return (*[0.0] * (width // 2 - len(rotated)), *rotated)
-
-
-# Rules
-
-
-def periods(values: PartValues, width: int) -> Periods:
-    return Periods()
-
-
-def kandinsky_rule(values: PartValues, width: int) -> Linear:
-    return Linear(1 / values.number("audio_freqs_scaling", 1.0))
-
-
-def mpt_rule(values: PartValues, width: int) -> Linear | DynamicNTK | None:
-    rule = values.get("attn_config.rope_hf_config")
-    dail = values.get("attn_config.rope_dail_config")
-    if (library := values.get("attn_config.rope_impl", "dail")) not in ("dail", "hf"):
-        raise SpecError(f"attn_config.rope_impl is {short(library)}; it must be 'dail' or 'hf'.")
-    if library == "dail":
-        if isinstance(dail, dict) and dail.get("type", "original") != "original":
-            raise SpecError(f"rope_dail_config has the type {short(dail['type'])}: see RoPE.rotation_xpos.")
-        return None
-    rule_name = rule.get("type", "no_scaling") if isinstance(rule, dict) else "no_scaling"
-    if rule_name == "no_scaling":
-        return None
-    if rule_name == "linear":
-        return Linear(_mpt_factor(rule))
-    if rule_name == "dynamic":
-        return DynamicNTK(_mpt_factor(rule), values.integer("max_seq_len"))
-    raise SpecError(
-        f"rope_hf_config has the type {short(rule_name)}; it must be no_scaling, linear or dynamic."
-    )
-
-
-def _mpt_factor(rule: Any) -> float:
-    factor = rule.get("factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor):
-        raise SpecError(f"factor in rope_hf_config is {short(factor)}; it must be a number.")
-    return float(factor)

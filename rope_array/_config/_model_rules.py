@@ -1,0 +1,122 @@
+"""Functions of conventions: the scaling rules of models whose configs state no `rope_type`."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rope_array._config._values import PartValues
+from rope_array._errors import ConfigError, SpecError, short
+from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, Periods, YaRN
+
+
+def periods(values: PartValues, width: int) -> Periods:
+    return Periods()
+
+
+def kandinsky_rule(values: PartValues, width: int) -> Linear:
+    return Linear(1 / values.number("audio_freqs_scaling", 1.0))
+
+
+def mpt_rule(values: PartValues, width: int) -> Linear | DynamicNTK | None:
+    rule = values.get("attn_config.rope_hf_config")
+    dail = values.get("attn_config.rope_dail_config")
+    if (library := values.get("attn_config.rope_impl", "dail")) not in ("dail", "hf"):
+        raise SpecError(f"attn_config.rope_impl is {short(library)}; it must be 'dail' or 'hf'.")
+    if library == "dail":
+        if isinstance(dail, dict) and dail.get("type", "original") != "original":
+            raise SpecError(f"rope_dail_config has the type {short(dail['type'])}: see RoPE.rotation_xpos.")
+        return None
+    rule_name = rule.get("type", "no_scaling") if isinstance(rule, dict) else "no_scaling"
+    if rule_name == "no_scaling":
+        return None
+    if rule_name == "linear":
+        return Linear(_mpt_factor(rule))
+    if rule_name == "dynamic":
+        return DynamicNTK(_mpt_factor(rule), values.integer("max_seq_len"))
+    raise SpecError(
+        f"rope_hf_config has the type {short(rule_name)}; it must be no_scaling, linear or dynamic."
+    )
+
+
+def _mpt_factor(rule: Any) -> float:
+    factor = rule.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor):
+        raise SpecError(f"factor in rope_hf_config is {short(factor)}; it must be a number.")
+    return float(factor)
+
+
+def gpt_oss_yarn(values: PartValues, width: int) -> YaRN | None:
+    """Return the rule of gpt-oss's code. A factor up to 1 is no rule, and the ramp's ends are not rounded.
+
+    alpha is the number of turns at the ramp's slow end.
+    """
+    factor = values.number("rope_scaling_factor")
+    if factor <= 1:
+        return None
+    return YaRN(
+        factor,
+        values.number("initial_context_length"),
+        beta_fast=values.number("rope_ntk_beta"),
+        beta_slow=values.number("rope_ntk_alpha"),
+        truncate=False,
+    )
+
+
+def deepseek_yarn(values: PartValues, width: int) -> YaRN | None:
+    """Return the rule of DeepSeek's code, if max_seq_len exceeds original_seq_len.
+
+    cos and sin have no amplitude: mscale is a part of the softmax's scale.
+    """
+    original = values.number("original_seq_len")
+    if values.number("max_seq_len") <= original:
+        return None
+    return YaRN(
+        values.number("rope_factor"),
+        original,
+        beta_fast=values.number("beta_fast"),
+        beta_slow=values.number("beta_slow"),
+        attention_factor=1.0,
+    )
+
+
+_YARN = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
+
+
+def mistral_yarn(values: PartValues, width: int) -> YaRN | None:
+    """Return the rule of `yarn` as in vLLM, transformers_utils/configs/mistral.py.
+
+    beta and alpha are the turns at the ramp's ends. The amplitude is 1 if apply_scale is false, and in latent
+    attention, where mscale and mscale_all_dim are both 1.
+    """
+    yarn = values.get("yarn")
+    if yarn is None:
+        return None
+    if not isinstance(yarn, Mapping) or (unknown := sorted(map(str, yarn.keys() - {*_YARN}))):
+        problem = (
+            f"has the unknown keys {', '.join(unknown)}" if isinstance(yarn, Mapping) else "is no object"
+        )
+        raise ConfigError(f"yarn {problem}; give an object with the keys {', '.join(_YARN)}.")
+    scaled = yarn.get("apply_scale", True)
+    if not isinstance(scaled, bool):
+        raise ConfigError(f"yarn.apply_scale is {short(scaled)}; it must be true or false.")
+    latent = values.get("qk_rope_head_dim") is not None
+    return YaRN(
+        values.number("yarn.factor"),
+        values.number("yarn.original_max_position_embeddings"),
+        beta_fast=values.number("yarn.beta", 32.0),
+        beta_slow=values.number("yarn.alpha", 1.0),
+        attention_factor=None if scaled and not latent else 1.0,
+    )
+
+
+def scaled_rope(
+    values: PartValues,
+    width: int,
+    factor: tuple[str, float] | None = None,
+    high: tuple[str, float] | None = None,
+) -> Llama3 | None:
+    """Return the rule of use_scaled_rope; `factor` and `high` are keys with defaults, None for constants."""
+    if not values.flag("use_scaled_rope"):
+        return None
+    stretch, high_freq = (values.number(*factor) if factor else 8.0), (values.number(*high) if high else 4.0)
+    return Llama3(stretch, 1.0, high_freq, 8192)
