@@ -123,7 +123,7 @@ def explain(
     call = check_call(xs, source, seq_axis, backends.library(xs[0]))
     chosen = _registry.choose(backends, xs, source, backend)
     notes = _notes(chosen, call, source)
-    return Explanation(chosen.name, _declined(backends, chosen, xs, source), notes)
+    return Explanation(chosen.name, _declined(backends, chosen, call, backend), notes)
 
 
 def _positions(call: Call, plan: Plan) -> str:
@@ -154,13 +154,13 @@ def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     return tokens + (f" for each index of axis {' and '.join(apart)}" if apart else "")
 
 
-def _declined(backends: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:
+def _declined(backends: _registry.Backends, chosen: Any, call: Call, requested: Any) -> dict[str, str]:
     reasons = {}
     for backend in backends.in_order:
         if backend.name == chosen.name:
             break
-        reason = _registry.decline_reason(backend, xs, source)
-        reasons[backend.name] = reason or f"backend={chosen.name!r} was requested"
+        reason = _registry.decline_reason(backend, call.xs, call.source)
+        reasons[backend.name] = reason or f"backend={requested!r} was requested"
     listed = {chosen.name, *reasons}
     return reasons | {name: fault for name, fault in _registry.broken().items() if name not in listed}
 
