@@ -65,7 +65,7 @@ def test_the_demo_as_it_is_shipped(request):
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 100
     assert done.stdout.isascii()
-    assert lines[-1] == "Every error is within what is allowed."
+    assert lines[-1] == "Every error is within the allowed error."
     for name in BACKENDS.keys() & request.config.chosen_libraries:
         check_rows(done.stdout, conftest.LIBS[name], BACKENDS[name])
     check_angles(done.stdout)

@@ -73,7 +73,7 @@ def run(file: str | None) -> int:
     failed = _show_libraries(q, k)
     _show_distance(q, k)
     _show_angles()
-    print(f"\nFAILED: {', '.join(failed)}" if failed else "\nEvery error is within what is allowed.")
+    print(f"\nFAILED: {', '.join(failed)}" if failed else "\nEvery error is within the allowed error.")
     return 1 if failed else 0
 
 

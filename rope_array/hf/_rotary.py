@@ -292,8 +292,8 @@ def _check_frequencies(probe: Any, rope: RoPE, layer_type: str | None) -> None:
 def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
     """Return a rope with the frequencies of the module if they are the rope's, rounded to 16 bits.
 
-    The second result is the name of that dtype, or None. Published files of ESM-2 hold such frequencies: the
-    model has used them since it was trained. A cast of the model and its reverse leave the same numbers.
+    The second result is the name of the 16-bit dtype, or None. Published files of ESM-2 hold 16-bit
+    frequencies: the model was trained with them. A cast of the model and its reverse leave the same numbers.
     """
     buffer = _stored_frequencies(probe).get("inv_freq")
     if buffer is None or rope.scaling is not None or buffer.shape != (rope.rotary_dim // 2,):

@@ -78,7 +78,7 @@ def _context_style(size: int) -> dict[str, Any]:
 
 
 def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
-    """Draw what scaling rules do: each frequency with the rule, divided by the frequency without it.
+    """Draw the effect of scaling rules: each frequency with the rule, divided by the frequency without it.
 
     Parameters
     ----------

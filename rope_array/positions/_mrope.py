@@ -305,7 +305,7 @@ def _blocks(name: str, grids: Any, merge: int, merge_frames: int) -> list[Block]
         if t % merge_frames:
             raise ShapeError(
                 f"{name} holds ({t}, {h}, {w}); give numbers of frames t that are multiples of "
-                f"temporal_merge_size {merge_frames}: pad the video to such a number."
+                f"temporal_merge_size {merge_frames}: pad the video to a multiple."
             )
     return [Block(tuple(range(t // merge_frames)), h // merge, w // merge) for t, h, w in read]
 
@@ -386,14 +386,14 @@ def _block_end(block: Block, name: str, tokens: list[int], at: int, rules: Rules
     """Return the end of the block that begins at a token; check that all of its tokens are there."""
     # Audio belongs to the video whose tokens it follows.
     audio = rules.audio if tokens[at] == rules.video else None
-    count, end, size = 0, at, block.size()
-    while end < len(tokens) and (tokens[end] == audio or (tokens[end] == tokens[at] and count < size)):
-        count += tokens[end] == tokens[at]
+    patches, end, size = 0, at, block.size()
+    while end < len(tokens) and (tokens[end] == audio or (tokens[end] == tokens[at] and patches < size)):
+        patches += tokens[end] == tokens[at]
         end += 1
-    if count < size:
+    if patches < size:
         raise ShapeError(
             f"the grid of {len(block.times)} by {block.rows} by {block.columns} tokens needs {size} {name} "
-            f"tokens in a row, and tokens has {count} from token {at} of a sequence; give the grids in the "
+            f"tokens in a row, and tokens has {patches} from token {at} of a sequence; give the grids in the "
             "order of the tokens, the model's spatial_merge_size and temporal_merge_size, split_frames for "
             "a model with text between the frames of a video, and audio_token_id for audio among them."
         )
@@ -439,9 +439,9 @@ def _check_delimiters(tokens: list[int], start: int, end: int, queues: dict[int,
 
 def _check_empty(queues: dict[int, Queue]) -> None:
     for name, blocks in queues.values():
-        if count := len([*blocks]):
+        if unread := len([*blocks]):
             raise ShapeError(
-                f"{name}_grid_thw has {count} blocks more than tokens has; give the grids of these tokens."
+                f"{name}_grid_thw has {unread} blocks more than tokens has; give the grids of these tokens."
             )
 
 

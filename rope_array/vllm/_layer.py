@@ -106,7 +106,7 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         Parameters
         ----------
         positions : tensor of int, shape (T,) or (coordinates, T)
-            One coordinate of a rope with axes stands for all.
+            For a rope with axes, one coordinate serves all.
         query, key : tensor, shape (T, heads * head_size) or (T, heads, head_size)
         offsets : tensor of int, shape (T,), optional
             Added to the positions.
