@@ -64,13 +64,13 @@ def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None)
 
     @traced_constant
     def name_of(*args: Any, **fields: Any) -> str:
-        known = args if key is None else key(*args, **fields)
+        memo_key = args if key is None else key(*args, **fields)
         try:
-            name = names.get(known)
+            name = names.get(memo_key)
         except TypeError:  # unhashable arguments: make the value, and use it as the key
-            known = make(*args, **fields)
-            return names.get(known) or _add(values, names, known, known)
-        return name or _add(values, names, known, make(*args, **fields))
+            value = make(*args, **fields)
+            return names.get(value) or _add(values, names, value, value)
+        return name or _add(values, names, memo_key, make(*args, **fields))
 
     def look_up(*args: Any, **fields: Any) -> Any:
         value = getattr(values, name_of(*args, **fields), None)
@@ -85,12 +85,12 @@ def traced_memo_of_one(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     values, names = _Values(), {}  # type: ignore[var-annotated]
 
     @traced_constant
-    def name_of(known: Any) -> str:
-        return names.get(known) or _add(values, names, known, make(known))
+    def name_of(argument: Any) -> str:
+        return names.get(argument) or _add(values, names, argument, make(argument))
 
-    def look_up(known: Any) -> Any:
-        value = getattr(values, name_of(known), None)
-        return look_up(known) if value is None else value
+    def look_up(argument: Any) -> Any:
+        value = getattr(values, name_of(argument), None)
+        return look_up(argument) if value is None else value
 
     return look_up
 
@@ -98,13 +98,13 @@ def traced_memo_of_one(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _numbers = count()  # of the values of all memos
 
 
-def _add(values: _Values, names: dict[Any, str], known: Any, value: Any) -> str:
+def _add(values: _Values, names: dict[Any, str], key: Any, value: Any) -> str:
     """Add a value to a memo, and return its name."""
     with lock:
-        if known not in names:
+        if key not in names:
             if len(names) >= _LIMIT:
                 delattr(values, names.pop(next(iter(names))))
             name = f"value{next(_numbers)}"
             setattr(values, name, value)
-            names[known] = name
-        return names[known]
+            names[key] = name
+        return names[key]

@@ -424,10 +424,10 @@ class RoPE(Spec):
         from . import _config  # imported late: most programs never read a config
 
         with _config.refusals(config):
-            fields, found = _config.fields(config, part, layer_type)
+            fields, reading = _config.fields(config, part, layer_type)
             rope = cls(**fields)
-        if (guess := found.inferred.get("convention")) is not None:
-            warnings.warn(f"{found.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)
+        if (guess := reading.inferred.get("convention")) is not None:
+            warnings.warn(f"{reading.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)
         return rope
 
     def matrix(self, pos: Any, like: Any = None) -> Any:

@@ -1,4 +1,14 @@
-"""Maps from pairs of features to coordinates, as data: M-RoPE and axial RoPE differ in nothing else."""
+"""Maps from pairs of features to coordinates, as data: M-RoPE and axial RoPE differ only in this map.
+
+Of 8 pairs and the coordinates t, h, w, each pair with its coordinate and the number of its frequency::
+
+    pair                  0   1   2   3   4   5   6   7
+    chunked(4, 2, 2)      t0  t1  t2  t3  h4  h5  w6  w7    one series: the frequency has the pair's number
+    interleaved(4, 2, 2)  t0  h1  w2  t3  h4  w5  t6  t7
+    alternating(4, 2, 2)  h0  w1  h2  w3  t4  t5  t6  t7
+    axial(8, 4, 4)        t0  t1  t2  t3  h0  h1  w0  w1    a series for each coordinate
+    even_odd(16)          t0  t2  t4  t6  h1  h3  h5  h7    two coordinates
+"""
 
 from __future__ import annotations
 
@@ -94,18 +104,18 @@ class Axes:
 
     def __repr__(self) -> str:
         """Return the call of a named constructor that makes this map, else all fields, repeats folded."""
-        return self._named() or f"Axes({', '.join(self._stated())})"
+        return self._named() or f"Axes({', '.join(self._arguments())})"
 
     def _named(self) -> str | None:
         """Return the call of the first constructor that makes this map; None if none does."""
         for name, args, options in self._candidates():
             try:
-                same = getattr(Axes, name)(*args, **options) == self
+                axes = getattr(Axes, name)(*args, **options)
             except SpecError:
                 continue
-            if same:
-                stated = [str(arg) for arg in args]
-                return f"Axes.{name}({', '.join(stated + [f'{k}={v}' for k, v in options.items()])})"
+            if axes == self:
+                arguments = [*map(str, args), *(f"{option}={value}" for option, value in options.items())]
+                return f"Axes.{name}({', '.join(arguments)})"
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Sequence[int], dict[str, Any]]]:
@@ -117,18 +127,18 @@ class Axes:
         sections = [counts[a] for a in range(self.count)]
         yield "chunked", sections, {}
         yield "interleaved", sections, {}
-        rest = next((i for i, a in enumerate(reversed(self.coordinates)) if a != 0), 0)
-        yield "chunked", [sections[0] - rest, *sections[1:]], {"num_pairs": len(self.coordinates)}
+        trailing = next((i for i, a in enumerate(reversed(self.coordinates)) if a != 0), 0)
+        yield "chunked", [sections[0] - trailing, *sections[1:]], {"num_pairs": len(self.coordinates)}
         if self.count == 3:
             yield "alternating", sections, {}
         yield "even_odd", [2 * len(self.coordinates)], {}
-        seen = dict.fromkeys(a for a in self.coordinates if a is not None)
-        order = (*seen, *(a for a in range(self.count) if a not in seen))
+        drivers = dict.fromkeys(a for a in self.coordinates if a is not None)
+        order = (*drivers, *(a for a in range(self.count) if a not in drivers))
         options = {"order": order} if order != tuple(range(self.count)) else {}
         blocks = {"blocks": True} if self.blocks > 1 else {}
         yield "axial", [2 * n for n in sections], options | blocks
 
-    def _stated(self) -> Iterator[str]:
+    def _arguments(self) -> Iterator[str]:
         """Yield the fields that differ from their defaults, as arguments."""
         yield folded(self.coordinates)
         if self.indices is not None:
@@ -436,9 +446,9 @@ class Axes:
         """
         if (width := integer("rotary_dim", rotary_dim, 0, MAX_WIDTH)) % 4:
             raise SpecError(f"rotary_dim is {width}; two coordinates with a pair each need a multiple of 4.")
-        part = width // 4
-        indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
-        return cls((0,) * part + (1,) * part, indices=indices, count=2)
+        pairs = width // 4  # of each coordinate
+        indices = (*range(0, 2 * pairs, 2), *range(1, 2 * pairs, 2))
+        return cls((0,) * pairs + (1,) * pairs, indices=indices, count=2)
 
 
 def _num_pairs(num_pairs: int | None, sizes: tuple[int, ...]) -> int:
@@ -456,7 +466,7 @@ def _restarted(coordinates: Sequence[int], sectors: Sequence[int], starts: Seque
     first, indices = [0] * len(starts), []
     for i, (coordinate, sector) in enumerate(zip(coordinates, sectors, strict=True)):
         if sector in starts:
-            # Of sections with one start, all but the last are empty; ggml restarts the first.
+            # Empty sections share a start with the section after them; restart the first, as ggml does.
             first[starts.index(sector)] = i
         indices.append(i - first[coordinate])
     return tuple(indices)
@@ -479,19 +489,21 @@ def _coordinate(name: str, value: Any) -> int | None:
     return None if value is None else integer(name, value, 0)
 
 
-def _sections(sections: Sequence[int], most: int) -> tuple[int, ...]:
-    sizes = sequence("sections", sections, "a sequence of ints", partial(integer, least=0, most=most))
+def _sections(sections: Sequence[int], max_sum: int) -> tuple[int, ...]:
+    sizes = sequence("sections", sections, "a sequence of ints", partial(integer, minimum=0, maximum=max_sum))
     if not sizes:
         raise SpecError("no section is given; give one for each coordinate.")
-    if sum(sizes) > most:
-        raise SpecError(f"the sections' sum is {sum(sizes)}; give sections of at most {most} in all.")
+    if sum(sizes) > max_sum:
+        raise SpecError(f"the sections' sum is {sum(sizes)}; give sections of at most {max_sum} in all.")
     return sizes
 
 
-def _integers(name: str, values: Any, least: int, count: int, of: str) -> tuple[int, ...] | None:
+def _integers(name: str, values: Any, minimum: int, count: int, unit: str) -> tuple[int, ...] | None:
     if values is None:
         return None
-    items = sequence(name, values, "a sequence of ints", partial(integer, least=least))
-    if len(items) != count:
-        raise SpecError(f"{name} has {len(items)} numbers, and there are {count} {of}s; give one for each.")
-    return items
+    numbers = sequence(name, values, "a sequence of ints", partial(integer, minimum=minimum))
+    if len(numbers) != count:
+        raise SpecError(
+            f"{name} has {len(numbers)} numbers, and there are {count} {unit}s; give one for each."
+        )
+    return numbers

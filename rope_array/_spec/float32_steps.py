@@ -107,8 +107,8 @@ def _fused(a: float, b: float, c: float) -> float:
 
 def _sum(x: Double, y: Double) -> Double:
     high = float32(x[0] + y[0])
-    part = float32(high - x[0])
-    low = float32(float32(x[0] - float32(high - part)) + float32(y[0] - part))
+    added = float32(high - x[0])  # y[0] as far as high has it
+    low = float32(float32(x[0] - float32(high - added)) + float32(y[0] - added))
     return high, float32(low + float32(x[1] + y[1]))
 
 
@@ -134,8 +134,8 @@ def _square(x: Double) -> Double:
 
 
 def _over(x: Double, y: Double) -> Double:
-    part = float32(1.0 / y[0])
-    high = float32(x[0] * part)
-    error = float32(part * x[0] - high)
-    rest = _fused(-y[1], part, float32(1.0 - y[0] * part))
-    return high, _fused(high, rest, _fused(x[1], part, error))
+    reciprocal = float32(1.0 / y[0])
+    high = float32(x[0] * reciprocal)
+    error = float32(reciprocal * x[0] - high)
+    correction = _fused(-y[1], reciprocal, float32(1.0 - y[0] * reciprocal))
+    return high, _fused(high, correction, _fused(x[1], reciprocal, error))

@@ -16,8 +16,9 @@ def folded(values: Sequence[int | None]) -> str:
     pieces = [*_pieces(values)]
     if len(pieces) == 1 and pieces[0].startswith("*"):
         return pieces[0][1:]
-    more = ["..."] if len(pieces) > MOST_PIECES else []
-    text = ", ".join(pieces[: MOST_PIECES // 2 if more else None] + more)
+    if len(pieces) > MOST_PIECES:
+        pieces = [*pieces[: MOST_PIECES // 2], "..."]
+    text = ", ".join(pieces)
     return f"({text},)" if len(pieces) == 1 else f"({text})"
 
 
@@ -52,5 +53,5 @@ def _range_fold(values: Sequence[int | None], start: int, first: int, step: int)
         length += 1
     if length > 3:
         stop = first + step * length
-        stated = f"{first}, {stop}, {step}" if step != 1 else f"{first}, {stop}" if first else f"{stop}"
-        yield length, f"*range({stated})"
+        arguments = f"{first}, {stop}, {step}" if step != 1 else f"{first}, {stop}" if first else f"{stop}"
+        yield length, f"*range({arguments})"

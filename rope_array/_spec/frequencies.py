@@ -169,9 +169,9 @@ def turns(frequencies: Sequence[Decimal], *bits: int) -> list[list[int]]:
         return [[int((number * 2**b).to_integral_value()) for number in exact] for b in bits]
 
 
-def _digits(frequencies: Sequence[Decimal], more: int = 0) -> int:
-    """Return the digits of a context in which the largest frequency has `_DIGITS` after the point."""
-    return _DIGITS + max(0, *[omega.adjusted() + more for omega in frequencies], 0)
+def _digits(frequencies: Sequence[Decimal], shift: int = 0) -> int:
+    """Return the digits of a context in which the largest ω·10^shift has `_DIGITS` after the point."""
+    return _DIGITS + max(0, *[omega.adjusted() + shift for omega in frequencies], 0)
 
 
 @cache  # at most 309 entries: a frequency is below 1e309

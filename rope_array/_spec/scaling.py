@@ -22,8 +22,8 @@ from .float32_steps import inverse, inverses, powers
 from .frequencies import Omegas, Scaling, divided
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
-_size = partial(integer, least=1)
-_divisors = partial(sequence, need="a sequence of numbers above 0", check=positive)
+_size = partial(integer, minimum=1)
+_divisors = partial(sequence, remedy="a sequence of numbers above 0", check=positive)
 
 
 @dataclass(frozen=True, repr=False)
@@ -489,9 +489,9 @@ class LongRoPE(Scaling):
     def amplitude(self) -> float:
         self._check_length()
         mscale = self.long_mscale if self._long else self.short_mscale
-        for given in (mscale, self.attention_factor):
-            if given is not None:
-                return given
+        for amplitude in (mscale, self.attention_factor):
+            if amplitude is not None:
+                return amplitude
         if self.factor is None or self.factor <= 1:
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))

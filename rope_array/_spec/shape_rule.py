@@ -217,13 +217,17 @@ def _hint_for_other_axis(
 ) -> str:
     """Return the remedy if positions run along another axis of x, or have a last axis of 1 too many."""
     column = pos_shape[-1] == 1
-    rest = pos_shape[:-1] if column else pos_shape
+    tokens_shape = pos_shape[:-1] if column else pos_shape
     # An axis of size 1 lines up with every axis: equal sizes alone tell which one is meant.
-    axes = [a for a in range(len(shape) - 1) if rest and rest[-1] == shape[a] and _lines_up(shape, rest, a)]
+    axes = [
+        a
+        for a in range(len(shape) - 1)
+        if tokens_shape and tokens_shape[-1] == shape[a] and _lines_up(shape, tokens_shape, a)
+    ]
     choices = ", or ".join(f"seq_axis={a - len(shape)}, if axis {a} holds the tokens" for a in axes)
     if not axes or not column:
         return f"It would fit with {choices}." if axes else ""
-    form = _shape((*rest, coordinates) if coordinates else rest)
+    form = _shape((*tokens_shape, coordinates) if coordinates else tokens_shape)
     also = "" if axis in axes else f" It would then fit with {choices}."
     return f"Give pos the shape {form}, without its axis of size 1.{also}"
 
@@ -235,17 +239,17 @@ def _hint_for_more_tokens(
     surplus = _few_more_tokens(shape, pos_shape) if coordinates and axis >= 0 else {}
     if not surplus:
         return ""
-    more = min(surplus.values())
-    others = [a for a, number in surplus.items() if number == more and a != axis]
-    choices = ", or ".join(f"seq_axis={a - len(shape)}, if axis {a} holds the tokens" for a in others)
-    other_axis = f"Give {choices}. " if others else ""
-    these = "they are class tokens" if more > 1 else "it is a class token"
-    zeros = _shape((*pos_shape[:-1], more, coordinates))
-    then = "" if surplus.get(axis) == more else "then "
+    count = min(surplus.values())
+    other_axes = [a for a, number in surplus.items() if number == count and a != axis]
+    choices = ", or ".join(f"seq_axis={a - len(shape)}, if axis {a} holds the tokens" for a in other_axes)
+    first_remedy = f"Give {choices}. " if other_axes else ""
+    condition = "they are class tokens" if count > 1 else "it is a class token"
+    zeros = _shape((*pos_shape[:-1], count, coordinates))
+    then = "" if surplus.get(axis) == count else "then "
     return (
-        f"{other_axis}x {then}has {more} more {'tokens' if more > 1 else 'token'} than "
-        f"pos. Only if {these}, without a place and not rotated, give coordinates of 0, by zeros of shape "
-        f"{zeros} joined with pos. Every other token needs coordinates of its own."
+        f"{first_remedy}x {then}has {count} more {'tokens' if count > 1 else 'token'} than "
+        f"pos. Only if {condition}, without a place and not rotated, give coordinates of 0, by zeros of "
+        f"shape {zeros} joined with pos. Every other token needs coordinates of its own."
     )
 
 
@@ -254,25 +258,25 @@ def _few_more_tokens(shape: tuple[Any, ...], pos_shape: tuple[Any, ...]) -> dict
     count = pos_shape[-1]
     if is_unknown_size(count):
         return {}
-    most = min(count - 1, _MOST_CLASS_TOKENS)
+    limit = min(count - 1, _MOST_CLASS_TOKENS)
     return {
         a: size - count
         for a, size in enumerate(shape[:-1])
         if not is_unknown_size(size)
-        and 0 < size - count <= most
+        and 0 < size - count <= limit
         and _lines_up(shape, (*pos_shape[:-1], size), a)
     }
 
 
 def _accepted_shapes(shape: tuple[Any, ...], axis: int, last: tuple[int, ...]) -> str:
     """Name the shapes of positions that an x takes."""
-    one = f"the shape {_shape(last)}" if last else "a scalar"
+    single = f"the shape {_shape(last)}" if last else "a scalar"
     lead = tuple(shape[a] for a in range(len(shape) - 1) if a != axis)
     if axis < 0:
-        return f"Give pos {one}."
+        return f"Give pos {single}."
     forms = dict.fromkeys(_shape((*lead[:n], shape[axis], *last)) for n in (0, 1, len(lead)))
     place = "any place but the last" if last else "any place"
-    return f"Give pos the shape {' or '.join(forms)}, or a size 1 in {place}, or {one} for all tokens."
+    return f"Give pos the shape {' or '.join(forms)}, or a size 1 in {place}, or {single} for all tokens."
 
 
 def _shape(shape: Sequence[Any]) -> str:

@@ -15,39 +15,39 @@ MAX_WIDTH = 2**16  # of the rotated slice: far beyond every model, and below a s
 MAX_PAIRS = MAX_WIDTH // 2  # and the most frequencies, divisors or coordinates of one spec
 
 
-def integer(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
-    """Return a Python int from `least` to `most`, by default of 64 bits."""
+def integer(name: str, value: Any, minimum: int, maximum: int = 2**63 - 1) -> int:
+    """Return a Python int from `minimum` to `maximum`, by default of 64 bits."""
     try:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.") from None
-    if number < least:
-        raise SpecError(f"{name} is {short(number)}; give an int of at least {least}.")
-    if number > most:
-        raise SpecError(f"{name} is {short(number)}; give an int of at most {most}.")
+        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {minimum}.") from None
+    if number < minimum:
+        raise SpecError(f"{name} is {short(number)}; give an int of at least {minimum}.")
+    if number > maximum:
+        raise SpecError(f"{name} is {short(number)}; give an int of at most {maximum}.")
     return number
 
 
-def number(name: str, value: Any, need: str = "a finite number") -> float:
+def number(name: str, value: Any, remedy: str = "a finite number") -> float:
     """Return a finite float."""
     try:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
         number = float(value)
     except (TypeError, OverflowError):
-        raise SpecError(f"{name} is {describe(value)}; give {need}.") from None
+        raise SpecError(f"{name} is {describe(value)}; give {remedy}.") from None
     if not math.isfinite(number):
-        raise SpecError(f"{name} is {number}; give {need}.")
+        raise SpecError(f"{name} is {number}; give {remedy}.")
     return number
 
 
-def positive(name: str, value: Any, need: str = "a finite number above 0") -> float:
+def positive(name: str, value: Any, remedy: str = "a finite number above 0") -> float:
     """Return a finite float above 0."""
-    factor = number(name, value, need)
+    factor = number(name, value, remedy)
     if factor <= 0:
-        raise SpecError(f"{name} is {factor}; give {need}.")
+        raise SpecError(f"{name} is {factor}; give {remedy}.")
     return factor
 
 
@@ -74,12 +74,12 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return allowed[allowed.index(value)]
 
 
-def record(name: str, value: Any, kind: type, need: str) -> Any:
+def record(name: str, value: Any, cls: type, remedy: str) -> Any:
     """Return a record, checked anew: pickle and `object.__new__` check nothing. None is allowed."""
     if value is None:
         return None
-    if not isinstance(value, kind):
-        raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
+    if not isinstance(value, cls):
+        raise SpecError(f"{name} is {describe(value)}; give {remedy}, or None.")
     complete(value)
     return replace(value) if is_dataclass(value) else value  # type: ignore[type-var]
 
@@ -98,12 +98,12 @@ def complete(value: Any) -> None:
         )
 
 
-def sequence(name: str, value: Any, need: str, check: Check | None = None) -> tuple[Any, ...]:
+def sequence(name: str, value: Any, remedy: str, check: Check | None = None) -> tuple[Any, ...]:
     """Return the items of a sequence that is no string, each checked, at most `MAX_PAIRS`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise SpecError(f"{name} is {describe(value)}; give {need}.")
+        raise SpecError(f"{name} is {describe(value)}; give {remedy}.")
     # No len(): a range of 10**30 has none, and a class may return a wrong one.
-    items = tuple(islice(value, MAX_PAIRS + 1))
-    if len(items) > MAX_PAIRS:
+    values = tuple(islice(value, MAX_PAIRS + 1))
+    if len(values) > MAX_PAIRS:
         raise SpecError(f"{name} has more than {MAX_PAIRS} items; give at most {MAX_PAIRS}.")
-    return items if check is None else tuple(check(f"{name}[{i}]", item) for i, item in enumerate(items))
+    return values if check is None else tuple([check(f"{name}[{i}]", v) for i, v in enumerate(values)])
