@@ -434,6 +434,11 @@ def by_columns(columns, swapped):
     return lambda x: (x * cos + swapped(x) * sin).astype("float32")
 
 
+def one_sign_of_a_slice(x):
+    cos, sin = tables(N, 16, 10000.0)
+    return np.concatenate([half(x[..., :16], 1.5 * cos, 1.5 * sin, (1, 1)), x[..., 16:]], -1)
+
+
 N, MANY = np.arange(64), np.arange(2048)
 COS, SIN = tables(N, 32, 10000.0)
 PADDED = np.maximum(N - np.array([[0], [9]]), 0)  # on the left
@@ -464,6 +469,7 @@ MISTAKES = [
     (lambda x: half(half(x, COS, SIN), COS, SIN), "twice", {"scaling": ra.Linear(0.5)}),
     (lambda x: half(x, COS, SIN, (1, 1)), "same sign", {"direction": 1, **HALF}),
     (lambda x: half(x, COS, SIN, (-1, -1)), "same sign", {"direction": -1, **HALF}),
+    (one_sign_of_a_slice, "same sign", {"rotary_dim": 16, "attention_factor": 1.5, **HALF}),
     (np.copy, "nothing was rotated", {"rotary_dim": 0, "code": "x"}),
     (VJEPA2, "features pair interleaved", {"pairing": "interleaved"}),
     (REPEATED, "features pair half", HALF),

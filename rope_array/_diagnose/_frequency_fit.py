@@ -12,9 +12,8 @@ from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Llama3, Proportional, Reversed, YaRN
 
-from ._narrow_dtypes import ROUNDERS
 from ._observation import EPS32, Complex, Floats, Observation
-from ._pair_hypotheses import Amplitude, PairHypothesis, Series, shortest
+from ._pair_hypotheses import ROUNDERS, Amplitude, PairHypothesis, Series, shortest
 from ._verdict import Rank
 
 # Bases of published models, the commonest first.

@@ -1,4 +1,4 @@
-"""Hypotheses of the pairs that rotate: pairings, slices and mistakes; and the phases of each pair."""
+"""Hypotheses of the pairs that rotate: pairings, slices and mistakes; their formulas, and their phases."""
 
 import math
 from collections.abc import Iterator
@@ -13,6 +13,21 @@ from rope_array._spec.spec import Pairing
 from ._observation import Complex, Floats, Indices, Observation
 
 PAIRINGS: tuple[Pairing, Pairing] = ("interleaved", "half")
+
+
+def _float16(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.clip(x, -65504.0, 65504.0).astype(np.float16).astype(np.float64)
+
+
+def _bfloat16(x: Floats) -> Floats:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+ROUNDERS = {"bfloat16": _bfloat16, "float16": _float16}
+QUANTITIES = ("angles", "positions", "cos and sin")
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,20 @@ class PairHypothesis:
         pairings = {"pairing": self.pairing, "out_pairing": self.out_pairing}
         return {"rotary_dim": self.width, "rotary_start": self.start, **pairings}
 
-    def forward(self, x: Floats, cos: Floats, sin: Floats) -> Floats:
-        """Return the output of rows x under this hypothesis; cos and sin are (N, pairs)."""
+    def forward(
+        self, x: Floats, at: Floats, omegas: Floats, amplitude: float, dtype_name: str, quantity: str
+    ) -> Floats:
+        """Return the output of rows x at positions, (N,), with a quantity rounded to a 16-bit dtype."""
+
+        def rounded(array: Floats, *quantities: str) -> Floats:
+            return ROUNDERS[dtype_name](array) if quantity in quantities else array
+
+        at, omegas = rounded(at[:, None], "angles", "positions"), rounded(omegas, "angles")
+        angles = rounded(at * omegas, "angles")
+        cos, sin = rounded(np.cos(angles), "cos and sin"), rounded(np.sin(angles), "cos and sin")
         y = x.copy()
         for f, s, sign, out in zip(self.first, self.second, self.sign, self.out, strict=True):
-            y[:, out] = x[:, f] * cos + sign * x[:, s] * sin
+            y[:, out] = amplitude * (x[:, f] * cos + sign * x[:, s] * sin)
         return y
 
 

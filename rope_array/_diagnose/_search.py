@@ -17,10 +17,11 @@ from rope_array._spec.scaling import Linear, Reversed, YaRN
 
 from ._axis_maps import axis_fits, estimate_axes, filled_map, maps_of_models
 from ._frequency_fit import BASES, FrequencyFit, FrequencyFitter, signed
-from ._narrow_dtypes import QUANTITIES, ROUNDERS, tables
 from ._observation import Floats, Observation
 from ._pair_hypotheses import (
     PAIRINGS,
+    QUANTITIES,
+    ROUNDERS,
     Amplitude,
     PhaseEstimates,
     mistaken_hypotheses,
@@ -238,14 +239,14 @@ class Search:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
         rows = np.unique(np.linspace(0, len(self.sample.x) - 1, 64).round().astype(int))
         x, y = self.sample.x[rows], self.sample.y[rows]
-        at = positions.rows(self.sample)[rows, None].astype(float)
+        at = positions.rows(self.sample)[rows].astype(float)
         ranked: list[Any] = []
         for pairs in (phases.pairs for phases in self._phases):
             if pairs.pairing != pairs.out_pairing or pairs.blocks > 1:
                 continue
             for base, sign, rounding in product(self.bases, (1, -1), product(ROUNDERS, QUANTITIES)):
-                cos, sin = tables(at, sign * base**-pairs.exponents, *rounding)
-                off = abs(pairs.forward(x, cos, sin) - y).mean()
+                omegas = sign * base**-pairs.exponents
+                off = abs(pairs.forward(x, at, omegas, 1.0, *rounding) - y).mean()
                 ranked.append((off, len(ranked), pairs, base, sign, rounding))
         for _, _, pairs, base, sign, rounding in sorted(ranked)[:8]:
             rope = RoPE(self.head_dim, base=base, scaling=signed(None, sign), **pairs.fields)

@@ -10,7 +10,6 @@ import numpy as np
 
 from rope_array._rope import RoPE
 
-from ._narrow_dtypes import tables
 from ._observation import EPS32, Floats, Observation
 from ._pair_hypotheses import PairHypothesis, features_of_pairs
 from ._report import RotationExplanation, arguments_of
@@ -39,7 +38,7 @@ class Proposal:
     uncertainty: float = 0.0  # relative, of the numbers that were read off the data
     notes: tuple[str, ...] = ()
     mistaken: PairHypothesis | None = None
-    rounding: tuple[str, ...] = ()  # a dtype, and the quantity of the formula that is rounded to it
+    rounding: tuple[str, str] = ("", "")  # a dtype, and the quantity of the formula that is rounded to it
 
     @property
     def code(self) -> str:
@@ -55,8 +54,8 @@ class Proposal:
         """Return the output for the rows."""
         rope, x, at = self.rope, observation.x, self.positions.rows(observation)
         if self.mistaken:
-            cos, sin = tables(at[:, None].astype(float), np.array(rope.frequencies), *self.rounding)
-            return self.mistaken.forward(x, rope.amplitude * cos, rope.amplitude * sin)
+            omegas = np.array(rope.frequencies)
+            return self.mistaken.forward(x, at.astype(float), omegas, rope.amplitude, *self.rounding)
         count = math.prod(observation.shape[:-1])
         if 2 * len(x) < count:
             return np.asarray(rope.apply(x[:, None], at[:, None])[:, 0])
