@@ -67,13 +67,13 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
     ['exact (rope_array)', 'float32 position × frequency', 'bfloat16 position × frequency']
     """
     labelled = label_ropes(ropes)
-    furthest = position_count("furthest", furthest)
+    furthest, several = position_count("furthest", furthest), len(labelled) > 1
     ax = panel(
         ax,
         "Error of the angle, worst pair",
         xlabel="position (tokens)",
         ylabel="error of the angle (radians)",
-        rows_below=_rows_below(labelled),
+        rows_below=3 * len(labelled) if several else 0,  # the legend of several ropes is below the axes
     )
     pos = _spaced(furthest)
     for label, rope in labelled.items():
@@ -81,14 +81,9 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
         for (name, error), style in zip(_errors(rope, pos), _STYLES, strict=True):
             text = f"{label}: {name}" if label else name
             shown = np.where(error > 0, error, np.nan)
-            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if len(labelled) > 1 else {}))
-    _finish(ax, several=len(labelled) > 1)
+            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if several else {}))
+    _finish(ax, several=several)
     return ax
-
-
-def _rows_below(labelled: dict[str, RoPE]) -> int:
-    """Return the rows of a legend below the axes: only several ropes need it."""
-    return 3 * len(labelled) if len(labelled) > 1 else 0
 
 
 # The three ways differ in colour and dashes, several ropes in their markers.
