@@ -105,7 +105,7 @@ def _read_source(call: Call, use_float64: bool) -> Source:
 def _rotate_unrecorded(
     xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
 ) -> Any:
-    """Rotate tensors. A gradient, where PyTorch's operations record it, is differentiated step by step."""
+    """Rotate tensors by an operator that records no gradient, or by PyTorch's operations."""
     if by_kernel:
         operators, arguments = _operators_for(source, transposed)
         return operators.plain(xs, *arguments, seq_axis)
@@ -115,7 +115,7 @@ def _rotate_unrecorded(
 def _rotate_and_record(
     xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
 ) -> Any:
-    """Rotate tensors, and record their gradient."""
+    """Rotate tensors by the operator that records their gradient."""
     operators, arguments = _operators_for(source, transposed)
     return operators.recorded(xs, *arguments, seq_axis, by_kernel)
 
@@ -133,7 +133,7 @@ class _Traced(NamedTuple):
 
 
 def _rotate_back(kernel: _Traced, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
-    """Rotate gradients, and record their own."""
+    """Rotate gradients, and record the gradient of this rotation."""
     return _rotate_and_record(grads, source, seq_axis, kernel.by_kernel, transposed)
 
 

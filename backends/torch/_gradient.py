@@ -1,7 +1,7 @@
 """The gradient of the rotation, which is the adjoint rotation, and the rotation by PyTorch's operations.
 
-Eager calls and compiled programs share the rule. Where no kernel serves, PyTorch's operations rotate, which
-every transform of PyTorch has a rule for.
+Eager calls and compiled programs share the gradient's rule. PyTorch's operations rotate where no kernel can:
+every transform of PyTorch has a rule for them.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
 
     The first argument is a tuple, as each argument takes time: a kernel (see _eager.py), `rotate_back`, the
     source, the sequence axis, and three bools: transposed, checked, in place.
-    ``rotate_back(kernel, grads, source, seq_axis, transposed)`` rotates gradients, and records their own.
+    ``rotate_back(kernel, grads, source, seq_axis, transposed)`` rotates gradients, and records the gradient
+    of this rotation if need be.
     """
 
     @staticmethod
@@ -44,30 +45,24 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kernel, rotate_back, seq_axis, transposed = ctx.call
+        source = ctx.source_type(*ctx.saved_tensors, *ctx.other_fields)
         present = tuple(g for g in grads if g is not None)
-        rotated = rotate_back(kernel, present, _load_source(ctx), seq_axis, transposed) if present else ()
-        in_order = iter(rotated)
-        return None, *(None if g is None else next(in_order) for g in grads)
+        rotated = iter(rotate_back(kernel, present, source, seq_axis, transposed) if present else ())
+        return None, *(None if g is None else next(rotated) for g in grads)
 
 
 rotate_recorded: Any = RotationFunction.apply
 
 
 def _save_source(ctx: Any, source: Source) -> None:
-    """Save a source for the backward: its tensors, its first fields, so that autograd sees them change."""
+    """Save a source for the backward: its first fields as tensors, so that autograd sees them change."""
     tensors = [value for value in source if isinstance(value, torch.Tensor)]
     if tensors and tensors[0].dtype is torch.int32:
         # A copy, as the array-api backend makes: the caller may then change the positions.
         tensors = [tensors[0].to(torch.int64)]
     ctx.save_for_backward(*tensors)
-    ctx.source, ctx.fields = type(source), source[len(tensors) :]
+    ctx.source_type, ctx.other_fields = type(source), source[len(tensors) :]
     ctx.set_materialize_grads(False)
-
-
-def _load_source(ctx: Any) -> Source:
-    """Return the source that `_save_source` saved."""
-    source: Source = ctx.source(*ctx.saved_tensors, *ctx.fields)
-    return source
 
 
 def adjoint(tables: Tables) -> Tables:

@@ -228,16 +228,11 @@ def can_be_written(out: Any) -> bool:
     return torch.is_inference_mode_enabled() or not out.is_inference()
 
 
-def _count_one_by_one(outs: Any) -> None:
-    for out in outs:
-        torch.autograd.graph.increment_version(out)
-
-
 def _load_count_writes() -> Any:
     try:
         torch._C._increment_version(())
     except (AttributeError, RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor
-        return _count_one_by_one
+        return lambda outs: [torch.autograd.graph.increment_version(out) for out in outs]
     return torch._C._increment_version
 
 
