@@ -69,7 +69,7 @@ class RoPE(Spec):
     Raises
     ------
     SpecError
-        A field has a value without meaning; the message names the field and what it needs.
+        A field has a value without meaning; the message names the field and valid values.
 
     Examples
     --------
@@ -409,7 +409,7 @@ class RoPE(Spec):
 
         See Also
         --------
-        rope_array.config.read : The same, with a report of what was stated and what was inferred.
+        rope_array.config.read : The same, with a report of stated and inferred values.
 
         Examples
         --------

@@ -119,7 +119,7 @@ class Rotation(_CosSin, metaclass=_RotationType):
         Parameters
         ----------
         dtype : dtype of the tables' library, optional
-            Dtype of the result, such as ``x.dtype``; by default that of the tables.
+            Dtype of the result, such as ``x.dtype``; by default the tables' dtype.
         pairing : {"interleaved", "half"}, optional
             Pairing for which the result is arranged; by default the rotation's. Some models rotate
             interleaved pairs, and take tables arranged for half pairs: GLM, Helium, DeepSeek-V3.
@@ -290,7 +290,7 @@ _adjoint_type: Types = traced_memo(_make_adjoint)
 
 
 def _reduce_type(cls: Any) -> Any:
-    """Return what pickle stores for a type: the name of Rotation itself, else the layout."""
+    """Reduce a type for pickle: Rotation itself to its name, the type of a layout to the layout."""
     return cls.__qualname__ if cls is Rotation else (load_type, tuple(cls.layout))
 
 

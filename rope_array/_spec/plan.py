@@ -173,7 +173,7 @@ class Plan:
         return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
 
     def for_direction(self, inverse: Any) -> "Plan":
-        """Return the plan, or the inverse rotation's; raise if `inverse` is traced, or no bool."""
+        """Return the plan, or the inverse plan; raise if `inverse` is traced, or no bool."""
         try:
             if not isinstance(inverse, int) and not _is_flag(inverse):
                 raise TypeError  # "no", say, which is true
