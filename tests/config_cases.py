@@ -7,9 +7,9 @@ from rope_array import ConfigError
 from rope_array.config import read
 
 
-def model(kind, **keys):
+def model(model_type, **keys):
     """Return the config of a model type."""
-    return {"model_type": kind, **keys}
+    return {"model_type": model_type, **keys}
 
 
 def half(head_dim, **fields):

@@ -35,9 +35,9 @@ def qwen2_vl(**scaling):
     return model("qwen2_vl", **heads(1536, 12), **keys, rope_scaling={**MROPE, **scaling})
 
 
-def small(kind, **keys):
+def small(model_type, **keys):
     """Return a config with heads of 64 features."""
-    return model(kind, head_dim=64, **keys)
+    return model(model_type, head_dim=64, **keys)
 
 
 GEMMA3 = {"text_config": model("gemma3_text", hidden_size=2560, num_hidden_layers=34)}
@@ -100,12 +100,12 @@ BOTH_DICTS = llama({"type": "linear", "factor": 2.0}, rope_parameters={**LINEAR,
 DEFAULT_RULE = llama({**LINEAR, "rope_type": "default", "type": "linear"})
 
 
-def layer(kind):
-    return {"layer_type": kind}
+def layer(model_type):
+    return {"layer_type": model_type}
 
 
-def indexed(kind, **keys):
-    return model(kind, index_head_dim=128, qk_rope_head_dim=64, rope_theta=1e4, **keys)
+def indexed(model_type, **keys):
+    return model(model_type, index_head_dim=128, qk_rope_head_dim=64, rope_theta=1e4, **keys)
 
 
 FULL, SLIDING = layer("full_attention"), layer("sliding_attention")
@@ -203,12 +203,12 @@ def test_published(name):
 def test_other_names_of_yarn(name):
     scaling = {**YARN, "rope_type": name, "mscale": 0.707}
     assert rope(llama(scaling)).amplitude == pytest.approx(0.1 * 0.707 * math.log(4) + 1)
-    made = rope(llama({**scaling, "mscale": 1.0, "mscale_all_dim": 0.707}))
-    assert made.amplitude == pytest.approx((0.1 * math.log(4) + 1) / (0.0707 * math.log(4) + 1))
+    both_scales = rope(llama({**scaling, "mscale": 1.0, "mscale_all_dim": 0.707}))
+    assert both_scales.amplitude == pytest.approx((0.1 * math.log(4) + 1) / (0.0707 * math.log(4) + 1))
 
 
 @pytest.mark.parametrize(
-    ("scales", "here", "in_vllm"),
+    ("scales", "amplitude", "in_vllm"),
     [
         ({"mscale": 0.707}, 1.3688879, 1.2608038),
         ({"mscale_all_dim": 0.707}, 1.3688879, 1.0857264),
@@ -220,14 +220,14 @@ def test_other_names_of_yarn(name):
     ],
     ids=str,
 )
-def test_yarn_names_the_other_amplitude_of_vllm(scales, here, in_vllm):
+def test_yarn_names_the_other_amplitude_of_vllm(scales, amplitude, in_vllm):
     """vLLM reads a missing mscale as 1 and a missing mscale_all_dim as 0; transformers needs both above 0."""
     scaling = {**YARN, "factor": 40.0, **scales}
     reading = read(llama(scaling))
-    assert reading.rope.amplitude == pytest.approx(here, rel=1e-7)
+    assert reading.rope.amplitude == pytest.approx(amplitude, rel=1e-7)
     assert len(reading.notes) == (in_vllm is not None)
     if in_vllm is not None:
-        assert f"{here:.6g}" in reading.notes[0]
+        assert f"{amplitude:.6g}" in reading.notes[0]
         assert f"{in_vllm:.6g}" in reading.notes[0]
         theirs = read(llama({**scaling, "rope_type": "deepseek_yarn"}))
         assert theirs.rope.amplitude == pytest.approx(in_vllm, rel=1e-7)
@@ -259,11 +259,13 @@ def layers_of(config):
     return {i: reading.rope for indices, reading in read_layers(config) for i in indices}
 
 
-@pytest.mark.parametrize("kind", ["jamba", "kimi_linear"])
-def test_models_that_rotate_nothing(kind):
+@pytest.mark.parametrize("model_type", ["jamba", "kimi_linear"])
+def test_models_that_rotate_nothing(model_type):
     """A left-over base or rule has no effect: the models' code does not read it."""
     linear = {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7]}
-    config = model(kind, rope_theta=1e4, rope_scaling=YARN, num_hidden_layers=8, linear_attn_config=linear)
+    config = model(
+        model_type, rope_theta=1e4, rope_scaling=YARN, num_hidden_layers=8, linear_attn_config=linear
+    )
     reading = read({**config, "mla_use_nope": True})
     assert reading.rope.rotary_dim == 0
     assert any("rotates nothing: no rotation" in note for note in reading.notes)
@@ -298,13 +300,13 @@ def test_some_layers_have_the_rope_and_all_others_another(name):
     assert len(set(ropes.values())) == 2
 
 
-@pytest.mark.parametrize("kind", ["llama4_text", "smollm3", "mistral_large4_text"])
-def test_layers_that_do_not_rotate_are_noted(kind):
-    reading = read(model(kind, num_hidden_layers=8))
+@pytest.mark.parametrize("model_type", ["llama4_text", "smollm3", "mistral_large4_text"])
+def test_layers_that_do_not_rotate_are_noted(model_type):
+    reading = read(model(model_type, num_hidden_layers=8))
     assert reading.rope.rotary_dim
     assert any(re.match(r"layers 3, 7 \(2 of 8\).*layer_type=", note) for note in reading.notes)
-    assert not any("choose with" in note for note in read(model(kind), layer_type=0).notes)
-    assert rope(model(kind), layer_type=3).rotary_dim == 0
+    assert not any("choose with" in note for note in read(model(model_type), layer_type=0).notes)
+    assert rope(model(model_type), layer_type=3).rotary_dim == 0
 
 
 def test_layers_with_one_rope_are_read_together():
@@ -314,8 +316,8 @@ def test_layers_with_one_rope_are_read_together():
     assert (sliding, full) == ((0, 1, 2, 3, 4, 6, 7, 8, 9, 10), (5, 11))
     assert near.rope == rope(gemma, layer_type="sliding_attention") == half(256)
     assert far.rope == rope(gemma, layer_type=11) == half(256, base=2e6)
-    whole = model("gemma3", text_config={"num_hidden_layers": 6})
-    assert [indices for indices, _ in read_layers(whole, part="text")] == [(0, 1, 2, 3, 4), (5,)]
+    gemma = model("gemma3", text_config={"num_hidden_layers": 6})
+    assert [indices for indices, _ in read_layers(gemma, part="text")] == [(0, 1, 2, 3, 4), (5,)]
     unknown = model("mine", head_dim=8, rope_theta=100.0)
     assert read_layers(unknown) == (((), read(unknown)),)
 
@@ -332,8 +334,8 @@ NULL_BASES = {
 @pytest.mark.parametrize("name", NULL_BASES)
 def test_a_null_base_of_a_layer_type_is_no_default(name):
     """transformers 5.23 keeps the null, and cannot make the model."""
-    kind, key, index, more = NULL_BASES[name]
-    config = model(kind, num_hidden_layers=8, **more)
+    model_type, key, index, keys = NULL_BASES[name]
+    config = model(model_type, num_hidden_layers=8, **keys)
     refuse(f"{key} is null, which is no base; state the base", {**config, key: None}, layer_type=index)
     assert rope({**config, key: 777.5}, layer_type=index).base == 777.5
 
@@ -341,9 +343,9 @@ def test_a_null_base_of_a_layer_type_is_no_default(name):
 # ---- parts ----
 
 
-@pytest.mark.parametrize(("kind", "main"), [("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")])
-def test_parts_within_the_main_part_are_found(kind, main):
-    config = model(kind)
+@pytest.mark.parametrize(("model_type", "main"), [("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")])
+def test_parts_within_the_main_part_are_found(model_type, main):
+    config = model(model_type)
     assert read(config, part="text").part == f"{main}.text"
     assert read(config, part="vision").part == f"{main}.vision"
     assert read(config, part=main).rope == read(config, part=f"{main}.text").rope
@@ -368,9 +370,9 @@ def test_the_part_that_is_chosen_is_inferred():
     assert "part" not in read(GEMMA3, part="text", layer_type=0).inferred
 
 
-@pytest.mark.parametrize(("kind", "text"), [({}, "is missing"), ({"model_type": "zork"}, "is unknown")])
-def test_an_unknown_model_is_read_like_most_models(kind, text):
-    config = {**kind, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5}
+@pytest.mark.parametrize(("model_type", "text"), [({}, "is missing"), ({"model_type": "zork"}, "is unknown")])
+def test_an_unknown_model_is_read_like_most_models(model_type, text):
+    config = {**model_type, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5}
     reading = read(config)
     assert reading.rope == half(64, base=2e4, rotary_dim=32)
     assert text in reading.inferred["convention"]
@@ -422,7 +424,7 @@ def test_not_noted():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "same"),
+    ("key", "value", "agreeing"),
     [
         ("partial_rotary_factor", 0.5, 1.0),
         ("rotary_dim", 64, 128),
@@ -435,17 +437,17 @@ def test_not_noted():
         ("rope_is_neox_style", False, True),
     ],
 )
-def test_rotary_keys_of_other_models_are_noted(key, value, same):
+def test_rotary_keys_of_other_models_are_noted(key, value, agreeing):
     reading = read(llama(**{key: value}))
     assert reading.rope == llama_rope()
     assert reading.notes == (f"{key} is not used: the model's code in transformers does not read it",)
-    for neutral in (same, None):
+    for neutral in (agreeing, None):
         assert read(llama(**{key: neutral})).notes == ()
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "olmo3", "gemma3_text"])
-def test_keys_that_a_layer_type_drops_are_noted(kind):
-    config, linear = small(kind, **heads(768, 12)), {"rope_type": "linear", "factor": 8.0}
+@pytest.mark.parametrize("model_type", ["modernbert", "olmo3", "gemma3_text"])
+def test_keys_that_a_layer_type_drops_are_noted(model_type):
+    config, linear = small(model_type, **heads(768, 12)), {"rope_type": "linear", "factor": 8.0}
     for keys, text in (
         ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "^type is used here"),
         ({"rope_parameters": linear}, "without layer types are used"),
@@ -548,11 +550,11 @@ def test_refused(row):
     assert issubclass(ConfigError, ra.SpecError)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "stablelm_epoch", None])
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox", "stablelm_epoch", None])
 @pytest.mark.parametrize("key", ["rope_thetta", "rope_params", "rope_ratio", "rope_3d", "use_dynamic_ntk"])
-def test_rotary_keys_of_no_model_are_refused(key, kind):
-    config = small(kind, **heads(64, 1), rope_theta=1e4)
-    remedy = "leave it out" if kind else "read the model's code, and"
+def test_rotary_keys_of_no_model_are_refused(key, model_type):
+    config = small(model_type, **heads(64, 1), rope_theta=1e4)
+    remedy = "leave it out" if model_type else "read the model's code, and"
     refuse(f"the key '{key}' is unknown: .*{remedy}", {**config, key: True})
     assert rope({**config, key: None}).head_dim == 64
 
@@ -571,10 +573,10 @@ def test_every_convention_is_of_a_model():
 UNFIT = {"glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text", "blt"}
 
 
-@pytest.mark.parametrize("kind", sorted(defaults.ROTARY))
-def test_every_default_is_read(kind):
-    which = {"layer_type": 0} if ":" not in kind else {}
-    if kind in UNFIT:
-        refuse("width|sums", model(kind), **which)
+@pytest.mark.parametrize("model_type", sorted(defaults.ROTARY))
+def test_every_default_is_read(model_type):
+    which = {"layer_type": 0} if ":" not in model_type else {}
+    if model_type in UNFIT:
+        refuse("width|sums", model(model_type), **which)
     else:
-        assert rope(model(kind), **which).head_dim > 0
+        assert rope(model(model_type), **which).head_dim > 0

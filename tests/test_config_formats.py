@@ -147,9 +147,9 @@ VISION = {"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0, "i
 
 def test_the_vision_encoder_of_mistral():
     """The height has the even frequencies of one series, and the width the odd ones."""
-    for more in ({"vision_encoder": VISION}, {"multimodal": {"vision_encoder_args": VISION}}):
-        assert rope({**MISTRAL, **more}, part="vision") == ra.RoPE(32, axes=ra.Axes.even_odd(32))
-        assert rope({**MISTRAL, **more}, part="text") == rope(MISTRAL)
+    for encoder in ({"vision_encoder": VISION}, {"multimodal": {"vision_encoder_args": VISION}}):
+        assert rope({**MISTRAL, **encoder}, part="vision") == ra.RoPE(32, axes=ra.Axes.even_odd(32))
+        assert rope({**MISTRAL, **encoder}, part="text") == rope(MISTRAL)
 
 
 def test_the_indexer_of_deepseek_pairs_halves():
@@ -220,9 +220,9 @@ OWN = {"use_hf_rope", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"}
 @pytest.mark.parametrize("key", ["model_type", "architectures", "transformers_version", "auto_map"])
 def test_a_config_of_hugging_face_is_never_another_format(config, key):
     value = "qwen2" if key == "model_type" else ["LlamaForCausalLM"]
-    stated = {k: v for k, v in config.items() if k not in OWN}
-    stated |= {"head_dim": 32, "rope_theta": 10000.0, "rope_interleave": True}  # the latter: latent attention
-    assert "format" not in read({**stated, key: value}).inferred
+    shared = {k: v for k, v in config.items() if k not in OWN}
+    shared |= {"head_dim": 32, "rope_theta": 10000.0, "rope_interleave": True}  # the latter: latent attention
+    assert "format" not in read({**shared, key: value}).inferred
     with contextlib.suppress(ConfigError):  # a key that is rotary in no model of Hugging Face
         assert "format" not in read({**config, key: value}).inferred
 
@@ -331,8 +331,8 @@ DIFFUSERS = {
 def test_diffusers(name):
     """A few classes; the session `edge` compares every class with the library's own."""
     sizes = {"attention_head_dim": 64} if name.startswith("SD3") else {}
-    own = {"_class_name": name, "_diffusers_version": "0.42.1", "_name_or_path": "a/transformer"}
-    reading = read({**own, **sizes})
+    added = {"_class_name": name, "_diffusers_version": "0.42.1", "_name_or_path": "a/transformer"}
+    reading = read({**added, **sizes})
     assert reading.rope == DIFFUSERS[name]
     assert (reading.model_type, reading.inferred["format"]) == (name, "diffusers")
     assert any(note.startswith("coordinates are") or note.endswith("no rotation") for note in reading.notes)

@@ -61,9 +61,9 @@ def test_errors_of_the_reader_a_rule_and_a_rope_are_config_errors():
             ra.RoPE.from_config({**LLAMA, "rope_scaling": scaling})
 
 
-@pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
-def test_other_values_are_not_configs(thing):
-    refuse("config is|no dict", thing)
+@pytest.mark.parametrize("config", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
+def test_other_values_are_not_configs(config):
+    refuse("config is|no dict", config)
 
 
 FILES = {
@@ -191,10 +191,10 @@ def test_values_that_deny_their_class():
     assert rope({**QWEN, "rope_scaling": {**MROPE, "mrope_section": sections}}) == rope(QWEN)
     number = odd(float, __class__=property(raising), __float__=raising, is_integer=raising)(1e6)
     assert rope({**QWEN, "rope_theta": number}) == rope(QWEN)
-    for kind in (float, list, dict):
-        thing = odd(object, __class__=property(lambda self, kind=kind: kind))()
-        refuse("rope_theta is a Odd; it must be a number", {**LLAMA, "rope_theta": thing})
-        refuse("rope_scaling is a Odd; it must be an object", {**LLAMA, "rope_scaling": thing})
+    for cls in (float, list, dict):
+        value = odd(object, __class__=property(lambda self, cls=cls: cls))()
+        refuse("rope_theta is a Odd; it must be a number", {**LLAMA, "rope_theta": value})
+        refuse("rope_scaling is a Odd; it must be an object", {**LLAMA, "rope_scaling": value})
 
 
 @pytest.mark.parametrize("key", ["model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types"])
@@ -242,13 +242,13 @@ TOP = """
 """
 
 
-def some_of(keys, values, most):
-    return st.dictionaries(st.sampled_from(keys.split()), values, max_size=most)
+def some_of(keys, values, max_size):
+    return st.dictionaries(st.sampled_from(keys.split()), values, max_size=max_size)
 
 
 RULES = some_of(PARAMETERS, PLAUSIBLE, 6)
 CONFIGS = st.builds(
-    lambda kind, top, parameters: {"model_type": kind, **top, **parameters},
+    lambda model_type, top, parameters: {"model_type": model_type, **top, **parameters},
     st.one_of(st.sampled_from(sorted({*defaults.MODELS, *REMOTE})), JSON),
     some_of(TOP, PLAUSIBLE, 6),
     some_of("rope_parameters rope_scaling", RULES | some_of("full_attention main", RULES, 2) | JSON, 2),

@@ -19,8 +19,8 @@ CHUNKED = half(128, axes=ra.Axes.chunked(16, 24, 24))
 V3 = model("deepseek_v3", rope_theta=1e4, max_position_embeddings=8192)
 
 
-def llama(scaling=None, kind="llama", **keys):
-    config = model(kind, **{**KEYS, "max_position_embeddings": 8192, **keys})
+def llama(scaling=None, model_type="llama", **keys):
+    config = model(model_type, **{**KEYS, "max_position_embeddings": 8192, **keys})
     return config if scaling is None else {**config, "rope_scaling": scaling}
 
 
@@ -190,12 +190,12 @@ def test_a_rule_that_is_not_read_is_written(scaling, remedy):
 ATTN_FACTOR = 0.8782488562869419
 
 
-@pytest.mark.parametrize("stated", [{}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 2.0}])
-def test_the_note_on_attn_factor(stated):
+@pytest.mark.parametrize("scales", [{}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 2.0}])
+def test_the_note_on_attn_factor(scales):
     """transformers does not read it; vLLM multiplies 0.1·log(factor) + 1 by it (DeepSeek-R1-0528-Qwen3)."""
-    config = llama({**YARN, **stated, "attn_factor": ATTN_FACTOR})
+    config = llama({**YARN, **scales, "attn_factor": ATTN_FACTOR})
     reading = read(config)
-    assert reading.rope == half(128, scaling=ra.YaRN(4.0, 2048, **stated))
+    assert reading.rope == half(128, scaling=ra.YaRN(4.0, 2048, **scales))
     (note,) = [note for note in reading.notes if "attn_factor is not used" in note]
     assert f"factor on cos and sin is {reading.rope.amplitude:.6g}" in note
     amplitude = float(re.search(r"state attention_factor ([\d.]+)$", note)[1])

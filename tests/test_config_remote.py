@@ -42,8 +42,8 @@ SU = {
 }
 
 
-def hub(kind, **keys):
-    return model(kind, **HEADS, **keys)
+def hub(model_type, **keys):
+    return model(model_type, **HEADS, **keys)
 
 
 def mpt(**attention):
@@ -232,11 +232,11 @@ ALIKE = {
 
 
 def test_every_family_is_tested_or_alike():
-    alike = {kind: tested for tested, kinds in ALIKE.items() for kind in kinds.split()}
+    alike = {name: tested for tested, names in ALIKE.items() for name in names.split()}
     cases = (*ROWS.values(), *REFUSED.values(), *LAYERS.values())
     tested = {config.get("model_type") for config, _ in cases}
     assert {*REMOTE} - tested == alike.keys() - tested
-    for kind, other in alike.items():
-        assert other in tested
-        conventions = [dataclasses.replace(REMOTE[name], layer_types=None) for name in (kind, other)]
+    for names in alike.items():
+        assert names[1] in tested
+        conventions = [dataclasses.replace(REMOTE[name], layer_types=None) for name in names]
         assert conventions[0] == conventions[1]

@@ -86,10 +86,10 @@ def ropes(config, part=None):
 def difference(cls, config, part=None):
     """Return how the readings of the dict and of the object differ; None if they do not."""
     try:
-        made = cls.from_dict(copy.deepcopy(config))
+        config_object = cls.from_dict(copy.deepcopy(config))
     except Exception:  # the class refuses the value, with errors of any kind
         return None
-    (ours, notes), (theirs, _) = ropes(config, part), ropes(made, part)
+    (ours, notes), (theirs, _) = ropes(config, part), ropes(config_object, part)
     if ours == theirs or (isinstance(ours, str) and isinstance(theirs, str)):
         return None
     if isinstance(ours, str) and any(text in ours for text in CONTRADICTIONS):
@@ -103,8 +103,8 @@ def difference(cls, config, part=None):
 
 
 def assert_none(texts):
-    found = [text for text in texts if text]
-    assert not found, "\n".join(found[:8])
+    failures = [text for text in texts if text]
+    assert not failures, "\n".join(failures[:8])
 
 
 def base_of(cls):
@@ -115,15 +115,15 @@ def base_of(cls):
 def stated(cls):
     """Yield the keys and values that the dicts of a class state, in addition to its base."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    own = (keys.keys_of(cls) | fields) & (VALUES.keys() | COMPUTED.keys())
-    for key in sorted(own | {key for key in OF_EVERY_CLASS if key != "layer_types"}):
+    known_keys = (keys.keys_of(cls) | fields) & (VALUES.keys() | COMPUTED.keys())
+    for key in sorted(known_keys | {key for key in OF_EVERY_CLASS if key != "layer_types"}):
         if (cls.model_type, key) in REPLACED:
             continue
         values = COMPUTED[key] if key in COMPUTED else [{key: value} for value in VALUES[key]]
         if key == "layer_types" and cls.model_type in BEFORE_RENAMING:
             values = [value for value in values if keys.OLDER_TYPES.isdisjoint(value[key])]
-        beside = BESIDE if key not in OF_EVERY_CLASS or key in ("layer_types", "head_dim") else BESIDE[:1]
-        yield from ({**more, **value} for value in values for more in beside)
+        contexts = BESIDE if key not in OF_EVERY_CLASS or key in ("layer_types", "head_dim") else BESIDE[:1]
+        yield from ({**context, **value} for value in values for context in contexts)
 
 
 @pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
@@ -131,7 +131,7 @@ def test_the_dict_and_the_object_are_read_alike(cls):
     base = base_of(cls)
     assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "mpt", "vjepa2")
     counts = [{"num_hidden_layers": count} for count in (1, 3, 13)]
-    assert_none(difference(cls, {**base, **more}) for more in ({}, *stated(cls), *counts))
+    assert_none(difference(cls, {**base, **values}) for values in ({}, *stated(cls), *counts))
 
 
 # Values with which these classes rotate.
@@ -140,29 +140,32 @@ ROTATING = {"granitemoehybrid": {"position_embedding_type": "rope"}, "zamba2": {
 NO_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "mlp", "moe")
 
 
-def unrotated(made):
+def unrotated(config_object):
     """Return the layers that rotate nothing, by the lists of the class: types, indices, flags, bases."""
-    types = next((found for name in keys.PROPERTIES if (found := getattr(made, name, None))), ())
-    flags = [getattr(made, name, None) or () for name in ("no_rope_layers", "layer_rope_theta")]
-    null = {kind for kind, own in (made.rope_parameters or {}).items() if own is None}
-    found = {index for index, kind in enumerate(types) if kind in NO_ATTENTION or kind in null}
-    found |= {index for values in flags for index, value in enumerate(values) if not value}
-    return found | set(getattr(made, "cross_attention_layers", None) or ())
+    lists = (getattr(config_object, name, None) for name in keys.PROPERTIES)
+    types = next(filter(None, lists), ())
+    flags = [getattr(config_object, name, None) or () for name in ("no_rope_layers", "layer_rope_theta")]
+    null_types = {name for name, rule in (config_object.rope_parameters or {}).items() if rule is None}
+    indices = {index for index, name in enumerate(types) if name in NO_ATTENTION or name in null_types}
+    indices |= {index for values in flags for index, value in enumerate(values) if not value}
+    return indices | set(getattr(config_object, "cross_attention_layers", None) or ())
 
 
 def wrong_widths(cls, config):
     """Return how the widths of the layers differ from the class's lists; None if they do not."""
     try:
-        made = cls.from_dict(copy.deepcopy(config))
+        config_object = cls.from_dict(copy.deepcopy(config))
     except Exception:  # the class refuses the value, with errors of any kind
         return None
     layers, _ = ropes(config)
     if isinstance(layers, str):
         return None
-    layers = layers if isinstance(layers, dict) else dict.fromkeys(range(made.num_hidden_layers), layers)
+    layers = (
+        layers if isinstance(layers, dict) else dict.fromkeys(range(config_object.num_hidden_layers), layers)
+    )
     identities = {index for index, rope in layers.items() if not rope.rotary_dim}
-    expected = unrotated(made) & layers.keys()
-    types = getattr(made, "layer_types", None) or ()
+    expected = unrotated(config_object) & layers.keys()
+    types = getattr(config_object, "layer_types", None) or ()
     # `nope` has the types whose layers attend without a position.
     nope = CONVENTIONS.get(cls.model_type, PLAIN).nope
     expected |= {index for index in identities if index < len(types) and types[index] in nope}
@@ -173,8 +176,8 @@ def wrong_widths(cls, config):
 def test_the_widths_of_layers_follow_the_lists_of_the_class(cls):
     base = {**base_of(cls), **ROTATING.get(cls.model_type, {})}
     # OLMo-Hybrid's code takes a null base for no rope, in every layer.
-    others = (more for more in stated(cls) if more.get("rope_theta", 0) is not None)
-    assert_none(wrong_widths(cls, {**base, **more}) for more in ({}, *others))
+    configs = (values for values in stated(cls) if values.get("rope_theta", 0) is not None)
+    assert_none(wrong_widths(cls, {**base, **values}) for values in ({}, *configs))
 
 
 @pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
@@ -192,42 +195,46 @@ OTHERS = (None, "llama", "cohere", "no_such_model")
 def parts_of(cls):
     """Yield the key, the name and the class of each part that has a rope."""
     try:
-        made = cls()
+        config_object = cls()
     except Exception:  # the class's own defaults contradict each other
         return
     for key in cls.sub_configs:
-        part = getattr(made, key, None)
-        if part is not None and keys.has_rotation(type(part)):
-            yield key, key.removesuffix("_config"), type(part)
+        sub_config = getattr(config_object, key, None)
+        if sub_config is not None and keys.has_rotation(type(sub_config)):
+            yield key, key.removesuffix("_config"), type(sub_config)
 
 
 @pytest.mark.parametrize("cls", WHOLES, ids=lambda cls: cls.model_type)
 def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls):
-    found = []
-    for key, name, part in parts_of(cls):
+    differences = []
+    for key, name, part_class in parts_of(cls):
         is_fixed = key.removesuffix("_config") in MODELS.get(cls.model_type, {}).get("fixed", ())
-        own_kinds = (part.model_type, *([cls.model_type] if is_fixed else []))
-        kinds = dict.fromkeys((*OTHERS, *own_kinds, *sorted(keys.model_types_of(cls))))
-        cases = [(kind, more) for kind in kinds for more in BESIDE]
-        cases += [(None, more) for more in stated(part) if not more.keys() & OF_EVERY_CLASS.keys()]
-        for kind, more in cases:
-            own = {**base_of(part), **more, "model_type": kind}
-            own = {name: value for name, value in own.items() if name != "model_type" or value is not None}
-            found.append(difference(cls, {"model_type": cls.model_type, key: own}, name))
-    assert_none(found)
+        own_kinds = (part_class.model_type, *([cls.model_type] if is_fixed else []))
+        model_types = dict.fromkeys((*OTHERS, *own_kinds, *sorted(keys.model_types_of(cls))))
+        cases = [(model_type, values) for model_type in model_types for values in BESIDE]
+        cases += [
+            (None, values) for values in stated(part_class) if not values.keys() & OF_EVERY_CLASS.keys()
+        ]
+        for model_type, values in cases:
+            content = {**base_of(part_class), **values, "model_type": model_type}
+            content = {
+                name: value for name, value in content.items() if name != "model_type" or value is not None
+            }
+            differences.append(difference(cls, {"model_type": cls.model_type, key: content}, name))
+    assert_none(differences)
 
 
-@pytest.mark.parametrize("kind", sorted(_locate._FLAT))
-def test_the_keys_of_the_text_on_the_top_level(kind):
-    cls = CONFIG_MAPPING[kind]
-    for more in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
-        assert difference(cls, {"model_type": kind, **more}) is None
+@pytest.mark.parametrize("model_type", sorted(_locate._FLAT))
+def test_the_keys_of_the_text_on_the_top_level(model_type):
+    cls = CONFIG_MAPPING[model_type]
+    for values in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
+        assert difference(cls, {"model_type": model_type, **values}) is None
 
 
 def test_only_these_classes_read_keys_of_their_text():
     """`<key>` is a key that a loop pops from the top level."""
-    found = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
-    assert found | {"dots3_note"} == _locate._FLAT
+    model_types = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
+    assert model_types | {"dots3_note"} == _locate._FLAT
 
 
 def test_the_data_file_has_the_defaults_of_transformers():

@@ -14,8 +14,8 @@ from rope_array._config._conventions import CONVENTIONS
 from rope_array.config import read, read_layers
 
 
-def model_file(kind):
-    name = CONFIG_MAPPING[kind].__module__
+def model_file(model_type):
+    name = CONFIG_MAPPING[model_type].__module__
     return importlib.import_module(name.replace("configuration", "modeling"))
 
 
@@ -39,30 +39,30 @@ BY_THE_CODE = {"glm5_next_text", "inkling_text", "moshi_depth", "moonshine_strea
 
 
 def test_every_model_without_rotation_is_listed():
-    found = {key for key, convention in CONVENTIONS.items() if convention.never is not None}
-    assert found == UNROTATED.keys() | BY_THE_CODE
+    never_rotate = {key for key, convention in CONVENTIONS.items() if convention.never is not None}
+    assert never_rotate == UNROTATED.keys() | BY_THE_CODE
 
 
-@pytest.mark.parametrize("kind", UNROTATED)
-def test_logits_do_not_depend_on_the_positions(kind):
-    name, changes = UNROTATED[kind]
+@pytest.mark.parametrize("model_type", UNROTATED)
+def test_logits_do_not_depend_on_the_positions(model_type):
+    name, changes = UNROTATED[model_type]
     torch.manual_seed(0)
-    cls = CONFIG_MAPPING[kind]
+    cls = CONFIG_MAPPING[model_type]
     values = merged(with_tokens(reduced(cls().to_dict()), {}), changes)
-    model = getattr(model_file(kind), f"{name}ForCausalLM")(cls(**values)).eval()
+    model = getattr(model_file(model_type), f"{name}ForCausalLM")(cls(**values)).eval()
     set_weights(model)
     ids = torch.randint(3, 100, (2, 12))
     positions = torch.arange(12).expand(2, -1)
     with torch.no_grad():
-        here, far, apart = (
+        logits, shifted, stretched = (
             model(input_ids=ids, position_ids=p, attention_mask=torch.ones_like(ids), use_cache=False).logits
             for p in (positions, positions + 17, positions * 3)
         )
         shuffled = model(input_ids=ids.flip(1), position_ids=positions, use_cache=False).logits
-    assert torch.equal(here, far)
-    assert torch.equal(here, apart)
-    assert not torch.allclose(here[:, -1], shuffled[:, -1], atol=1e-3)  # the order of the tokens matters
-    assert {r.rope.rotary_dim for _, r in read_layers({"model_type": kind, "rope_theta": 1e4})} == {0}
+    assert torch.equal(logits, shifted)
+    assert torch.equal(logits, stretched)
+    assert not torch.allclose(logits[:, -1], shuffled[:, -1], atol=1e-3)  # the order of the tokens matters
+    assert {r.rope.rotary_dim for _, r in read_layers({"model_type": model_type, "rope_theta": 1e4})} == {0}
 
 
 # ---- the indexers of sparse attention ----
@@ -82,17 +82,17 @@ class Keys:
         return keys
 
 
-@pytest.mark.parametrize("kind", INDEXERS)
-def test_the_part_indexer_rotates_as_the_indexer_does(kind):
-    names = f"{INDEXERS[kind]}Indexer", f"{INDEXERS[kind]}RotaryEmbedding"
-    module, rotary = (getattr(model_file(kind), name) for name in names)
-    config = CONFIG_MAPPING[kind](**SMALL, rope_parameters=dict(YARN))
+@pytest.mark.parametrize("model_type", INDEXERS)
+def test_the_part_indexer_rotates_as_the_indexer_does(model_type):
+    names = f"{INDEXERS[model_type]}Indexer", f"{INDEXERS[model_type]}RotaryEmbedding"
+    module, rotary = (getattr(model_file(model_type), name) for name in names)
+    config = CONFIG_MAPPING[model_type](**SMALL, rope_parameters=dict(YARN))
     torch.manual_seed(0)
-    own = config.per_layer_config[0] if config.is_heterogeneous else config
-    indexer, cache = module(own, 0).eval(), Keys()
+    layer_config = config.per_layer_config[0] if config.is_heterogeneous else config
+    indexer, cache = module(layer_config, 0).eval(), Keys()
     hidden, residual = torch.randn(2, 9, 48), torch.randn(2, 9, 24)
     positions = torch.arange(9)[None] * 37
-    layer_type = {"layer_type": "indexed_attention"} if kind == "dots3_note_text" else {}
+    layer_type = {"layer_type": "indexed_attention"} if model_type == "dots3_note_text" else {}
     tables = rotary(config)(hidden, positions, **layer_type)
     with torch.no_grad():
         indexer(hidden, residual, tables, torch.zeros(2, 1, 9, 9), positions, past_key_values=cache)
@@ -109,8 +109,8 @@ def test_a_flag_of_the_indexer_has_no_effect_on_attention():
     assert read(config).notes == ()
     assert read(config).rope == read({"model_type": "glm_moe_dsa"}).rope
     assert not any("interleave" in note for note in read(config, part="indexer").notes)
-    other = read({**config, "indexer_rope_interleave": False}, part="indexer")
-    assert any(note.startswith("indexer_rope_interleave is not used") for note in other.notes)
+    notes = read({**config, "indexer_rope_interleave": False}, part="indexer").notes
+    assert any(note.startswith("indexer_rope_interleave is not used") for note in notes)
     with pytest.raises(ConfigError, match="no part 'indexer'"):
         read({"model_type": "deepseek_v3"}, part="indexer")
 
@@ -122,19 +122,19 @@ PERMUTED = {"kimi_k25": "vision", "step3p7": "vision", "mistral_large4": "vision
 
 def test_every_permutation_of_transformers_is_noted():
     conversions = importlib.import_module("transformers.conversion_mapping")
-    found = {
-        kind
-        for kind, steps in conversions._build_checkpoint_conversion_mapping().items()
+    permuted = {
+        model_type
+        for model_type, steps in conversions._build_checkpoint_conversion_mapping().items()
         for operation in (op for step in steps for op in getattr(step, "operations", ()))
         if isinstance(operation, PermuteForRope)
     }
     names = {"step3p5_vision": "step3p7"}  # the converter has the name of the part
-    assert {names.get(kind, kind) for kind in found} == PERMUTED.keys()
+    assert {names.get(model_type, model_type) for model_type in permuted} == PERMUTED.keys()
 
 
-@pytest.mark.parametrize("kind", PERMUTED)
-def test_the_pairing_of_the_file_is_noted(kind):
-    reading = read({"model_type": kind}, part=PERMUTED[kind])
+@pytest.mark.parametrize("model_type", PERMUTED)
+def test_the_pairing_of_the_file_is_noted(model_type):
+    reading = read({"model_type": model_type}, part=PERMUTED[model_type])
     (note,) = (note for note in reading.notes if "permutes the rows" in note)
     assert note.endswith("the pairing is 'interleaved'")
     assert reading.rope.pairing == "half"

@@ -31,13 +31,13 @@ T, H, W = 3, 4, 6
 
 def model_classes():
     """Return the model classes of diffusers.models.transformers by name."""
-    found = {}
+    model_classes = {}
     for module in pkgutil.iter_modules(transformers_package.__path__):
         loaded = importlib.import_module(f"{PACKAGE}.{module.name}")
-        for name, each in vars(loaded).items():
-            if inspect.isclass(each) and issubclass(each, ConfigMixin) and each.__module__ == loaded.__name__:
-                found[name] = each
-    return found
+        for name, cls in vars(loaded).items():
+            if inspect.isclass(cls) and issubclass(cls, ConfigMixin) and cls.__module__ == loaded.__name__:
+                model_classes[name] = cls
+    return model_classes
 
 
 CLASSES = model_classes()
@@ -256,18 +256,20 @@ def ltx(name):
     return of_call(name, "LTXVideoRotaryPosEmbed", latents(1), T, H, W, scale, places=places)
 
 
-def of_ltx2(name, kind, part=None):
-    config = config_of(name, rope_type=kind)
+def of_ltx2(name, rope_type, part=None):
+    config = config_of(name, rope_type=rope_type)
     source = inspect.getmodule(CLASSES[name])
     prefix = "audio_" if part else ""
     heads, size = config[f"{prefix}num_attention_heads"], config[f"{prefix}attention_head_dim"]
-    options = {"modality": part or "video", "rope_type": kind, "num_attention_heads": heads}
+    options = {"modality": part or "video", "rope_type": rope_type, "num_attention_heads": heads}
     rotary_class = next(c for n, c in vars(source).items() if n.endswith("AudioVideoRotaryPosEmbed"))
     module = rotary_class(heads * size, **options)
     coordinates = module.prepare_coords(1, T, *([] if part else [H, W]), device="cpu")
     tables, middle = module(coordinates), coordinates.double().mean(-1)[0].T.numpy()
     fractions = middle / np.array([20.0] if part else [20.0, 2048.0, 2048.0])
-    apply = source.apply_interleaved_rotary_emb if kind == "interleaved" else source.apply_split_rotary_emb
+    apply = (
+        source.apply_interleaved_rotary_emb if rope_type == "interleaved" else source.apply_split_rotary_emb
+    )
     return config, 2 * fractions - 1, lambda x: apply(x[None], tables)[0], part
 
 
@@ -276,7 +278,7 @@ def allegro(name):
     scale = tuple(config[f"interpolation_scale_{axis}"] for axis in "thw")
     head, crop = config["attention_head_dim"], ((0, 0), (H, W))
     *tables, _, _, _ = embeddings.get_3d_rotary_pos_embed_allegro(head, crop, (H, W), T, scale)
-    places = [torch.tensor(each)[None] for each in GRID.T]
+    places = [torch.tensor(column)[None] for column in GRID.T]
     apply = embeddings.apply_rotary_emb_allegro
     return config, GRID / np.array(scale), lambda x: apply(x[None, None], tables, places)[0, 0]
 
@@ -299,8 +301,10 @@ def omnigen(name, length):
     options = {"places": np.arange(length - 7, length), "rotate": by_halves}
     ids = torch.tensor(options["places"])[None]
     rule = {"type": "su", **lists}
-    made = of_call(name, "OmniGenSuScaledRotaryEmbedding", torch.zeros(1), ids, **options, rope_scaling=rule)
-    return *made, None, length
+    rotation = of_call(
+        name, "OmniGenSuScaledRotaryEmbedding", torch.zeros(1), ids, **options, rope_scaling=rule
+    )
+    return *rotation, None, length
 
 
 def of_line(name, width, theta=1e4):
@@ -423,10 +427,10 @@ def test_every_class_is_known():
 @pytest.mark.parametrize("name", sorted(TABLE["classes"]))
 def test_defaults_are_those_of_the_class(name):
     """A config of an older version may lack a key: the class's own default has its place."""
-    own = config_of(name)
+    config = config_of(name)
     defaults = json.loads(json.dumps(_diffusers.read_diffusers({"_class_name": name})["defaults"]))
-    compared = {k: v for k, v in defaults.items() if v is not None and own.get(k) is not None}
-    assert compared == {key: own[key] for key in compared}
+    compared = {k: v for k, v in defaults.items() if v is not None and config.get(k) is not None}
+    assert compared == {key: config[key] for key in compared}
 
 
 def test_the_docs_count_the_classes():

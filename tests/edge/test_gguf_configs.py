@@ -25,10 +25,10 @@ def file(tmp_path, monkeypatch):
     def write(architecture, tensors=None, **values):
         path = tmp_path / "m.gguf"
         writer = gguf.GGUFWriter(path, architecture)
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
-        kinds |= {str: writer.add_string, list: writer.add_array}
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add |= {str: writer.add_string, list: writer.add_array}
         for key, value in {**SMALL, **values}.items():
-            kinds[type(value)](f"{architecture}.{key.replace('__', '.')}", value)
+            add[type(value)](f"{architecture}.{key.replace('__', '.')}", value)
         for name, value in (tensors or {}).items():
             writer.add_tensor(name, np.array(value, np.float32))
         writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
@@ -49,9 +49,9 @@ POSITIONS = np.array([0, 1, 7, 100, 4095, 40000, 1_000_003])
 
 def check(reading, expected, positions=POSITIONS, length=None):
     """Compare the rotations by the rope that is read, and by the rope of llama.cpp's code."""
-    made = reading.rope if length is None else reading.rope.at_length(length)
+    rope = reading.rope if length is None else reading.rope.at_length(length)
     x = np.random.default_rng(3).standard_normal((len(positions), expected.head_dim))
-    ours, theirs = made.apply(x, positions), expected.apply(x, positions)
+    ours, theirs = rope.apply(x, positions), expected.apply(x, positions)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
     assert reading.inferred["format"] == "GGUF"
 
@@ -146,8 +146,8 @@ def test_longrope_takes_the_lists_by_length(file):
     tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
     values = {f"{RULE}__type": "longrope", f"{RULE}__attn_factor": 1.19}
     reading = read(file("phi3", tensors, **values, rope__scaling__original_context_length=1024))
-    for length, stated in ((1024, short), (1025, long)):
-        expected = half(64, **divided(stated), attention_factor=float(np.float32(1.19)))
+    for length, divisors in ((1024, short), (1025, long)):
+        expected = half(64, **divided(divisors), attention_factor=float(np.float32(1.19)))
         check(reading, expected, length=length)
 
 
@@ -229,9 +229,9 @@ def test_unknown_values_are_refused(architecture, values, message, file):
 
 
 def test_files_that_are_broken_are_refused(file, tmp_path):
-    whole = file("llama").read_bytes()
-    for count in (4, 20, 60, len(whole) // 2):
-        (tmp_path / "part.gguf").write_bytes(whole[:count])
+    content = file("llama").read_bytes()
+    for count in (4, 20, 60, len(content) // 2):
+        (tmp_path / "part.gguf").write_bytes(content[:count])
         refuse("is no GGUF file that can be read", tmp_path / "part.gguf")
     writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
     writer.kv_data[0].clear()
@@ -253,6 +253,5 @@ def test_every_architecture_of_the_package_is_read_or_refused_by_name(file):
             refused.add((name, "not known here" in str(problem)))
     sections = ("interleaved", "half", "latent", "sections", "windows", "unrotated", "no_rope_every")
     listed = [name for section in sections for name in _gguf._TABLE[section]]
-    known = set(listed)
-    assert refused == {(name, True) for name in {*gguf.MODEL_ARCH_NAMES.values()} - known}
-    assert len(known) == len(listed)  # each is in one list
+    assert refused == {(name, True) for name in {*gguf.MODEL_ARCH_NAMES.values()} - {*listed}}
+    assert len(listed) == len(set(listed))  # each is in one list
