@@ -208,8 +208,8 @@ class Rotation(_CosSin, metaclass=_RotationType):
 # ---- the types, by memos that Dynamo can trace: it passes plain values, plans and classes to them ----
 
 # One class for all layouts, registered with the layout as auxiliary data, serves PyTorch and JAX only after
-# they are imported and rope_array runs again: until then it is a leaf. Unregistered code, such as tf.nest,
-# flattens named tuples, whose structure is their type: a layout in a third field would be a leaf.
+# they are imported and rope_array runs again: until then it is a leaf. Code without a registry, such as
+# tf.nest, flattens named tuples, whose structure is their type: a layout in a third field would be a leaf.
 
 
 class _Registry(NamedTuple):
@@ -252,6 +252,8 @@ def _release_types() -> None:
 def _make_type(*layout: Any) -> type[Rotation]:
     key = _type_key(*layout)
     with _dynamo.lock:
+        if len(_types) >= _max_types and _registries:
+            _release_types()  # first: finalizers that run then may make types
         cls = _types.get(key)
         if cls is None:
             cls = _types[key] = _make_new_type(Layout(*layout))
@@ -259,8 +261,6 @@ def _make_type(*layout: Any) -> type[Rotation]:
 
 
 def _make_new_type(layout: Layout) -> type[Rotation]:
-    if len(_types) >= _max_types and _registries:
-        _release_types()
     names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": layout}
     cls = type("Rotation", (Rotation,), names)
     for registry in _registries:

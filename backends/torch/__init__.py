@@ -68,7 +68,8 @@ _NOTHING = nullcontext()
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
-    torch.utils._pytree._register_namedtuple(cls, serialized_type_name=_name(cls))
+    if cls not in torch.utils._pytree.SUPPORTED_NODES:
+        torch.utils._pytree._register_namedtuple(cls, serialized_type_name=_name(cls))
 
 
 def _unregister_type(cls: Any) -> None:
