@@ -35,7 +35,7 @@ class Document:
 def load(config: Any) -> Document:
     """Return a config's content in plain values; an exception of foreign code becomes a ConfigError."""
     try:
-        return _load(config)
+        return _document_of(config)
     except ConfigError:
         raise
     except RecursionError:
@@ -44,7 +44,7 @@ def load(config: Any) -> Document:
         raise ConfigError(f"the config cannot be read: it raised {type(problem).__name__}.") from problem
 
 
-def _load(config: Any) -> Document:
+def _document_of(config: Any) -> Document:
     if isinstance(config, Mapping):
         content = Copy().mapping(config)
         if type(config).__module__ == "diffusers.configuration_utils":  # its FrozenDict

@@ -45,7 +45,7 @@ def locate(content: Mapping[str, Any], class_name: str | None, requested: str | 
         config_part = _descend_by(config_part, _text_path(config_part))
         config_part.inferred |= {"part": config_part.path} if config_part.path else {}
         return config_part
-    names = _names(requested)
+    names = _names_on_path(requested)
     if requested == "text" and not _part_names(config_part):
         return config_part
     config_part = _descend_by(config_part, [*_path_to(config_part, names[0]), *names])
@@ -102,7 +102,7 @@ def _is_indexer(config_part: ConfigPart, name: str) -> bool:
     return name == "indexer" and f"{config_part.key}:{name}" in CONVENTIONS
 
 
-def _names(path: Any) -> list[str]:
+def _names_on_path(path: Any) -> list[str]:
     if not isinstance(path, str) or not path or len(path) > 200:
         raise ConfigError(f"part is {quoted(path)}; give a name such as 'text' or 'thinker.text'.")
     return [name.removesuffix("_config") for name in path.split(".")]

@@ -49,7 +49,9 @@ class Reader:
         fields = self._fields()
         if self.requested is None and fields["rotary_dim"]:
             self._note_unrotated_layers()
-        _unused_keys.check(self.part, self.convention, self.values.asked, fields, self._asked_by_others)
+        _unused_keys.check_unread_keys(
+            self.part, self.convention, self.values.asked, fields, self._asked_by_others
+        )
         _unused_keys.check_above(self.part)
         return fields
 

@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = _TABLE.pop("without_effect")
 _KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
 
 
-def check(
+def check_unread_keys(
     config_part: ConfigPart,
     convention: Convention,
     read: "set[str]",
