@@ -295,7 +295,7 @@ PYTHON_CODE_AT_EXIT = """
 
     class SlowPlan:
         @property
-        def native(self):
+        def derived(self):
             entered.set()
             time.sleep(1)
 
