@@ -463,6 +463,7 @@ MISTAKES = [
     (by(17), "of position 17", {"code": "ra.apply(x, 17, pairing='half')"}),
     (by(np.where(N < 40, N, 0)), "from 40 on are not rotated", HALF),
     (by(np.where(N < 63, N, 0)), "from 63 on are not rotated", HALF),
+    (lambda x: ra.apply(x, np.where(N < 40, N, 0), attention_factor=1.25), "from 40 on are not rotated", {}),
     (by(np.minimum(N, 40)), "past 40 are rotated as 40", HALF),
     (by(np.where(MANY < 2040, MANY, 0)), "from 2040 on are not rotated", HALF, MANY, (1, 1, 2048, 32)),
     (by(np.minimum(MANY, 2040)), "past 2040 are rotated as 2040", HALF, MANY, (1, 1, 2048, 32)),
