@@ -187,11 +187,7 @@ class Reader:
         unrotated = self.convention.nope_at
         if unrotated is None or not self._nope_applies():
             return None
-        if self.index is not None:
-            return f"layer {self.index}" if unrotated(self.values, self.index) else None
-        if self.label is None:
-            return None
-        return self._why_none_rotates(lambda index: not unrotated(self.values, index), 0)
+        return self._why_unrotated_by("", lambda index: not unrotated(self.values, index), 0)
 
     def _nope_applies(self) -> bool:
         convention = self.convention
@@ -220,9 +216,7 @@ class Reader:
         def rotates(index: int) -> bool:
             return self._is_listed(layers, index) if layers else (index + 1) % every != 0
 
-        if self.index is not None:
-            return None if rotates(self.index) else f"no_rope_layers, layer {self.index}"
-        return self._why_none_rotates(rotates, len(layers) if layers else 0) if self.label else None
+        return self._why_unrotated_by("no_rope_layers, ", rotates, len(layers) if layers else 0)
 
     def _is_listed(self, layers: Any, index: int) -> bool:
         _check_length("no_rope_layers", layers, index)
@@ -230,8 +224,12 @@ class Reader:
             raise ConfigError(f"no_rope_layers[{index}] is {quoted(layers[index])}; it must be 0 or 1.")
         return bool(layers[index])
 
-    def _why_none_rotates(self, rotates: Callable[[int], bool], count: int) -> str | None:
-        """Return why no layer of the type rotates; None if all rotate."""
+    def _why_unrotated_by(self, rule: str, rotates: Callable[[int], bool], count: int) -> str | None:
+        """Return the reason by a rule of indices, for the layer or all layers of its type."""
+        if self.index is not None:
+            return None if rotates(self.index) else f"{rule}layer {self.index}"
+        if not self.label:
+            return None
         types = self.values.types_of_layers()
         count = count or max(len(types), min(self.values.count() or 0, MOST_LAYERS))
         indices = [i for i in range(count) if types and types[i % len(types)] == self.label]
