@@ -31,13 +31,13 @@ T, H, W = 3, 4, 6
 
 def model_classes():
     """Return the model classes of diffusers.models.transformers by name."""
-    model_classes = {}
+    classes = {}
     for module in pkgutil.iter_modules(transformers_package.__path__):
         loaded = importlib.import_module(f"{PACKAGE}.{module.name}")
         for name, cls in vars(loaded).items():
             if inspect.isclass(cls) and issubclass(cls, ConfigMixin) and cls.__module__ == loaded.__name__:
-                model_classes[name] = cls
-    return model_classes
+                classes[name] = cls
+    return classes
 
 
 CLASSES = model_classes()
