@@ -67,7 +67,8 @@ def cos_sin(integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Ar
     else:
         quadrant, u = _quadrant(phase(integers, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
-        # A large frequency multiplies the rounding of its product: reduce the sum of a float64 in float64.
+        # With a large ω the product fraction·ω has a large error of rounding. So a fraction in float64 is
+        # multiplied, added and reduced in float64.
         sum_dtype = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
         quadrant, u = _add_fraction(quadrant, ops.cast(u, sum_dtype), fraction, plan, sum_dtype, ops)
         u = ops.cast(u, dtype)
@@ -95,7 +96,7 @@ def phase(integers: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     if not ops.has_int64:
         return _phase_in_uint32(positions_per_pair(integers, plan, ops), plan, ops)
     if plan.coordinates is None:
-        # Index first: a cast of NumPy's may return a number.
+        # Add the axis first: a cast of a 0-d array may return a scalar in NumPy.
         pos = ops.cast(integers[..., None], ops.xp.int64)
     else:
         # Cast first: PyTorch cannot index uint32.
@@ -128,17 +129,18 @@ def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
               +--------------------------------+
               the result, modulo 2^64
 
-    low·lower may need 64 bits without a sign: the carry is a sum of two products of 16 by 32 bits.
+    low·lower may exceed a signed 64-bit integer: so its upper bits are computed from two products of 16 by 32
+    bits.
     """
     upper, lower = (_row(words, pos, ops.xp.int64, ops) for words in plan.turns_q96)
     shift = ops.right_shift
     low, high = pos & 0xFFFFFFFF, shift(pos, 32)
-    carry = shift((low & 0xFFFF) * lower, 16) + shift(low, 16) * lower
-    return pos * upper + high * lower + shift(carry, 16)
+    upper_48_bits = shift((low & 0xFFFF) * lower, 16) + shift(low, 16) * lower  # of low·lower
+    return pos * upper + high * lower + shift(upper_48_bits, 16)
 
 
 def _phase_in_uint32(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
-    """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic: the high word of a product from four of 16 bits."""
+    """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic, by the high word of a product of 32 bits."""
     xp = ops.xp
     low, high = (
         _row(Constants([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values]), pos, xp.uint32, ops)
@@ -221,7 +223,7 @@ def _polynomials64(u: Any, of_cos: Any, of_sin: Any) -> tuple[Any, Any]:
 
 
 def _numbers(numbers: tuple[float, ...], dtype: Any, ops: ArrayOps) -> Any:
-    """Return float64 numbers of the host for a product with arrays.
+    """Return numbers as they are; in an export of float64, as arrays of one number.
 
     PyTorch's exporter to ONNX rounds a plain number to float32, also next to float64.
     """

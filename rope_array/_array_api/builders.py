@@ -35,7 +35,8 @@ def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
     use_float64 = computes_in_float64(like)
     dtype = lib.xp.float64 if use_float64 else lib.xp.float32
     numbers = floats(*pos.read(lib, lib.ops(like), use_float64, split=False), dtype, lib.xp)
-    numbers = numbers[None, ...] if len(pos_shape) == 2 and like.ndim > 3 else numbers
+    if len(pos_shape) == 2 and like.ndim > 3:  # positions of one sequence, for a batch
+        numbers = numbers[None, ...]
     omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
     # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
     # hardware may round to fewer digits.
@@ -46,7 +47,10 @@ def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
 def xpos(
     source: Positions, like: Any, tables: Any, scale_base: float, center: float, lib: Library
 ) -> tuple[Tables, Tables]:
-    """Return the tables times ζ^((p - center)/scale_base) for queries, and divided by it for keys."""
+    """Return the tables times ζ_i^((p - center)/scale_base) for queries, and divided by it for keys.
+
+    ζ_i = (2i + 0.4·d)/(1.4·d) for pair i of d/2; the source is in `RoPE.rotation_xpos`.
+    """
     plan = source.plan
     _refuse_axes(plan, "xPos scales by one position")
     cos, sin = tables

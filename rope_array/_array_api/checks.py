@@ -1,4 +1,7 @@
-"""The checks of a call, all before anything is computed."""
+"""The checks of a call, before anything is computed: types, dtypes, devices and shapes.
+
+The values of positions are checked when they are read (`position_input`), results to write into in `out`.
+"""
 
 from typing import Any
 
@@ -16,7 +19,10 @@ Arrays = tuple[Any, ...]
 
 
 def as_source(fields: tuple[Any, ...]) -> Source:
-    """Return the source with these fields. Calls that a fast entry serves make none, which saves time."""
+    """Return the source with these fields: (values, plan, inv_freq), or (cos, sin, layout).
+
+    The front functions pass the plain tuple on, as a call that `try_fast` serves needs no more.
+    """
     return Positions(*fields) if isinstance(fields[1], Plan) else Tables(*fields)
 
 
@@ -95,7 +101,7 @@ def _dtype_remedy(dtype: str, name: str) -> str:
 
 
 def _wrong_width(x: Any, head_dim: int) -> ShapeError:
-    """Return the error for an x whose last axis is not a head, with the lines that make it one."""
+    """Return the error for an x whose last axis is not a head, with code that moves or splits the axis."""
     text = f"x is {describe(x)}; its last axis must hold the {head_dim} features of one head ({head_dim=})."
     width, axes = x.shape[-1], [axis for axis, size in enumerate(x.shape[:-1]) if size == head_dim]
     if is_unknown_size(width):

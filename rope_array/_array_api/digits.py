@@ -1,10 +1,10 @@
 """The quadrant and the rest of an angle in small integers, for programs that other tools run.
 
-`angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program
-change both: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
+`angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program do
+not keep this: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
 conversion to float16 makes infinities of large numbers. Here no negative integer is shifted, none reaches
-2^31, and none that becomes a float reaches 2^14. There is no bitwise operation: ONNX lacks it before opset
-18. The angles have the bits of `angles.phase`.
+2^31 at a position of 32 bits, and none that becomes a float reaches 2^14. There is no bitwise operation, which
+ONNX lacks before opset 18, but shifts, for which `TorchOps` divides. The angles have the bits of `angles.phase`.
 
 The product of a position and a frequency is multiplied out in digits of 14 bits, modulo one turn:
 
@@ -37,7 +37,7 @@ def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps)
     *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
     right_angles, lower_bits = _split(upper, _BITS - 2, ops)
     fraction: Any = 0.0
-    for word, bits in zip(lower, widths[2:], strict=False):
+    for word, bits in zip(lower, widths[2:], strict=False):  # the two lowest columns have no bits kept
         fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
     # The only sum that rounds, as the cast of all lower bits would.
     u = (ops.cast(lower_bits - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
@@ -68,11 +68,12 @@ def _digits(pos: Any, count: int, ops: ArrayOps) -> list[Any]:
 
 
 def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim: int, ops: ArrayOps) -> Any:
-    """Return the upper `widths` bits of each column of the product, if any, the lowest column first.
+    """Return the top bits of the columns of the product, an eighth of a turn added, the lowest column first.
 
-    An eighth of a turn is added.
+    `widths` are the numbers of bits to return of each column; a column of 0 bits only carries.
     """
-    shift = _BITS * len(widths) - 32 - sum(widths)  # of the fixed-point frequency, to whole digits
+    # The fixed-point frequency has 32 bits more than the phase; shift it up to whole digits.
+    shift = _BITS * len(widths) - 32 - sum(widths)
     rows = [
         _row([f << shift >> _BITS * k & _RADIX - 1 for f in turns], ndim, ops) for k in range(len(widths))
     ]

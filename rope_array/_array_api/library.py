@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
 
 class Library:
-    """The facts of one array library that the checks of a call ask for.
+    """One array library: its facts, which the checks of a call ask for, and how its arrays are written.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Library:
         creation_kwargs = {} if self.implicit_device else {"device": self.device(x)}
         try:
             has_int64 = self.has_int64(x)
-        except Exception as error:  # array-api-strict's, of versions of the standard without this information
+        except Exception as error:  # array-api-strict raises for standards older than this information
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
             raise unsupported(x, self.name, fault) from None
         return self.operations(self.xp, has_int64, creation_kwargs)
@@ -191,7 +191,7 @@ def library(x: Any) -> Library:
 def is_array_of_any_library(value: Any) -> bool:
     """Return whether a value is an array, and not an object that holds one, such as a Variable of Flax NNX.
 
-    Such objects have all names of an array, but no array's functions take them in a program of JAX.
+    Such objects have all names of an array, but JAX's functions reject them in a traced function.
     """
     holds_array = hasattr(value, "__jax_array__") and not compat.is_jax_array(value)
     return bool(compat.is_array_api_obj(value)) and not holds_array
@@ -221,13 +221,13 @@ _by_namespace: dict[Any, Library] = {}
 
 
 def _register_type(x: Any) -> Library:
-    library = _detect(x)
+    detected = _detect(x)
     with _dynamo.lock:
-        library = _by_namespace.setdefault(library.xp, library)
+        lib = _by_namespace.setdefault(detected.xp, detected)
         if len(_libraries) >= _LIMIT:
             _libraries.clear()
-        _libraries[type(x)] = library
-    return library
+        _libraries[type(x)] = lib
+    return lib
 
 
 def _detect(x: Any) -> Library:

@@ -20,7 +20,8 @@ class ArrayOps:
     needs_equal_ndim
         Whether factors need equally many axes, which JAX can be configured to enforce.
     is_exported
-        Whether another tool will run the arithmetic, such as a runtime of ONNX: see `digits`.
+        Whether the arithmetic is recorded for another tool, such as a runtime of ONNX: see `digits`. Every
+        torch.export counts, as its program may be converted later.
     """
 
     needs_equal_ndim = True

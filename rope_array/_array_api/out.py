@@ -128,7 +128,7 @@ def _check_writable(name: str, out: Any, memory: Memory) -> None:
 
 
 def _may_overlap_itself(memory: Memory) -> bool:
-    """Return whether elements may share memory: not if each stride spans the axes inside it."""
+    """Return whether elements may share memory: not if each stride spans all axes of smaller strides."""
     if 0 in memory.shape:
         return False
     reach = memory.itemsize

@@ -3,7 +3,7 @@
 For the members a and b of each pair, y_a = a·cos - b·sin and y_b = b·cos + a·sin (RoFormer, arXiv 2104.09864,
 eq. 34). The arithmetic is in the dtype of the tables. Each half of the result is rounded to x's dtype once,
 before the halves are joined, so that compilers can make one loop of it. Only the last axis is ever reshaped,
-so an array that is split along another axis stays split.
+so an array that is sharded or chunked along another axis stays so.
 """
 
 from typing import Any

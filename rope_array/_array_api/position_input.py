@@ -1,7 +1,7 @@
 """Positions as the caller gave them, parsed once: a number, a range, nested lists, or an array.
 
-Positions are read as (integers, fractions): two arrays; fractions are None for integer positions. The host
-splits its floats in float64, exactly.
+Positions are read as (integers, fractions): two arrays; fractions are None for integer positions. Python's
+floats and NumPy's are split on the host, in float64, exactly.
 """
 
 from numbers import Integral, Real
@@ -30,7 +30,7 @@ from .ops import ArrayOps
 
 # Limit of float positions on the host: their integer part must fit int32.
 _FLOAT_LIMIT = 2.0**31
-_LARGEST = 2**31 - 1  # the nearest integer of a float just below the limit would be one more
+_LARGEST = 2**31 - 1  # round() of a float just below the limit would give the limit
 _MOST_AXES = 64
 _FLOATS = ("float32", "float64")
 _WITH_FLOAT64 = ("array_api_strict", "cupy", "dask", "jax", "numpy", "tensorflow", "torch")
@@ -42,7 +42,7 @@ class PositionInput(NamedTuple):
     Attributes
     ----------
     form
-        "range"; "lists": a Python number, or nested lists of them; "symbol": a symbolic number of PyTorch;
+        "range"; "numbers": a Python number, or nested lists of them; "symbol": a symbolic number of PyTorch;
         "numpy": an array of NumPy for an x of another library; "array": an array of x's library.
     values
         The positions, without subclasses of Python's types.
@@ -59,15 +59,15 @@ class PositionInput(NamedTuple):
 
     def has_floats(self) -> bool:
         """Return whether a position may have a fraction."""
-        if self.form == "lists":
+        if self.form == "numbers":
             return any([type(number) is float for number in _flattened(self.values)])
         return self.dtype in _FLOATS
 
     def largest(self) -> Any:
-        """Return the largest number; None of no numbers, and of numbers on a device, which are never read."""
+        """Return the largest number; None if there is none, or if they are on a device and never read."""
         if self.form == "range":
             return max(self.values[0], self.values[-1]) if self.values else None
-        if self.form == "lists":
+        if self.form == "numbers":
             return max(_flattened(self.values), default=None)
         # Dynamo warns in is_numpy, so tensors never get there.
         if not hasattr(self.values, "__array_interface__") or not is_numpy(self.values):
@@ -137,11 +137,11 @@ def parse_host(pos: Any) -> PositionInput | None:
         except OverflowError:  # 2**63 positions or more
             raise PositionError(f"pos is {pos}, longer than an axis can be; give fewer positions.") from None
     if isinstance(pos, (list, tuple)):
-        return PositionInput("lists", *_parse_sequence(pos))
+        return PositionInput("numbers", *_parse_sequence(pos))
     if type(pos).__name__ in ("SymInt", "SymFloat"):  # reading its value would add a guard
         return PositionInput("symbol", pos, ())
     if isinstance(pos, (int, float)) or (isinstance(pos, Real) and _has_dtype(pos)):
-        return PositionInput("lists", _parse_number(pos), ())
+        return PositionInput("numbers", _parse_number(pos), ())
     return None
 
 

@@ -1,4 +1,4 @@
-"""The array-api backend: rotate a checked call on any library with the Array API, and make cos and sin.
+"""The entry points of the array-api backend: rotate a checked call, and make cos and sin; helpers on tables.
 
 The backends of PyTorch and JAX call these functions too.
 """
@@ -113,7 +113,7 @@ def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
 
 
 def arranged(layout: Layout, pairing: Any) -> Layout:
-    """Return the layout for tables of full width that are arranged for a pairing; None is the layout's."""
+    """Return a layout with another pairing, for tables of full width; the layout itself if it is None."""
     return layout if pairing is None else layout._replace(pairing=choice("pairing", pairing, PAIRINGS))
 
 
@@ -143,7 +143,7 @@ def cast_table(table: Any, dtype: Any, ops: ArrayOps) -> Any:
 
 
 def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
-    """Return a table with one number for each pair, of a table that may have one for each feature."""
+    """Return a table with one number for each pair; of a table with one for each feature, keep half."""
     if table.shape[-1] == layout.num_pairs:
         return table
     if layout.pairing == "interleaved":
@@ -155,7 +155,7 @@ def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
 
 
 def inverse_tables(cos: Any, sin: Any) -> CosSin:
-    """Return the tables of the inverse if the amplitude varies by position and pair."""
+    """Return the tables of the inverse, for an amplitude that varies by position and pair."""
     # Divide by the magnitude first: squares of cos and sin could overflow or underflow.
     size = abs(cos) + abs(sin)
     c, s = cos / size, sin / size

@@ -1,13 +1,13 @@
 """Maps from pairs of features to coordinates, as data: M-RoPE and axial RoPE differ only in this map.
 
-Of 8 pairs and the coordinates t, h, w, each pair with its coordinate and the number of its frequency::
+For 8 pairs, each entry is the pair's coordinate (t, h, w, or 0 and 1) and the number of its frequency::
 
     pair                  0   1   2   3   4   5   6   7
     chunked(4, 2, 2)      t0  t1  t2  t3  h4  h5  w6  w7    one series: the frequency has the pair's number
     interleaved(4, 2, 2)  t0  h1  w2  t3  h4  w5  t6  t7
     alternating(4, 2, 2)  h0  w1  h2  w3  t4  t5  t6  t7
     axial(8, 4, 4)        t0  t1  t2  t3  h0  h1  w0  w1    a series for each coordinate
-    even_odd(16)          t0  t2  t4  t6  h1  h3  h5  h7    two coordinates
+    even_odd(16)          00  02  04  06  11  13  15  17    two coordinates
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ class Axes:
         if truth("blocks", blocks) and len({*sizes}) > 1:
             raise SpecError(f"widths are {short(sizes)}; blocks need equal widths.")
         coordinates = tuple(a for a in order for _ in range(sizes[a] // 2))
-        # A width of 0 has no series, and no pair that would take from it.
+        # Axes needs widths above 0; a coordinate without pairs may have any.
         return cls(coordinates, widths=tuple(w or 2 for w in sizes), blocks=n if blocks else 1, count=n)
 
     @classmethod

@@ -101,13 +101,17 @@ def _polynomial(coefficients: tuple[float, ...], x: float) -> float:
 
 
 def _fused(a: float, b: float, c: float) -> float:
-    """Return a·b + c, rounded once. The sum in float64 is rounded too, by 2^-29 of the last place."""
+    """Return a·b + c, as a fused operation rounds it.
+
+    The product is exact in float64; the sum is rounded to float64 first, by at most 2^-30 of float32's last
+    place.
+    """
     return float32(a * b + c)
 
 
 def _sum(x: Double, y: Double) -> Double:
     high = float32(x[0] + y[0])
-    added = float32(high - x[0])  # y[0] as far as high has it
+    added = float32(high - x[0])  # the share of y[0] that is in high
     low = float32(float32(x[0] - float32(high - added)) + float32(y[0] - added))
     return high, float32(low + float32(x[1] + y[1]))
 

@@ -22,7 +22,7 @@ Omegas: TypeAlias = Sequence[float]
 # Turns must be right to half a unit in the last of 96 bits (29 digits), and frequency i is the i-th power of
 # a ratio, whose error grows with i: 60 digits leave more than 25 to spare.
 _DIGITS = 60
-# A frequency must be below 1e309 to fit float64, and a rule divides by at most as much; above it is infinity.
+# Frequencies and their divisors are below 1e309, so exponents stay below 620; more counts as infinity.
 _LARGEST_EXPONENT = 700
 
 

@@ -1,6 +1,6 @@
 """A spec in the form that the array code needs: static numbers, no arrays.
 
-All records here are hashable plain Python, so tracers (jax.jit, torch.compile) take them as constants.
+Plans and layouts are hashable and compare by value: tracers (jax.jit, torch.compile) take them as constants.
 """
 
 import hashlib
@@ -112,7 +112,8 @@ class Plan:
     inverse
         The inverse plan.
     max_position
-        The largest position accepted, where values are on the host; None for no limit. Not part of equality.
+        The largest position accepted, where values are on the host; None for no limit. Not part of equality,
+        nor of a pickle: the front functions check it before a plan travels.
     derived
         Forms of the plan that backends cache. Not part of equality, nor of a pickle.
     """
@@ -176,9 +177,9 @@ class Plan:
         """Return the plan, or the inverse plan; raise if `inverse` is traced, or no bool."""
         try:
             if not isinstance(inverse, int) and not _is_flag(inverse):
-                raise TypeError  # "no", say, which is true
+                raise TypeError  # a string such as "no" is true
             return self.inverse if inverse else self
-        except Exception:  # raised by a tracer
+        except Exception:  # raised here, or by a tracer of another library
             text = f"inverse is {describe(inverse)}; give True or False."
             traced = static_remedy("inverse=True") if hasattr(inverse, "dtype") else ""
             raise ArrayTypeError(text + traced) from None
@@ -204,7 +205,10 @@ class Plan:
         return [*self.frequencies.values], [*self.turns_q64.values], turns96
 
     def of_units(self) -> "Plan":
-        """Return the plan whose rotation of (1, 0) in each pair, as half pairs, gives (cos, sin)."""
+        """Return the plan whose rotation of (1, 0) in each pair, as half pairs, gives (cos, sin).
+
+        For plans with exact angles alone.
+        """
         if self.derived.units is None:
             width = 2 * self.layout.num_pairs
             layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)

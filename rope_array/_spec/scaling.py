@@ -73,7 +73,7 @@ Variant = Literal["aware", "fixed", "mixed", "base", "every_pair"]
 
 @dataclass(frozen=True, repr=False)
 class NTKAware(Scaling):
-    """NTK-aware scaling: low frequencies are stretched, high ones kept, by another base [1]_.
+    """NTK-aware scaling: low frequencies are divided, high ones kept, by another base [1]_.
 
     Parameters
     ----------
@@ -429,7 +429,8 @@ class LongRoPE(Scaling):
     short_mscale, long_mscale : float, optional
         The amplitude for each list (Phi-3.5-MoE); above 0.
     length : int, optional
-        None until ``rope.at_length`` sets it; then the trained context, or one position more.
+        None until ``rope.at_length`` sets it: to the trained context for the short list, to one position more
+        for the long list.
 
     Raises
     ------

@@ -118,8 +118,9 @@ def check_line_up(
     The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
     pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
 
-    `pos_shape` is without the axis of coordinates. Their number, if pos has this axis, decides whether a row
-    of coordinates could be positions of tokens too. The shapes of all arrays of the call are for the message.
+    `pos_shape` is without the axis of coordinates; `coordinates` is their number, or 0. One row of them is
+    refused if x has as many tokens, as it could be their positions. `others`, the shapes of all arrays of the
+    call, are for the message.
     """
     axis = sequence_axis(len(shape), seq_axis)
     if coordinates > 1 and not pos_shape and axis >= 0 and shape[axis] == coordinates:
