@@ -3,8 +3,9 @@
 `angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program do
 not keep this: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
 conversion to float16 makes infinities of large numbers. Here no negative integer is shifted, none reaches
-2^31 at a position of 32 bits, and none that becomes a float reaches 2^14. There is no bitwise operation, which
-ONNX lacks before opset 18, but shifts, for which `TorchOps` divides. The angles have the bits of `angles.phase`.
+2^31 at a position of 32 bits, and none that becomes a float reaches 2^14. ONNX lacks bitwise operations
+before opset 18: there is none but shifts, for which `TorchOps` divides. The angles have the bits of
+`angles.phase`.
 
 The product of a position and a frequency is multiplied out in digits of 14 bits, modulo one turn:
 
