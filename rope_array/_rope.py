@@ -130,8 +130,9 @@ class RoPE(Spec):
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
             _dispatch.check_max_position(x, pos, plan.max_position)
-        fields = pos, plan if inverse is False else plan.for_direction(inverse), None
-        y: ArrayOrTuple = _dispatch.rotate(x, fields, seq_axis, out, backend)
+        if inverse is not False:
+            plan = plan.for_direction(inverse)
+        y: ArrayOrTuple = _dispatch.rotate(x, (pos, plan, None), seq_axis, out, backend)
         return y
 
     @without_autograph

@@ -15,6 +15,7 @@ description, unavailable_reason = _native.description, _native.unavailable_reaso
 __all__ = ["accepts_outs", "decline_reason", "description", "name", "rotate", "unavailable_reason"]
 
 if _native.kernel is not None:
+    # Declines the first call of each plan: the checked path prepares the plan for the kernel.
     try_fast = _native.kernel.rotate
     __all__ += ["try_fast"]
 

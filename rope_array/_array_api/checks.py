@@ -148,7 +148,7 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
                 "make the rotation on x's device: rope.rotation(pos, like=x)."
             )
         if dtype_name(table) not in ("float32", "float64"):
-            raise _cast_table(table, lib)
+            raise _wrong_table_dtype(table, lib)
         if need_float64 and not computes_in_float64(table):
             raise ArrayTypeError(
                 "x is float64 and the rotation's tables are float32, which would give float64 results of "
@@ -166,7 +166,7 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
         )
 
 
-def _cast_table(table: Any, lib: Library) -> ArrayTypeError:
+def _wrong_table_dtype(table: Any, lib: Library) -> ArrayTypeError:
     text = (
         f"a table of the rotation is {describe(table)}; cos and sin must stay float32 or float64, also in "
         "models of 16-bit floats, and a cast has changed them since they were made."

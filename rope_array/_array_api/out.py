@@ -51,7 +51,7 @@ def check_outs(
         lib.check_out(o, x_i, source_arrays)
     x_memories = [lib.memory(x_i) for x_i in xs]
     memories = [
-        _memory(x_memory if o is x_i else lib.memory(o), lib)
+        _require_memory(x_memory if o is x_i else lib.memory(o), lib)
         for o, x_i, x_memory in zip(outs, xs, x_memories, strict=True)
     ]
     for name, o, memory in zip(names, outs, memories, strict=True):
@@ -102,7 +102,7 @@ def _check_type(name: str, out: Any, x: Any, lib: Library) -> None:
         )
 
 
-def _memory(memory: Memory | None, lib: Library) -> Memory:
+def _require_memory(memory: Memory | None, lib: Library) -> Memory:
     if memory is None:
         raise _not_written(lib)
     return memory

@@ -35,12 +35,12 @@ def number(name: str, value: Any, remedy: str = "a finite number") -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
-        number = float(value)
+        finite = float(value)
     except (TypeError, OverflowError):
         raise SpecError(f"{name} is {describe(value)}; give {remedy}.") from None
-    if not math.isfinite(number):
-        raise SpecError(f"{name} is {number}; give {remedy}.")
-    return number
+    if not math.isfinite(finite):
+        raise SpecError(f"{name} is {finite}; give {remedy}.")
+    return finite
 
 
 def positive(name: str, value: Any, remedy: str = "a finite number above 0") -> float:
