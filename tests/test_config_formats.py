@@ -374,7 +374,7 @@ def test_any_value_is_read_or_refused(name):
         assert rope(config, layer_type=0).rotary_dim
     else:
         config = diffusers(
-            name, **{**SIZES_OF_DIFFUSERS, **_diffusers.read_diffusers(diffusers(name))["defaults"]}
+            name, **{**SIZES_OF_DIFFUSERS, **_diffusers.read_diffusers(diffusers(name)).defaults}
         )
     for key in config:
         for value in HOSTILE:

@@ -48,13 +48,24 @@ def test_importing_brings_in_no_array_library_and_late_modules_come_on_first_use
                 del sys.modules[name]
             print(*new("rope_array"), "|", *new(use=use))
     """
-    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions", "torch")
+    tables = ("_config._diffusers", "_config._gguf", "_config._rules")
+    names = (
+        "_config",
+        *tables,
+        "_diagnose",
+        "_spec.scaling",
+        "config",
+        "convert",
+        "hf",
+        "positions",
+        "torch",
+    )
     late = {f"rope_array.{name}" for name in names}
     uses = {
         "ra.RoPE(4).frequencies": set(),
         "ra.Linear(2.0)": {"rope_array._spec.scaling"},
-        "ra.RoPE.from_config({'model_type': 'llama'})": {"rope_array._config", "rope_array._spec.scaling"},
-        "ra.config": {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"},
+        "ra.RoPE.from_config({'model_type': 'llama'})": {"rope_array._config"},
+        "ra.config": {"rope_array._config", "rope_array.config"},
         "ra.hf.patch": {"rope_array.hf"},
     }
     none, testing, command, *lines = child.run(script, LIBRARIES, *uses).splitlines()

@@ -1,22 +1,22 @@
 """The conventions of model families, by key: the rows of `conventions.toml`."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
-from rope_array._config import _layer_types, _maps, _model_rules, _parameters, _variants
 from rope_array._config._convention import Convention
 from rope_array._config._model_defaults import ROTARY
 from rope_array._config._tables import read_table
 
 Row = Mapping[str, Any]
-# The modules of the functions that rows name, by the field of the convention.
+# The modules of the functions that rows name, by the field of the convention; loaded if a row names one.
 _MODULES = {
-    **dict.fromkeys(("axes", "inv_freq", "rotated"), _maps),
-    **dict.fromkeys(("layer_types", "nope_at", "rotates", "type_name"), _layer_types),
-    **dict.fromkeys(("overrides", "parameters"), _parameters),
-    "scaling": _model_rules,
-    "variant": _variants,
+    **dict.fromkeys(("axes", "inv_freq", "rotated"), "_maps"),
+    **dict.fromkeys(("layer_types", "nope_at", "rotates", "type_name"), "_layer_types"),
+    **dict.fromkeys(("overrides", "parameters"), "_parameters"),
+    "scaling": "_model_rules",
+    "variant": "_variants",
 }
 # Fields of a row that are not of its convention.
 _OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "name", "notes", "parts")
@@ -40,7 +40,8 @@ def all_of(row: Row, rows: Mapping[str, Row]) -> dict[str, Any]:
 def _field(name: str, value: Any, rows: Mapping[str, Row]) -> Any:
     if name in _MODULES:
         options = {"function": value} if isinstance(value, str) else dict(value)
-        function = getattr(_MODULES[name], options.pop("function"))
+        module = import_module(f"rope_array._config.{_MODULES[name]}")
+        function = getattr(module, options.pop("function"))
         return partial(function, **options) if options else function
     if name == "layers":
         return {label: convention_from(row, rows) for label, row in value.items()}
@@ -55,26 +56,29 @@ _SECTIONS = read_table("conventions.toml")
 _ROWS: dict[str, Row] = {name: row for rows in _SECTIONS.values() for name, row in rows.items()}
 
 
-def _conventions(section: str) -> dict[str, Convention]:
-    conventions: dict[str, Convention] = {}
-    for name, row in _SECTIONS[section].items():
-        convention = convention_from({**row, "remote": section == "remote"}, _ROWS)
-        conventions |= dict.fromkeys(row.get("models", (name,)), convention)
-    return conventions
+def _by_model(section: str) -> dict[str, Row]:
+    """Return the rows of a section by the key of each model."""
+    return {key: row for name, row in _SECTIONS[section].items() for key in row.get("models", (name,))}
 
 
-PLAIN = convention_from({"like": "half"}, _ROWS)
-REMOTE = _conventions("remote")
+REMOTE = _by_model("remote")
 REMOTE_DEFAULTS: dict[str, dict[str, Any]] = {
     name: row["defaults"] for name, row in _SECTIONS["remote"].items() if "defaults" in row
 }
-# Every convention that differs from Llama's, by its key.
-CONVENTIONS = {**REMOTE, **_conventions("vision"), **_conventions("text")}
+# The row of every convention that differs from Llama's, by its key.
+CONVENTIONS = {**REMOTE, **_by_model("vision"), **_by_model("text")}
 
 
 def convention_of(key: str | None) -> Convention | None:
     """Return the convention under a key; None if the model type is unknown."""
-    return None if key is None else CONVENTIONS.get(key) or (PLAIN if key in ROTARY else None)
+    return known_convention(key) if key in CONVENTIONS or key in ROTARY else None
+
+
+@cache
+def known_convention(key: str) -> Convention:
+    """Return the convention under the key of a known model."""
+    row = CONVENTIONS.get(key, {"like": "half"})
+    return convention_from({**row, "remote": key in REMOTE}, _ROWS)
 
 
 def variant_of(convention: Convention, content: Mapping[str, Any]) -> Convention:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions import CONVENTIONS
+from rope_array._config._conventions import known_convention
 from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError, short
 
@@ -70,7 +70,7 @@ def _latent(name: str, interleaved: bool | None) -> Convention:
             f"{name} is unknown and has latent attention (qk_rope_head_dim), where models differ in the "
             f"pairs that they read and write; read {BY_HAND}, with out_pairing if it reorders features."
         )
-    return CONVENTIONS["deepseek_v3" if interleaved else "minicpm3"]
+    return known_convention("deepseek_v3" if interleaved else "minicpm3")
 
 
 def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:

@@ -5,11 +5,13 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._conventions import Row, all_of, convention_from
+from rope_array._config._format import Format
 from rope_array._config._maps import whole_numbers
 from rope_array._config._tables import read_table
 from rope_array._errors import ConfigError, short
@@ -22,8 +24,6 @@ _UNUSED = dict.fromkeys((
     "use_layer3d_rope",
 ))
 # fmt: on
-# Keys that diffusers adds to the config of a model.
-_ADDED = ("_use_default_values", "_diffusers_version")
 
 
 @cache
@@ -35,25 +35,28 @@ def table() -> dict[str, dict[str, Any]]:
     return {**sections, "classes": classes, "rows": rows}
 
 
-def read_diffusers(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the `Format` of a config with `_class_name`."""
+def read_diffusers(content: Mapping[str, Any]) -> Format:
+    """Return the format of a config with `_class_name`."""
     name, sections = content["_class_name"], table()
-    fields = {"name": "diffusers", "model_type": short(name)[1:-1], "main": ()}
     if name in sections["refused"]:
-        return {**fields, "convention": Convention(refusal=sections["refused"][name])}
+        return _format(name, Convention(refusal=sections["refused"][name]))
     if name in sections["unrotated"]:
         width = (sections["unrotated"][name],)
         unrotated = Convention(pairing="interleaved", width=width, unless={"_class_name": ()})
-        return {**fields, "convention": unrotated, "defaults": _UNUSED}
+        return _format(name, unrotated, defaults=_UNUSED)
     if name not in sections["classes"]:
         raise ConfigError(_why_unknown(content, name))
     row = _row_of(content, sections["classes"][name])
     inherited = {**row.get("defaults", {}), **content}
     formats = {
-        part_name: {**_fields_of(_row_of({}, {"like": like}), inherited), "model_type": name}
+        part_name: _format_of(name, _row_of({}, {"like": like}), inherited)
         for part_name, like in row.get("parts", {}).items()
     }
-    return {**fields, **_fields_of(row, content), "parts": formats}
+    return replace(_format_of(name, row, content), parts=formats)
+
+
+def _format(name: str, convention: Convention, **fields: Any) -> Format:
+    return Format(name="diffusers", model_type=short(name)[1:-1], main=(), convention=convention, **fields)
 
 
 def _row_of(content: Mapping[str, Any], row: Row) -> dict[str, Any]:
@@ -66,20 +69,20 @@ def _row_of(content: Mapping[str, Any], row: Row) -> dict[str, Any]:
     return all_of(row, table()["rows"])
 
 
-def _fields_of(row: Row, content: Mapping[str, Any]) -> dict[str, Any]:
+def _format_of(name: str, row: Row, content: Mapping[str, Any]) -> Format:
     class_defaults = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in row.get("defaults", {}).items()
     }
     defaults = {"attention_head_dim": 128, **_UNUSED, **class_defaults}
     computed = {
-        name: _computed_width(name, {**defaults, **content})
-        for name in row["width"]
-        if name in _PRODUCTS or name in _SUMS
+        key: _computed_width(key, {**defaults, **content})
+        for key in row["width"]
+        if key in _PRODUCTS or key in _SUMS
     }
     coordinates = row["coordinates"].format_map(table()["phrases"])
     convention = convention_from(row, table()["rows"])
-    return {"convention": convention, "defaults": {**defaults, **computed}, "notes": (coordinates,)}
+    return _format(name, convention, defaults={**defaults, **computed}, notes=(coordinates,))
 
 
 # Widths that no key states: the product of some keys, or the sum of the first list that is stated.
@@ -96,15 +99,6 @@ def _computed_width(name: str, content: Mapping[str, Any]) -> int:
         return math.prod(whole_numbers(" and ".join(_PRODUCTS[name]), factors))
     key = next((key for key in _SUMS[name] if content.get(key) is not None), _SUMS[name][0])
     return sum(whole_numbers(key, content.get(key)))
-
-
-def refuse_nameless(content: Mapping[str, Any]) -> None:
-    """Refuse the `config` attribute of a model, which does not name the model's class."""
-    if content.get("_class_name") is None and any(key in content for key in _ADDED):
-        raise ConfigError(
-            "this is the config attribute of a model of diffusers, which does not name the model's class; "
-            "give the model itself, or its config.json."
-        )
 
 
 def _why_unknown(content: Mapping[str, Any], name: str) -> str:

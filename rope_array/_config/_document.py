@@ -1,18 +1,14 @@
 """Load a config from a file, a dict or a config object."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rope_array._config import _formats
 from rope_array._config._part import Foreign, quoted
-from rope_array._errors import ConfigError, short
+from rope_array._errors import ConfigError
 
 # Far above every published config, and small enough that a hostile config costs no time.
-_MOST_BYTES = 2 * 2**20
 _MOST_VALUES = 2**21
 _DEEPEST_VALUE = 100
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
@@ -51,7 +47,9 @@ def _document_of(config: Any) -> Document:
             content.setdefault("_use_default_values", [])
         return Document(content)
     if isinstance(config, (str, os.PathLike)):
-        return Document(_load_file(os.fsdecode(config)))
+        from rope_array._config._file import load_file
+
+        return Document(load_file(os.fsdecode(config)))
     if not isinstance(config, type) and callable(to_dict := getattr(config, "to_dict", None)):
         if isinstance(content := to_dict(), Mapping):
             return Document(Copy().mapping(content), type(config).__name__)
@@ -128,68 +126,3 @@ class Copy:
         self.left -= 1
         if self.left < 0:
             raise ConfigError(f"the config has more than {_MOST_VALUES} values; no model's has as many.")
-
-
-def _load_file(path: str) -> dict[str, Any]:
-    name = short(path)
-    try:
-        file = _find_file(Path(path), name)
-        if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
-            raise ConfigError(f"{name} is no JSON: it is empty; give a config.json.")
-        if (metadata := _formats.read_file(file, name)) is not None:
-            return metadata
-        with file.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as problem:  # ValueError: a name that no file can have
-        why = getattr(problem, "strerror", None) or type(problem).__name__
-        raise ConfigError(f"{name} cannot be read: {why}.") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{name} has more than {_MOST_BYTES} bytes; give a config.json, which is smaller.")
-    return _parse(content, name)
-
-
-_NOT_FETCHED = "To read a model of a hub, download its config.json first: nothing is fetched."
-
-
-def _find_file(path: Path, name: str) -> Path:
-    """Return the path of the config.json; a missing one may be the name of a model on a hub."""
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.exists():
-            remedy = _formats.other_config(path.parent)
-            raise ConfigError(f"the folder {name} has no config.json; {remedy}. {_NOT_FETCHED}")
-    if not path.exists():
-        raise ConfigError(
-            f"no file or folder here is named {name}; give the path of a config.json, or of the folder that "
-            f"holds it. {_NOT_FETCHED}"
-        )
-    if not path.is_file():  # a device or a pipe may have no end
-        raise ConfigError(f"{name} is no regular file; give a config.json, or the folder that holds it.")
-    return path
-
-
-def _parse(content: bytes, name: str) -> dict[str, Any]:
-    try:
-        document = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError(f"{name} is nested too deeply to be a config.") from None
-    except ValueError as problem:
-        digits = "set_int_max_str_digits" in str(problem)
-        why = "a number has too many digits" if digits else problem
-        raise ConfigError(f"{name} is no JSON that can be read: {why}; give a config.json.") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{name} holds {quoted(document)}; give a config.json, which holds an object.")
-    return document
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in content:
-            raise ConfigError(f"the key {quoted(name)} appears twice in one object; leave one of them out.")
-        content[name] = value
-    return content

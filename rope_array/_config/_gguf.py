@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rope_array._config._convention import Convention
+from rope_array._config._format import Format, Metadata
 from rope_array._config._tables import read_table
 from rope_array._config._values import FULL, MOST_LAYERS, SLIDING, PartValues
 from rope_array._errors import ConfigError, short
@@ -24,16 +25,6 @@ _TABLE = read_table("gguf.toml")
 
 
 # The file
-
-
-class Metadata(dict[str, Any]):
-    """The values of a GGUF file: "architecture", "tensors", and the keys of the architecture in groups."""
-
-
-def is_gguf(path: "os.PathLike[str]") -> bool:
-    """Return whether a file begins as a GGUF file does, or is named as one."""
-    with open(path, "rb") as stream:
-        return stream.read(4) == b"GGUF" or str(path).endswith(".gguf")
 
 
 def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
@@ -89,8 +80,8 @@ def _in_groups(architecture: str, keys: Mapping[str, Any], tensors: Mapping[str,
 # The convention
 
 
-def read_gguf(content: Metadata) -> dict[str, Any]:
-    """Return the fields of the `Format` of a GGUF file's values."""
+def read_gguf(content: Metadata) -> Format:
+    """Return the format of a GGUF file's values."""
     architecture, rope = content["architecture"], content.get("rope", {})
     if unknown := sorted(rope.keys() - _TABLE["keys"]):
         raise ConfigError(f"{architecture}.rope.{unknown[0]} is unknown; llama.cpp has no such key.")
@@ -106,13 +97,13 @@ def read_gguf(content: Metadata) -> dict[str, Any]:
     if windows is not None and (has_window or not windows.get("optional")):
         convention = _with_windows(convention, windows)
         defaults["layer_types"] = _layer_types(windows, content)
-    return {
-        "name": "GGUF",
-        "model_type": architecture,
-        "convention": convention,
-        "defaults": defaults,
-        "notes": tuple(_notes(architecture, content, convention)),
-    }
+    return Format(
+        name="GGUF",
+        model_type=architecture,
+        convention=convention,
+        defaults=defaults,
+        notes=tuple(_notes(architecture, content, convention)),
+    )
 
 
 def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:

@@ -7,6 +7,7 @@ from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._values import PartValues, RotaryParameters
 from rope_array._errors import ConfigError
 
+UNREAD_FACTOR = "attn_factor is not used: transformers does not read it"
 CLASS_OWN = "transformers takes the class's own rope_parameters instead"
 
 
@@ -47,6 +48,10 @@ class Layer:
         """Return the factor, or else the ratio of the context and the trained context."""
         factor = self.parameters.optional("factor")
         return self.values.integer("max_position_embeddings") / self.original() if factor is None else factor
+
+    def attn_factor(self) -> float:
+        """Return a factor on cos and sin that engines take differently; transformers does not read it."""
+        return self.parameters.number("attn_factor", 1.0)
 
     def share(self) -> float:
         """Return the share of the head that is rotated."""

@@ -1,24 +1,16 @@
 """From the rotary module of one layer type to the fields of a rope."""
 
-from collections.abc import Callable
 from typing import Any
 
-from rope_array._config._layer import CLASS_OWN, Layer
-from rope_array._config._maps import clipped_axes
-from rope_array._config._part import quoted
-from rope_array._config._rules import REFUSED, rule_of
+from rope_array._config._layer import CLASS_OWN, UNREAD_FACTOR, Layer
+from rope_array._config._part import listed, quoted
+from rope_array._config._tables import KEYS, REFUSED
 from rope_array._errors import ConfigError
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling, frequencies
-from rope_array._spec.scaling import Reversed, YaRN
 from rope_array._spec.validation import integer
 
-_LAYOUTS: dict[str, Callable[[int, int, int], Axes]] = {
-    "chunked": lambda t, h, w: Axes.chunked(t, h, w),
-    "interleaved": lambda t, h, w: Axes.interleaved(t, h, w),
-    # ERNIE states its sections in the order h, w, t.
-    "alternating": lambda h, w, t: Axes.alternating(t, h, w),
-}
+_OF_EVERY_RULE = frozenset(KEYS["parameters"]["of_every_rule"])
 
 
 class LayerRope(Layer):
@@ -72,11 +64,40 @@ class LayerRope(Layer):
             fields["attention_factor"] = convention.attention_factor(self.values)
         if convention.inv_freq is not None:
             return {**fields, "inv_freq": convention.inv_freq(self.values, rotary)}
-        rule = rule_of(self, width)
+        rule = self._rule(width)
         if convention.sign < 0:
+            from rope_array._spec.scaling import Reversed
+
             self.part.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
         return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
+
+    def _rule(self, width: int) -> Scaling | None:
+        """Return the scaling rule of the model's code, or by its name."""
+        if self.convention.scaling is not None:
+            return self.convention.scaling(self.values, width)  # type: ignore[no-any-return]
+        self._check_unused_parameters()
+        rule = None
+        if self.rule_name != "default":
+            from rope_array._config._rules import RULES
+
+            rule = RULES[self.rule_name](self, width)
+        # The rules of YaRN read the factor, or have a note of their own.
+        if self.rule_name not in ("yarn", "deepseek_yarn") and self.attn_factor() != 1:
+            self.part.note(UNREAD_FACTOR)
+        return rule
+
+    def _check_unused_parameters(self) -> None:
+        """Note parameters that the rule does not use; refuse a factor on which libraries differ."""
+        parameters = {k: v for k, v in self.parameters.content.items() if v is not None}
+        if unused := sorted(parameters.keys() - _OF_EVERY_RULE - {*KEYS["rules"][self.rule_name]}):
+            self.part.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
+        if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
+            raise ConfigError(
+                f"{self.parameters.prefix}extrapolation_factor is {quoted(extrapolation)}, and libraries "
+                "differ on its effect; write the frequencies of the model's code: RoPE(head_dim, "
+                "inv_freq=...)."
+            )
 
     # The base
 
@@ -195,6 +216,8 @@ class LayerRope(Layer):
             return None
         self.part.inferred["mrope_section"] = convention.default_sections
         if convention.sections == "interleaved":
+            from rope_array._config._maps import clipped_axes
+
             return clipped_axes(convention.default_sections, rotary // 2)
         return self._axes_of_sections(convention.default_sections, rotary // 2)
 
@@ -216,11 +239,15 @@ class LayerRope(Layer):
                 f"mrope_section sums to {quoted(sum(sizes))} pairs; give sections that sum to the "
                 f"{num_pairs} pairs of the rotated width."
             )
-        return _LAYOUTS[self.convention.sections](*sizes)
+        if self.convention.sections == "alternating":
+            sizes = [sizes[2], *sizes[:2]]  # ERNIE states its sections in the order h, w, t
+        return getattr(Axes, self.convention.sections)(*sizes)  # type: ignore[no-any-return]
 
 
 def _odd_width_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
     """Return the (width + 1)/2 frequencies of an odd width, with exponents in steps of 2/width."""
+    from rope_array._spec.scaling import YaRN
+
     if isinstance(rule, YaRN) or (rule is not None and not rule.resolved):
         raise ConfigError(f"the rotated width is {width}; {type(rule).__name__} needs an even width.")
     omegas = frequencies(base, width, (width + 1) // 2, rule, "exact")

@@ -5,13 +5,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rope_array._config import _formats
 from rope_array._config._convention import Convention
 from rope_array._config._conventions import CONVENTIONS, REMOTE_DEFAULTS, convention_of, variant_of
 from rope_array._config._conventions_unknown import BY_HAND, generic
+from rope_array._config._format import Format
+from rope_array._config._formats import recognise
 from rope_array._config._model_defaults import MODELS, SHARED, WITHOUT
 from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._tables import KEYS
+from rope_array._config._values import value_at
 from rope_array._errors import ConfigError
 
 MODELS = {**REMOTE_DEFAULTS, **MODELS}
@@ -32,7 +34,7 @@ _ROTARY_KEYS = (
 
 def locate(content: Mapping[str, Any], class_name: str | None, requested: str | None) -> ConfigPart:
     """Return the requested part; by default the text part, or the whole."""
-    if (config_format := _formats.recognise(content)) is not None:
+    if (config_format := recognise(content)) is not None:
         return _part_in_format(config_format, content, requested)
     model_type = _model_type_of(content)
     root = OTHER_NAMES.get(model_type or "", model_type)
@@ -58,15 +60,16 @@ def _descend_by(config_part: ConfigPart, names: list[str]) -> ConfigPart:
     return config_part
 
 
-def _part_in_format(config_format: _formats.Format, content: Mapping[str, Any], requested: Any) -> ConfigPart:
+def _part_in_format(config_format: Format, content: Mapping[str, Any], requested: Any) -> ConfigPart:
     """Return the requested part of a config in another format than Hugging Face's."""
     path, names = "", (*config_format.parts, *config_format.main)
     if requested is not None and requested not in names:
         name = config_format.model_type or config_format.name
         raise ConfigError(f"{name} has no part {quoted(requested)}; give one of: {listed(names) or 'none'}.")
     if requested in config_format.parts:
-        path, (config_format, key) = requested, config_format.parts[requested]
-        content = content if key is None else _formats.value_at(content, key)
+        path, config_format = requested, config_format.parts[requested]
+    if config_format.place is not None:
+        content = value_at(content, config_format.place)
     return ConfigPart(
         content,
         path,

@@ -9,7 +9,7 @@ rope_parameters (if none are stated), added (to stated parameters), labels (of r
 """
 
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 
@@ -17,7 +17,8 @@ def _entry(row: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
-_TABLE = json.loads(Path(__file__).with_name("model_defaults.json").read_text("utf-8"))
+with open(os.path.join(os.path.dirname(__file__), "model_defaults.json"), encoding="utf-8") as stream:
+    _TABLE = json.load(stream)
 MODELS: dict[str, dict[str, Any]] = {key: _entry(row) for key, row in _TABLE["models"].items()}
 # The entries with rope_parameters.
 ROTARY = frozenset(key for key, entry in MODELS.items() if entry.pop("rotary", False))

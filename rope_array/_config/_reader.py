@@ -9,7 +9,7 @@ from rope_array._config import _unused_keys
 from rope_array._config._convention import Convention
 from rope_array._config._layer_rope import LayerRope
 from rope_array._config._part import ConfigPart, listed, quoted
-from rope_array._config._rules import SAME_AS, rule_name_of
+from rope_array._config._tables import SAME_AS
 from rope_array._config._values import (
     MOST_KEYS,
     MOST_LAYERS,
@@ -19,6 +19,7 @@ from rope_array._config._values import (
     RotaryParameters,
     check_keys,
     check_shape,
+    rule_name_of,
 )
 from rope_array._errors import ConfigError, SpecError
 from rope_array._spec.spec import Spec

@@ -3,21 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from rope_array._config._convention import Convention
-from rope_array._config._layer import Layer
-from rope_array._config._part import listed, quoted
-from rope_array._config._tables import KEYS
+from rope_array._config._layer import UNREAD_FACTOR, Layer
+from rope_array._config._part import quoted
 from rope_array._config._values import TypedMapping
 from rope_array._errors import ConfigError
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
 from rope_array._spec.validation import number
-
-SAME_AS: dict[str, str] = KEYS["same_as"]
-REFUSED: dict[str, str] = KEYS["refused_rules"]
-_OF_EVERY_RULE = frozenset(KEYS["parameters"]["of_every_rule"])
 
 
 def linear_rule(layer: Layer, width: int) -> Scaling:
@@ -74,8 +67,10 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
-    if layer.rule_name == "yarn" and rule.attention_factor is None and mscale is None:
-        _note_amplitude_of_vllm(layer, rule)
+    if layer.rule_name == "yarn":
+        if rule.attention_factor is None and mscale is None:
+            _note_amplitude_of_vllm(layer, rule)
+        _note_attn_factor(layer, rule)
     return rule
 
 
@@ -86,7 +81,7 @@ def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
         layer.part.note(
             "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
             f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
-            f"{of_vllm * _attn_factor(layer):.6g}: for that state rope_type 'deepseek_yarn', or "
+            f"{of_vllm * layer.attn_factor():.6g}: for that state rope_type 'deepseek_yarn', or "
             "attention_factor"
         )
 
@@ -102,14 +97,10 @@ def _amplitude_of_vllm(layer: Layer, factor: float) -> float:
     return (0.1 * (1.0 if mscale is None else mscale) * log + 1) / over if over else math.inf
 
 
-def _attn_factor(layer: Layer) -> float:
-    return layer.parameters.number("attn_factor", 1.0)
-
-
 def deepseek_yarn_rule(layer: Layer, width: int) -> Scaling:
     """Return YaRN of vLLM and mlx-lm, where mscale is 1 and mscale_all_dim 0 by default."""
     rule = yarn_rule(layer, width)
-    amplitude = _amplitude_of_vllm(layer, rule.factor) * _attn_factor(layer)
+    amplitude = _amplitude_of_vllm(layer, rule.factor) * layer.attn_factor()
     return replace(rule, attention_factor=amplitude, mscale=None, mscale_all_dim=None)
 
 
@@ -147,8 +138,7 @@ def proportional_rule(layer: Layer, width: int) -> Scaling:
     return Proportional(layer.share(), layer.parameters.number("factor", 1.0))
 
 
-_RULES: dict[str, Callable[[Layer, int], Scaling | None]] = {
-    "default": lambda layer, width: None,
+RULES: dict[str, Callable[[Layer, int], Scaling]] = {
     "linear": linear_rule,
     "dynamic": dynamic_rule,
     "ntk": ntk_rule,
@@ -160,49 +150,12 @@ _RULES: dict[str, Callable[[Layer, int], Scaling | None]] = {
 }
 
 
-def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
-    """Return the name of a rule, with the other names of configs resolved."""
-    if not isinstance(stated_name, str):
-        raise ConfigError(f"{name} is {quoted(stated_name)}; it must be a name.")
-    rule = convention.type_names.get(stated_name, stated_name)
-    rule = SAME_AS.get(rule, rule)
-    if rule in REFUSED:
-        raise ConfigError(f"{name} is {stated_name!r}: {REFUSED[rule]}.")
-    if rule not in _RULES:
-        raise ConfigError(
-            f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(_RULES))}; for a "
-            "rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...)."
+def _note_attn_factor(layer: Layer, rule: YaRN) -> None:
+    """Note vLLM's amplitude by a factor that transformers does not read."""
+    if (factor := layer.attn_factor()) != 1:
+        of_vllm = YaRN(rule.factor, 1).amplitude * factor
+        layer.part.note(
+            f"{UNREAD_FACTOR}, and its factor on cos and sin is {rule.amplitude:.6g}. Other engines take "
+            f"attn_factor otherwise; vLLM's factor is {of_vllm:.6g}: for that state attention_factor "
+            f"{of_vllm!r}"
         )
-    return rule
-
-
-def rule_of(layer: Layer, width: int) -> Scaling | None:
-    """Return the scaling rule of a layer with the rotated width `width`."""
-    if layer.convention.scaling is not None:
-        return layer.convention.scaling(layer.values, width)  # type: ignore[no-any-return]
-    parameters = {k: v for k, v in layer.parameters.content.items() if v is not None}
-    if unused := sorted(parameters.keys() - _OF_EVERY_RULE - {*KEYS["rules"][layer.rule_name]}):
-        layer.part.note(f"rope_type {layer.rule_name!r} does not use {listed(unused)}")
-    if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
-        raise ConfigError(
-            f"{layer.parameters.prefix}extrapolation_factor is {quoted(extrapolation)}, and libraries differ "
-            "on its effect; write the frequencies of the model's code: RoPE(head_dim, inv_freq=...)."
-        )
-    scaling = _RULES[layer.rule_name](layer, width)
-    _note_attn_factor(layer, scaling)
-    return scaling
-
-
-def _note_attn_factor(layer: Layer, scaling: Scaling | None) -> None:
-    """Note a factor that transformers does not read, and vLLM's amplitude by it if YaRN has one."""
-    factor = _attn_factor(layer)
-    if factor == 1 or layer.rule_name == "deepseek_yarn":  # vLLM's rule, which multiplies by it
-        return
-    text = "attn_factor is not used: transformers does not read it"
-    if isinstance(scaling, YaRN):
-        of_vllm = YaRN(scaling.factor, 1).amplitude * factor
-        text += (
-            f", and its factor on cos and sin is {scaling.amplitude:.6g}. Other engines take attn_factor "
-            f"otherwise; vLLM's factor is {of_vllm:.6g}: for that state attention_factor {of_vllm!r}"
-        )
-    layer.part.note(text)

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._conventions_unknown import BY_HAND, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
-from rope_array._config._rules import SAME_AS
-from rope_array._config._tables import KEYS
+from rope_array._config._tables import KEYS, SAME_AS
 from rope_array._errors import ConfigError
 
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
@@ -73,6 +71,8 @@ def _keys_of(convention: Convention) -> "set[str]":
 def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
     if value is False and key.startswith("use_"):
         return
+    from difflib import get_close_matches
+
     # Only a key that is read for this model can be the one that is meant.
     names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
     near = get_close_matches(key[:80], sorted(names), 1, 0.85)

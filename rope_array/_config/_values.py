@@ -5,7 +5,7 @@ from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._part import ConfigPart, listed, quoted
-from rope_array._config._tables import KEYS
+from rope_array._config._tables import KEYS, REFUSED, SAME_AS
 from rope_array._errors import ConfigError
 from rope_array._spec import validation
 
@@ -50,6 +50,22 @@ def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
             f"{', '.join(sorted(PARAMETERS))}. If the model's code reads another, write the frequencies: "
             "RoPE(head_dim, inv_freq=...)."
         )
+
+
+def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
+    """Return the name of a rule, with the other names of configs resolved."""
+    if not isinstance(stated_name, str):
+        raise ConfigError(f"{name} is {quoted(stated_name)}; it must be a name.")
+    rule = convention.type_names.get(stated_name, stated_name)
+    rule = SAME_AS.get(rule, rule)
+    if rule in REFUSED:
+        raise ConfigError(f"{name} is {stated_name!r}: {REFUSED[rule]}.")
+    if rule not in KEYS["rules"]:
+        raise ConfigError(
+            f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(KEYS['rules']))}; "
+            "for a rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...)."
+        )
+    return rule
 
 
 class TypedMapping:
@@ -126,7 +142,7 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
 
 
-def _inner(where: Mapping[str, Any], key: str) -> Any:
+def value_at(where: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key, or of a key inside an object as "object.key"."""
     outer, dot, inner = key.partition(".")
     value = where.get(outer)
@@ -162,7 +178,7 @@ class PartValues(TypedMapping):
         self.asked |= {name, *keys}
         for key in keys:
             for where in (self.layer, self.content):
-                if (value := _inner(where, key)) is not None:
+                if (value := value_at(where, key)) is not None:
                     yield key, value
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import ConfigError, RoPE
 from rope_array._config import _locate
-from rope_array._config._conventions import CONVENTIONS, PLAIN
+from rope_array._config._conventions import convention_of
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import read_layers
 
@@ -32,7 +32,7 @@ BY_LAYER = [
     cls
     for cls in ROTARY
     if any(hasattr(cls, name) or name in cls.attribute_map for name in LISTS)
-    and not CONVENTIONS.get(cls.model_type, PLAIN).never
+    and not convention_of(cls.model_type).never
 ]
 WHOLES = [cls for cls in keys.classes() if not keys.has_rotation(cls) and cls.sub_configs]
 
@@ -167,7 +167,7 @@ def wrong_widths(cls, config):
     expected = unrotated(config_object) & layers.keys()
     types = getattr(config_object, "layer_types", None) or ()
     # `nope` has the types whose layers attend without a position.
-    nope = CONVENTIONS.get(cls.model_type, PLAIN).nope
+    nope = convention_of(cls.model_type).nope
     expected |= {index for index in identities if index < len(types) and types[index] in nope}
     return None if identities == expected else f"{config}: {sorted(identities)}, expected {sorted(expected)}"
 

@@ -428,7 +428,7 @@ def test_every_class_is_known():
 def test_defaults_are_those_of_the_class(name):
     """A config of an older version may lack a key: the class's own default has its place."""
     config = config_of(name)
-    defaults = json.loads(json.dumps(_diffusers.read_diffusers({"_class_name": name})["defaults"]))
+    defaults = json.loads(json.dumps(_diffusers.read_diffusers({"_class_name": name}).defaults))
     compared = {k: v for k, v in defaults.items() if v is not None and config.get(k) is not None}
     assert compared == {key: config[key] for key in compared}
 

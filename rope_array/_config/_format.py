@@ -1,0 +1,46 @@
+"""A `Format`: the config of a model in keys that are not Hugging Face's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rope_array._config._convention import Convention
+
+
+class Metadata(dict[str, Any]):
+    """The values of a GGUF file: "architecture", "tensors", and the keys of the architecture in groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format of configs: its name, the convention of its code, and the values that a file may leave out.
+
+    Attributes
+    ----------
+    name
+        The name that `Reading.inferred` shows under "format".
+    convention
+        The convention of the model's code.
+    defaults
+        The defaults of the code's own class, and under "alias" the names of keys that Hugging Face's configs
+        name otherwise.
+    model_type
+        The name of the model in messages, and `Reading.model_type`.
+    notes
+        Notes for the reader of the result.
+    parts
+        The formats of other parts of the model that rotate, by name.
+    place
+        The path of a part's values in the config. None: the whole config.
+    main
+        Names of the part that is read by default.
+    """
+
+    name: str
+    convention: Convention
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    model_type: str | None = None
+    notes: tuple[str, ...] = ()
+    parts: "Mapping[str, Format]" = field(default_factory=dict)
+    place: str | None = None
+    main: tuple[str, ...] = ("text",)
