@@ -9,7 +9,7 @@ from ._dispatch import ArrayOrTuple, without_autograph
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
 from ._spec.shape_rule import is_unknown_size
-from ._spec.spec import Fields, Spec, plan_of, require_plan
+from ._spec.spec import FIELDS, Fields, Spec, plan_of, require_plan, unknown_fields
 
 
 @without_autograph
@@ -119,6 +119,8 @@ def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
         return plan
     if not isinstance(rope, Spec):
         raise _wrong_rope(rope)
+    if not spec.keys() <= {*FIELDS}:
+        raise unknown_fields(spec.keys() - {*FIELDS})
     if spec:
         fields = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(

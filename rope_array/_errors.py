@@ -76,8 +76,8 @@ def describe_other(value: Any) -> str:
     """Describe a value that is no array, though it may have a shape and a dtype, or hold an array."""
     if not hasattr(value, "dtype") or isinstance(value, type):
         return describe(value)
-    holds = " that holds an array" if hasattr(value, "__jax_array__") else ", not an array"
-    return f"{describe(value)}, a {type(value).__name__}{holds}"
+    holds = ", which holds an array" if hasattr(value, "__jax_array__") else ", not an array"
+    return f"{describe(value)}, of the type {type(value).__name__}{holds}"
 
 
 def static_remedy(argument: str) -> str:

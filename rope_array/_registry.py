@@ -13,7 +13,7 @@ from ._array_api.checks import as_source
 from ._array_api.library import Library, library
 from ._array_api.source import Call, Positions, Source
 from ._array_api.tables import CosSin, make_tables, rotate_by_array_api
-from ._array_api.trial import check_library
+from ._array_api.trial import check_by_trial, check_library
 from ._dynamo import traced_memo_of_one
 from ._errors import BackendError, describe, printable, short
 
@@ -145,20 +145,28 @@ def _load_backends(cls: type) -> Backends:
 def _library_function(backends: list[Any]) -> Callable[[Any], Library]:
     """Return the function that returns the library of an array of one type.
 
-    Without a backend of this package, the library is checked once, before the first call on the type.
+    A library whose operations of the Array API rotate, and which this package does not know, is checked once:
+    before the first call on the type.
     """
     for backend in backends:
         if hasattr(backend, "library"):
+            is_known = backend.name in _BUILTIN or not getattr(backend, "is_array_api", False)
             of_library: Callable[[Any], Library] = backend.library
-            return of_library
-    if any(backend.name in _BUILTIN for backend in backends):
-        return library
+            return of_library if is_known else _after(check_by_trial, of_library)
+    is_known = any(backend.name in _BUILTIN for backend in backends)
+    return library if is_known else _after(check_library, library)
+
+
+def _after(
+    check: Callable[[Any, Library], None], of_library: Callable[[Any], Library]
+) -> Callable[[Any], Library]:
+    """Return a function that returns the library of an array, after a check of the first array."""
     checked: list[Library] = []
 
     def checked_library(x: Any) -> Library:
         if not checked:
-            lib = library(x)
-            check_library(x, lib)
+            lib = of_library(x)
+            check(x, lib)
             checked.append(lib)
         return checked[0]
 
@@ -210,7 +218,9 @@ def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | N
         reason = function(xs, source)
     except (Exception, SystemExit) as error:  # another package's: it declines, and explain gives the reason
         return printable(f"its decline_reason() raised {type(error).__name__}: {error}")
-    return reason
+    if reason is None or isinstance(reason, str):
+        return reason
+    return printable(f"its decline_reason() returned {short(reason)}; None serves the call, text declines it")
 
 
 def _by_name(backends: Backends, xs: tuple[Any, ...], source: Source, name: str) -> Any:
@@ -280,8 +290,7 @@ def _from_entry_points() -> list[Record]:
     third_party: list[Record] = []
     for point in entry_points(group=GROUP):
         try:
-            record = Record(*point.load())
-            _check_record(record, [*third_party, *RECORDS])
+            record = _checked_record(point.load(), [*third_party, *RECORDS])
         except (Exception, SystemExit) as error:  # one package's fault must not be another's
             _broken[point.name] = _fault(f"its entry point {point.value!r} is broken", error)
         else:
@@ -293,12 +302,20 @@ def _fault(problem: str, error: BaseException) -> str:
     return printable(f"{problem}: {type(error).__name__}: {error}")
 
 
-def _check_record(record: Record, earlier: list[Record]) -> None:
+def _checked_record(values: Any, earlier: list[Record]) -> Record:
+    form = "(name, types, module): a str, a tuple of 'module:name', a str"
+    if not isinstance(values, tuple) or len(values) != 3 or not isinstance(values[1], (tuple, list)):
+        raise TypeError(f"{short(values)} is no {form}")
+    record = Record(*values)
     texts = (record.name, record.module, *record.types)
-    if isinstance(record.types, str) or not all(isinstance(text, str) and text for text in texts):
-        raise TypeError(f"{short(tuple(record))} is no (name, types, module): a str, a tuple of str, a str")
+    if not all(isinstance(text, str) and text for text in texts):
+        raise TypeError(f"{short(values)} is no {form}")
+    for name in record.types:
+        if name.count(":") != 1:
+            raise ValueError(f"the type {name!r} needs one colon, as 'numpy:ndarray' has")
     if record.name in {ARRAY_API, *(taken.name for taken in earlier)}:
         raise ValueError(f"the name {record.name!r} is taken")
+    return record
 
 
 _BUILTIN = {ARRAY_API, *(record.name for record in RECORDS)}

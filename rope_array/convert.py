@@ -6,7 +6,7 @@ one pairing works with the other. Pair i remains pair i: frequencies, scaling ru
 """
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any
 
 from . import _errors, _registry
 from ._array_api import library as _library
@@ -350,7 +350,7 @@ class _FeaturePermutation:
     def __init__(self, rope: _RoPE, to: str, *, written: bool = False):
         _check_rope("rope", rope)
         self.source = _written_pairing(rope) if written else rope.pairing
-        self.to = _validation.choice("to", to, get_args(_spec.Pairing))
+        self.to = _spec.check_pairing("to", to)
         self.head_dim = rope.head_dim
         self.start, self.stop = rope.rotary_start, rope.rotary_start + rope.rotary_dim
         self.blocks = rope.axes.blocks if rope.axes else 1

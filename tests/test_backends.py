@@ -445,8 +445,9 @@ RECORD = "RECORD = ('mine', ('numpy:ndarray',), 'mine')\n"
 BROKEN = {
     "missing module": (None, ["'mine:RECORD'", "ModuleNotFoundError"]),
     "module that exits": ("raise SystemExit('\x1b]0;title\x07')\n", ["SystemExit: \\x1b]0;title\\x07"]),
-    "record of two items": ("RECORD = ('mine', ('numpy:ndarray',))\n", ["TypeError"]),
-    "types in one string": ("RECORD = ('mine', 'numpy:ndarray', 'mine')\n", ["tuple of str"]),
+    "record of two items": ("RECORD = ('mine', ('numpy:ndarray',))\n", ["(name, types, module)"]),
+    "types in one string": ("RECORD = ('mine', 'numpy:ndarray', 'mine')\n", ["tuple of 'module:name'"]),
+    "a dot for the colon": (RECORD.replace("numpy:", "numpy."), ["needs one colon, as 'numpy:ndarray'"]),
     "types that are classes": ("import numpy\nRECORD = ('mine', (numpy.ndarray,), 'mine')\n", ["TypeError"]),
     "no name": (RECORD.replace("'mine'", "''", 1), ["TypeError"]),
     "missing backend module": (
@@ -560,6 +561,31 @@ def test_results_are_written_by_a_backend_that_accepts_outs(mine):
     assert HALF.apply(X, 3, out=out) is out
     assert same(out, WANT)
     assert mine.calls["outs"] == 1
+
+
+def test_a_backend_that_declines_by_no_text_declines_with_a_reason(mine):
+    mine("def decline_reason(xs, source):\n    return False\n")
+    assert "decline_reason() returned False" in ra.explain(X, 3).declined["mine"]
+
+
+def test_a_library_that_lacks_an_operation_is_refused_before_a_call(mine):
+    mine("""
+        from types import SimpleNamespace
+
+        import array_api_compat.numpy as numpy_xp
+        from rope_array.backend_tools import Library, rotate_by_array_api
+
+        is_array_api = True
+        rotate = rotate_by_array_api
+        names = {name: getattr(numpy_xp, name) for name in dir(numpy_xp)}
+        lib = Library("mine", SimpleNamespace(**{**names, "where": None}), implicit_device=True)
+
+
+        def library(x):
+            return lib
+    """)
+    for call in (HALF.apply, ra.explain, lambda x, pos: HALF.rotation(pos, like=x)):
+        assert "in a trial rotation" in refusal(lambda call=call: call(X, 3), ArrayTypeError)
 
 
 def test_a_backend_supplies_the_library_of_its_type(mine):

@@ -196,6 +196,7 @@ CALLS = {
         "apply(x, 0, 'half')": "'half' | str | RoPE | by name",
         "apply(x, 0, rotation())": "Rotation | rotation.apply(x)",
         "apply(x, 0, rope, base=5.0, pairing='half')": "replace(rope, base=..., pairing=...)",
+        "apply(x, 0, rope, seqaxis=-3)": "'seqaxis' (give seq_axis, an argument of apply)",
         "apply(x, x, arange(2))": "third argument | int32[2] | ra.apply((q, k), pos)",
         "apply(x, 0, dim=4, nonsense=1)": "'dim' (give head_dim | 'nonsense'",
         "apply(x, 0, inv_freq=ones(2))": "float32[2] | tuple | rotation( | inv_freq=",

@@ -88,7 +88,7 @@ class Library:
 
     def describe(self, x: Any) -> str:
         """Describe a value for a message, with its device if that is known."""
-        device = self.device(x) if self.is_array(x) else None
+        device = self.device(x) if self.is_array(x) and hasattr(x, "device") else None
         return describe(x) if device is None else f"{describe(x)} on {device}"
 
     def same_device(self, a: Any, b: Any) -> bool:

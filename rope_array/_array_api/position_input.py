@@ -318,8 +318,8 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         "jax": "jax.numpy.asarray(pos)",
         "cupy": "cupy.asarray(pos)",
         "tensorflow": "tensorflow.convert_to_tensor(pos)",
-        "dask": "dask.array.asarray(pos)",
-        "cubed": "cubed.from_array(pos, spec=x.spec)",
+        "dask": "numpy.asarray(pos)",
+        "cubed": "numpy.asarray(pos)",
     }.get(lib.name, "asarray(pos) of x's own library")
     if not is_array_of_any_library(pos):
         held = "the array that it holds: pos[...] of Flax, or pos.data of xarray."

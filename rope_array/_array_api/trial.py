@@ -23,11 +23,16 @@ _PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [1.0], [1
 
 
 def check_library(x: Any, lib: Library) -> None:
-    """Raise if the library of x lacks names of the Array API, or fails to rotate two pairs on x's device."""
+    """Raise if the library of x lacks names of the Array API, or fails in a trial rotation."""
     missing = [name for name in FUNCTIONS if not hasattr(lib.xp, name)]
     missing += [f"the array's {name}" for name in _ATTRIBUTES if not hasattr(x, name)]
     if missing:
         raise unsupported(x, lib.name, f"lacks {', '.join(missing)} of the Python Array API")
+    check_by_trial(x, lib)
+
+
+def check_by_trial(x: Any, lib: Library) -> None:
+    """Rotate two pairs on the device of x; raise if an operation fails or returns another dtype."""
     ops = lib.ops(x)
     try:
         y = _rotate_two_pairs(ops)

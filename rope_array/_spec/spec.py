@@ -73,14 +73,14 @@ class Spec:
             return super().__new__(cls)
         names = cls.__dataclass_fields__.keys()
         if not fields.keys() <= names:
-            raise _unknown_fields(fields.keys() - names)
+            raise unknown_fields(fields.keys() - names)
         if len(args) > 1:
             raise SpecError(f"RoPE takes head_dim by position, not {short(args)}; give the others by name.")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        values = _build(*[getattr(self, name) for name in _FIELDS])
-        for name, value in zip((*_FIELDS, "_plan"), values, strict=True):
+        values = _build(*[getattr(self, name) for name in FIELDS])
+        for name, value in zip((*FIELDS, "_plan"), values, strict=True):
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ def _check_and_plan(*values: Any) -> tuple[Any, ...]:
 
     The plan is None if the rule needs a length first. Fields become plain Python values.
     """
-    spec = SimpleNamespace(**dict(zip(_FIELDS, values, strict=True)))
+    spec = SimpleNamespace(**dict(zip(FIELDS, values, strict=True)))
     spec.head_dim = integer("head_dim", spec.head_dim, 1)
     spec.rotary_start = integer("rotary_start", spec.rotary_start, 0)
     if spec.rotary_start > spec.head_dim:
@@ -137,7 +137,7 @@ def _check_and_plan(*values: Any) -> tuple[Any, ...]:
         )
     spec.axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     spec.rotary_dim = _rotary_dim(spec.rotary_dim, spec.head_dim, spec.rotary_start, spec.axes)
-    spec.pairing = _pairing("pairing", spec.pairing)
+    spec.pairing = check_pairing("pairing", spec.pairing)
     spec.base = positive("base", spec.base, "a finite number above 0, such as 10000.0")
     spec.out_pairing = _out_pairing(spec.out_pairing, spec.pairing)
     spec.scaling = _scaling(spec.scaling)
@@ -148,7 +148,7 @@ def _check_and_plan(*values: Any) -> tuple[Any, ...]:
     if spec.max_position is not None:
         spec.max_position = integer("max_position", spec.max_position, 0)
     spec._plan = _plan(spec)
-    return tuple(getattr(spec, name) for name in (*_FIELDS, "_plan"))
+    return tuple(getattr(spec, name) for name in (*FIELDS, "_plan"))
 
 
 def _key(*values: Any) -> tuple[Any, ...]:
@@ -168,7 +168,7 @@ def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
     return cls(**values)
 
 
-def _pairing(name: str, value: Any) -> str:
+def check_pairing(name: str, value: Any) -> str:
     if isinstance(value, str) and (meaning := _OTHER_PAIRINGS.get(value.lower())):
         raise SpecError(
             f"{name} is {short(value)}, which here is named {meaning}; give 'interleaved' or 'half'."
@@ -217,7 +217,7 @@ _RULES = {
 
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None if equal to pairing, so that dataclasses.replace(rope, pairing=...) changes both.
-    checked = pairing if value is None else _pairing("out_pairing", value)
+    checked = pairing if value is None else check_pairing("out_pairing", value)
     return None if checked == pairing else checked
 
 
@@ -349,8 +349,10 @@ def _sources(spec: Any) -> list[tuple[int, int] | None]:
     return [(spec.rotary_dim, i) for i in range(spec.rotary_dim // 2)]
 
 
-_FIELDS = tuple(f.name for f in fields(Spec) if f.init)
+FIELDS = tuple(f.name for f in fields(Spec) if f.init)
 
+
+_OPTIONS = ("seq_axis", "inverse", "out", "backend")
 
 # Names that other implementations have, with the field here.
 _OTHER_NAMES = {
@@ -368,15 +370,18 @@ _OTHER_NAMES = {
 }
 
 
-def _unknown_fields(names: set[str]) -> SpecError:
-    """Return the error for names that are no fields, with the field that each may mean."""
+def unknown_fields(names: set[str]) -> SpecError:
+    """Return the error for names that are no fields, with the field or argument that each may mean."""
     from difflib import get_close_matches  # only here
 
+    meanings = dict(zip(FIELDS, FIELDS, strict=True))
+    meanings |= {name: f"{name}, an argument of apply" for name in _OPTIONS}
     clauses = []
     for name in sorted(names):
-        hint = _OTHER_NAMES.get(name) or "".join(get_close_matches(name, _FIELDS, n=1))
+        close = get_close_matches(name, meanings, n=1)
+        hint = _OTHER_NAMES.get(name) or "".join(map(meanings.__getitem__, close))
         clauses.append(f"{name!r} (give {hint})" if hint else repr(name))
-    return SpecError(f"RoPE has no field {', '.join(clauses)}; it has {', '.join(_FIELDS)}.")
+    return SpecError(f"RoPE has no field {', '.join(clauses)}; it has {', '.join(FIELDS)}.")
 
 
 def _make_plan(head_dim: int, **spec: Any) -> Plan:

@@ -355,7 +355,10 @@ def total_of(cu_seqlens: Any, total: Any) -> Any:
     if any(isinstance(end, bool) for end in ends):
         raise ArrayTypeError(f"cu_seqlens is {describe(cu_seqlens)}; give integers, no bools.")
     if ends[0] != 0:
-        raise PositionError(f"cu_seqlens begins with {short(ends[0])}; it must begin with 0.")
+        raise PositionError(
+            f"cu_seqlens begins with {short(ends[0])}; it must begin with 0. Give cumulative lengths, not "
+            "lengths: 0, then the end of each sequence."
+        )
     for before, end in pairwise(ends):
         if end < before:
             raise PositionError(
