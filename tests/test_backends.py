@@ -570,19 +570,13 @@ def test_a_backend_that_declines_by_no_text_declines_with_a_reason(mine):
 
 def test_a_library_that_lacks_an_operation_is_refused_before_a_call(mine):
     mine("""
-        from types import SimpleNamespace
-
-        import array_api_compat.numpy as numpy_xp
-        from rope_array.backend_tools import Library, rotate_by_array_api
+        import types
+        import array_api_compat.numpy as xp
+        from rope_array.backend_tools import Library, rotate_by_array_api as rotate
 
         is_array_api = True
-        rotate = rotate_by_array_api
-        names = {name: getattr(numpy_xp, name) for name in dir(numpy_xp)}
-        lib = Library("mine", SimpleNamespace(**{**names, "where": None}), implicit_device=True)
-
-
-        def library(x):
-            return lib
+        lib = Library("mine", types.SimpleNamespace(**{**vars(xp), "where": None}), implicit_device=True)
+        library = lambda x: lib
     """)
     for call in (HALF.apply, ra.explain, lambda x, pos: HALF.rotation(pos, like=x)):
         assert "in a trial rotation" in refusal(lambda call=call: call(X, 3), ArrayTypeError)

@@ -336,32 +336,23 @@ def test_positions_that_differ_in_the_middle_of_a_long_chunk():
     assert not np.delete(difference, 1000, axis=0).any()
 
 
-TOKENS = """
-    import pickle, sys
-    from dask.base import tokenize
-
-    print(*[tokenize(plan) for plan in pickle.loads(bytes.fromhex(sys.argv[1]))])
-    """
-
-
 def test_equal_plans_have_equal_tokens_in_every_process():
+    script = """
+        import pickle, sys
+        from dask.base import tokenize
+        print(*map(tokenize, pickle.loads(bytes.fromhex(sys.argv[1]))))
+    """
     fields = [
-        {},
-        {"pairing": "half"},
-        {"base": 10_000.000000000002},
-        {"attention_factor": 1.0000000000000002},
-        {"angles": "float32"},
-        {"scaling": ra.Linear(2.0)},
-        {"axes": ra.Axes.axial(8, 8)},
-        {"axes": ra.Axes.axial(8, 8, order=(1, 0))},
-        {"rotary_start": 2, "rotary_dim": 14},
+        {}, {"pairing": "half"}, {"base": 10_000.000000000002}, {"attention_factor": 1.0000000000000002},
+        {"angles": "float32"}, {"scaling": ra.Linear(2.0)}, {"rotary_start": 2, "rotary_dim": 14},
+        {"axes": ra.Axes.axial(8, 8)}, {"axes": ra.Axes.axial(8, 8, order=(1, 0))},
         {"inv_freq": ra.RoPE(16).frequencies},  # float64 numbers, which the default's are rounded to
         {"inv_freq": (0.0,) * 8},  # equals its inverse, which has -0.0
-    ]
+    ]  # fmt: skip
     plans = [ra.RoPE(16, **each)._plan for each in fields]
     plans += [plan.inverse for plan in plans]
     tokens = [dask.base.tokenize(plan) for plan in plans]
-    assert child.run(TOKENS, pickle.dumps(plans).hex()).split() == tokens
+    assert child.run(script, pickle.dumps(plans).hex()).split() == tokens
     assert len({*tokens}) == len({*plans}) == 2 * len(fields) - 1
 
 

@@ -48,19 +48,11 @@ def test_importing_brings_in_no_array_library_and_late_modules_come_on_first_use
                 del sys.modules[name]
             print(*new("rope_array"), "|", *new(use=use))
     """
-    tables = ("_config._diffusers", "_config._gguf", "_config._rules")
     names = (
-        "_config",
-        *tables,
-        "_diagnose",
-        "_spec.scaling",
-        "config",
-        "convert",
-        "hf",
-        "positions",
-        "torch",
+        "_config _config._diffusers _config._gguf _config._rules _diagnose _spec.scaling config convert hf "
+        "positions torch"
     )
-    late = {f"rope_array.{name}" for name in names}
+    late = {f"rope_array.{name}" for name in names.split()}
     uses = {
         "ra.RoPE(4).frequencies": set(),
         "ra.Linear(2.0)": {"rope_array._spec.scaling"},
@@ -357,12 +349,11 @@ def test_dir_and_star_imports_have_the_public_names_alone():
     )
 
 
+NEEDED_LIBRARIES = {"torch": [pytest.mark.library("torch")]}
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.library("torch")] if name == "torch" else [])
-        for name in rope_array._MODULES
-    ],
+    "name", [pytest.param(n, marks=NEEDED_LIBRARIES.get(n, ())) for n in rope_array._MODULES]
 )
 def test_dir_of_a_module_has_its_public_names_alone(name):
     module = importlib.import_module(f"rope_array.{name}")
