@@ -54,7 +54,7 @@ def compile_for(target, launch, xs, source):
     """Compile a launch for a target of Triton's, tensors beginning at multiples of 16 bytes."""
     read = source[:2] if isinstance(source, Tables) else (source.values, source.values)
     read = [_TYPES[tensor.dtype] if isinstance(tensor, torch.Tensor) else "i64" for tensor in read]
-    arrays = [_TYPES[xs[i].dtype] for i in (launch.first, launch.first, launch.second, launch.second)]
+    arrays = [_TYPES[xs[i].dtype] for i in (launch.index0, launch.index0, launch.index1, launch.index1)]
     pointers = [f"*{name}" for name in (*arrays, *read, "i64")]
     names, constants = rotate_rows.arg_names, constants_of(launch)
     types = [*pointers, *["i64"] * (1 + len(launch.numbers)), *["constexpr"] * len(constants)]

@@ -108,7 +108,7 @@ def test_one_launch_rotates_q_and_k_and_one_their_gradients(name, launched):
     rotations = launched[-1:]  # after the launch that makes tables
     launched.clear()
     torch.autograd.grad(ys, xs, tuple(map(torch.ones_like, xs)))
-    assert [launch.first != launch.second for launch in (*rotations, *launched)] == [True, True]
+    assert [launch.index0 != launch.index1 for launch in (*rotations, *launched)] == [True, True]
 
 
 def test_a_repeated_call_is_recognised():

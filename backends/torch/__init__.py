@@ -32,7 +32,7 @@ def rotate(call: Call) -> Any:
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
         if _distributed.has_dtensor(*call.xs, *call.source.arrays):
             return _distributed.rotate_shards(call)
-        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
+        if torch.compiler.is_dynamo_compiling() and _compiled.why_call_unserved(call.xs, call.source) is None:
             return _compiled.rotate_traced(call, by_kernel=False)
         return _tables.rotate_by_array_api(call)
 
@@ -57,7 +57,7 @@ def no_autocast(x: Any) -> Any:
     return torch.autocast(device, enabled=False) if active else _NOTHING
 
 
-@traced_constant  # before 2.13, Dynamo cannot trace the question
+@traced_constant  # before 2.13, Dynamo cannot trace is_autocast_available
 def _has_autocast(device: str) -> bool:
     """Return whether a type of device has autocast; meta has none, for one."""
     return bool(torch.amp.is_autocast_available(device))
@@ -67,16 +67,16 @@ _NOTHING = nullcontext()
 
 
 def _register_type(cls: Any) -> None:
-    """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
+    """Name a type of Rotation for torch.export.save; a program loads only after this type is registered."""
     if cls not in torch.utils._pytree.SUPPORTED_NODES:
         torch.utils._pytree._register_namedtuple(cls, serialized_type_name=_name(cls))
 
 
 def _unregister_type(cls: Any) -> None:
-    """Remove a type from the tables of `_register_namedtuple`: PyTorch has no function for it."""
-    tables = {"SUPPORTED_NODES": cls, "SUPPORTED_SERIALIZED_TYPES": cls}
-    for table, key in {**tables, "SERIALIZED_TYPE_TO_PYTHON_TYPE": _name(cls)}.items():
-        getattr(torch.utils._pytree, table, {}).pop(key, None)
+    """Remove a type from the registries of `_register_namedtuple`: PyTorch has no function for it."""
+    keys = {"SUPPORTED_NODES": cls, "SUPPORTED_SERIALIZED_TYPES": cls}
+    for registry, key in {**keys, "SERIALIZED_TYPE_TO_PYTHON_TYPE": _name(cls)}.items():
+        getattr(torch.utils._pytree, registry, {}).pop(key, None)
 
 
 def _name(cls: Any) -> str:
@@ -85,7 +85,7 @@ def _name(cls: Any) -> str:
 
 if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
     name_types(_register_type, _unregister_type)
-    # A saved program has its example inputs, which torch.export.load reads with these names only.
+    # A saved program contains its example inputs: torch.export.load unpickles them only if these are allowed.
     torch.serialization.add_safe_globals([load_rotation, Layout])
 
 mark_as_constant(Plan)  # for plans that were made before PyTorch was imported

@@ -1,8 +1,8 @@
-"""Calls in code that torch.compile traces: by an operator of PyTorch, or by PyTorch's operations.
+"""Calls that torch.compile traces: by our operators (torch.ops.rope_array), or by PyTorch's own operations.
 
-On the CPU the C++ kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. A
-recorded gradient has an operator too, whose rule is the adjoint rotation by the same positions or tables,
-without any x. Without the rule the compiler would differentiate each operation, in several loops.
+On the CPU our operators call the C++ kernel. Elsewhere the compiler joins PyTorch's operations into one loop.
+If a gradient is recorded, the operator `*_recorded` serves, on every device; its backward rotates by the
+adjoint and saves no x. Without it the compiler would differentiate each operation, in several loops.
 
 The arguments of operators are tensors, numbers and text, which PyTorch's caches can store: a program that
 another process compiled carries its plan.
@@ -31,7 +31,7 @@ from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_export
 # ---- a call that is traced ----
 
 
-def why_not_served(xs: Any, source: Source) -> str | None:
+def why_call_unserved(xs: Any, source: Source) -> str | None:
     """Return why a compiled call has no operator and no rule for its gradient, or None."""
     if is_exported():
         return "the call is exported, as PyTorch's own operations: they run where rope_array is not installed"
@@ -52,14 +52,14 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
     One operator rotates all arrays that have one compute dtype, and with or without a gradient.
     """
     grad = torch.is_grad_enabled()
-    groups = [(float64, x.requires_grad and grad) for x, float64 in zip(call.xs, call.float64, strict=True)]
-    ys: list[Any] = [None] * len(groups)
+    keys = [(float64, x.requires_grad and grad) for x, float64 in zip(call.xs, call.float64, strict=True)]
+    ys: list[Any] = [None] * len(keys)
     for use_float64 in (False, True):
         if use_float64 not in call.float64:
             continue
         source = _read_source(call, use_float64)
         for recorded in (False, True):
-            members = [i for i, group in enumerate(groups) if group == (use_float64, recorded)]
+            members = [i for i, key in enumerate(keys) if key == (use_float64, recorded)]
             if members:
                 xs = [call.xs[i] for i in members]
                 rotate_group = _rotate_and_record if recorded else _rotate_unrecorded
@@ -132,7 +132,7 @@ class _Traced(NamedTuple):
         return tuple(_rotate_unrecorded(xs, source, seq_axis, self.by_kernel, transposed))
 
 
-def _rotate_back(kernel: _Traced, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+def _rotate_back_traced(kernel: _Traced, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
     """Rotate gradients, and record the gradient of this rotation."""
     return _rotate_and_record(grads, source, seq_axis, kernel.by_kernel, transposed)
 
@@ -152,7 +152,12 @@ _DIGEST = 32  # characters before the plan
 
 @_dynamo.traced_constant
 def write_text(plan: Plan) -> None:
-    """Set `plan.derived.text`. Dynamo reads it afterwards, so it compiles anew for another plan."""
+    """Set `plan.derived.text`.
+
+    The caller then reads the attribute, which Dynamo guards: another plan recompiles. The text leaves
+    out `driven_mask`, so a plan read from it may be unequal to the original. No operator uses the mask: only
+    tables of learned frequencies do.
+    """
     if plan.derived.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
         text = json.dumps([plan.layout, *plan.words(), coordinates])
@@ -180,7 +185,7 @@ def _rotate_by_kernel(
     xs: Any, source: Source, seq_axis: int, transposed: bool, outs: Any = None
 ) -> list[Any]:
     _refuse_tangents((*xs, *source.arrays))
-    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
+    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)  # True: checked
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
         source = type(source)(*contiguous, *source[len(contiguous) :])
@@ -196,8 +201,8 @@ def _rotate_by_kernel(
 def _rotate_in_place_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> None:
     """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
     xs = tuple(xs)
-    gated = _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed, True)
-    if gated is NotImplemented:
+    ys = _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed, True)  # unchecked, gated
+    if ys is NotImplemented:
         _refuse_gradients((*xs, *source.arrays))
         check_outs(xs, xs, xs, source.arrays, LIBRARY)
         _rotate_by_kernel(xs, source, seq_axis, transposed, xs)
@@ -262,27 +267,36 @@ def _read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, in
 def _define(name: str, source: str, read: Any) -> _Operators:
     """Define the operators of the kernel, and the one with a gradient, for all devices.
 
-    A compiled program has the operators of the kernel only: AOTAutograd replaces the other, forward and
-    backward, by them or by PyTorch's operations. They have no rule, which would cost microseconds in every
-    call. PyTorch derives the rule of the operator in place for functionalization from its schema.
+    AOTAutograd replaces `*_recorded`, forward and backward, by the kernel's operators or by PyTorch's
+    operations. The kernel's operators have no autograd rule: it would cost microseconds in every call.
+    PyTorch derives the rule of the operator in place for functionalization from its schema.
+
+        operator     arguments after xs                          `read` returns
+        rotate_at    pos, plan, transposed, seq_axis             Positions, seq_axis, transposed
+        rotate_by    cos, sin, *_LAYOUT, seq_axis                Tables, seq_axis, False
+        *_           the same; in place
+        *_recorded   the same and by_kernel, which `read` does not take
     """
 
-    def by_kernel(xs: Any, *arguments: Any) -> list[Any]:
+    def run_kernel(xs: Any, *arguments: Any) -> list[Any]:
         return _rotate_by_kernel(xs, *read(xs, *arguments))
 
-    def in_place_by_kernel(xs: Any, *arguments: Any) -> None:
+    def run_kernel_in_place(xs: Any, *arguments: Any) -> None:
         _rotate_in_place_by_kernel(xs, *read(xs, *arguments))
 
-    def by_operations(xs: Any, *arguments: Any) -> list[Any]:
+    def run_operations(xs: Any, *arguments: Any) -> list[Any]:
         return list(rotate_by_operations(xs, *read(xs, *arguments)))
 
     def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        call = _Traced(arguments[-1]), _rotate_back, *read(xs, *arguments[:-1]), True, False
+        *source_arguments, by_kernel = arguments
+        source, seq_axis, transposed = read(xs, *source_arguments)
+        call = _Traced(by_kernel), _rotate_back_traced, source, seq_axis, True, transposed, False
         return list(rotate_recorded(call, *xs))
 
     def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        source, seq_axis, transposed = read(xs, *arguments[:-1])
-        return list(_rotate_unrecorded(xs, source, seq_axis, arguments[-1], transposed))
+        *source_arguments, by_kernel = arguments
+        source, seq_axis, transposed = read(xs, *source_arguments)
+        return list(_rotate_unrecorded(xs, source, seq_axis, by_kernel, transposed))
 
     in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
@@ -290,13 +304,13 @@ def _define(name: str, source: str, read: Any) -> _Operators:
         _NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, int seq_axis) -> ()", tags=_TAGS)
         schema = f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]"
         _NAMESPACE.define(schema, tags=_TAGS)
-        _NAMESPACE.impl(name, by_kernel, "CPU")
-        _NAMESPACE.impl(in_place, in_place_by_kernel, "CPU")
+        _NAMESPACE.impl(name, run_kernel, "CPU")
+        _NAMESPACE.impl(in_place, run_kernel_in_place, "CPU")
         _NAMESPACE.impl(recorded, without_gradient, "CompositeExplicitAutograd")
         _NAMESPACE.impl(recorded, with_gradient, "Autograd")
         # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
-        _NAMESPACE.impl(name, by_operations, "Batched")
-        _NAMESPACE.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
+        _NAMESPACE.impl(name, run_operations, "Batched")
+        _NAMESPACE.impl(recorded, lambda xs, *arguments: run_operations(xs, *arguments[:-1]), "Batched")
         for operator in (name, recorded):
             torch.library.register_fake(f"rope_array::{operator}", _empty_like, lib=_NAMESPACE)
         torch.library.register_fake(f"rope_array::{in_place}", _refuse_cpp_wrapper, lib=_NAMESPACE)

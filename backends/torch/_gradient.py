@@ -22,17 +22,17 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
     """The rotation with its gradient: the adjoint rotation, by the same positions or tables.
 
     The first argument is a tuple, as each argument takes time: a kernel (see _eager.py), `rotate_back`, the
-    source, the sequence axis, and three bools: transposed, checked, in place.
+    source, the sequence axis, and three bools: checked, transposed, in place.
     ``rotate_back(kernel, grads, source, seq_axis, transposed)`` rotates gradients, and records the gradient
     of this rotation if need be.
     """
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, ...], *xs: Any) -> Any:
-        kernel, rotate_back, source, seq_axis, transposed, checked, in_place = call
+        kernel, rotate_back, source, seq_axis, checked, transposed, in_place = call
         ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
         if ys is NotImplemented:
-            return ys
+            return ys  # `apply` returns an object that is no tensor unchanged
         if in_place:
             ctx.mark_dirty(*xs)
         _save_source(ctx, source)

@@ -23,6 +23,12 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tenso
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
+# is_dynamo_compiling is True only in code that Dynamo traces. is_compiling is True also in code that PyTorch
+# runs with fake tensors: in torch.export with strict=False, and in newer versions during torch.compile.
+# Ask is_compiling before a call may take a kernel or read memory. Ask is_dynamo_compiling for a limit that
+# Dynamo alone has, and in fast entry points: it takes less time, and the kernel declines fake tensors itself.
+
+
 def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
@@ -30,9 +36,9 @@ def is_exported() -> bool:
     return torch._C._get_tracing_state() is not None  # of torch.jit.trace
 
 
-@_dynamo.traced_constant  # called while tracing: before 2.13, Dynamo takes the question itself for True
+@_dynamo.traced_constant  # before 2.13, Dynamo evaluates is_exporting() as True
 def _is_exporting() -> bool:
-    """Return whether torch.export compiles. 2.6 does not tell: there every compiled call counts as one."""
+    """Return whether torch.export compiles. 2.6 has no is_exporting: all compiled calls count as exported."""
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
@@ -58,8 +64,9 @@ class TorchOps(ArrayOps):
         return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
 
     def right_shift(self, array: Any, count: int) -> Any:
-        # The older ONNX exporter rounds a shift toward zero, and OpenVINO computes the newer one's bit shift
-        # wrong. Both divide non-negative integers right. Of a division, AOTInductor makes slow code.
+        # The TorchScript ONNX exporter rounds a shift toward zero, and OpenVINO miscomputes the newer
+        # exporter's shift. Both exporters divide non-negative integers correctly. AOTInductor makes slow code
+        # of a division.
         return array // 2**count if _is_for_other_tools() else array >> count
 
 
@@ -104,7 +111,7 @@ class Torch(Library):
         read = [array for array in source_arrays if isinstance(array, torch.Tensor)]
         _check_gradients(out, x, read)
         for tensor in (out, x, *read):
-            if (reason := _why_unusable(tensor, tensor is out)) is not None:
+            if (reason := _why_tensor_unusable(tensor, tensor is out)) is not None:
                 raise ArrayTypeError(
                     f"out is given, and {describe(tensor)} is {reason}; omit out, and use the result."
                 )
@@ -134,8 +141,8 @@ def _is_for_other_tools() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-# A constant: Dynamo, which exports with strict=True, takes PyTorch's function for false. Older versions
-# report the older exporter only.
+# A constant: Dynamo, which exports with strict=True, evaluates is_in_onnx_export() as False. Older versions
+# report the TorchScript exporter only.
 @_dynamo.traced_constant
 def _in_onnx_export() -> bool:
     return bool(torch.onnx.is_in_onnx_export())
@@ -174,7 +181,10 @@ def _check_traced_memory(outs: Any) -> None:
 
 
 def _check_gradients(out: Any, x: Any, read: list[Any]) -> None:
-    """Raise if writing would lose a gradient; x is rotated in place while its gradient is recorded."""
+    """Raise if writing would lose a gradient.
+
+    out=x is allowed while a gradient of x is recorded, out=other is not.
+    """
     recorded = [tensor for tensor in (x, out, *read) if tensor.requires_grad and torch.is_grad_enabled()]
     if not recorded:
         return
@@ -183,14 +193,14 @@ def _check_gradients(out: Any, x: Any, read: list[Any]) -> None:
             f"out is given, and {describe(recorded[0])} requires a gradient, which writing into another "
             "array would lose; omit out, rotate in place (out=x), or work under torch.no_grad()."
         )
-    if (reason := _why_not_in_place(x)) is not None:
+    if (reason := _why_out_refused(x)) is not None:
         raise ArrayTypeError(
             f"out is x, {describe(x)}, which requires a gradient and is {reason}, which PyTorch does not "
             "write in place; omit out, take views by indexing, or work under torch.no_grad()."
         )
 
 
-def _why_not_in_place(x: Any) -> str | None:
+def _why_out_refused(x: Any) -> str | None:
     """Return why autograd refuses to write into x, or None. It would raise after the kernel has written."""
     if x.is_leaf:
         return "a leaf"
@@ -207,7 +217,7 @@ def _why_not_in_place(x: Any) -> str | None:
 _CREATION: Any = getattr(torch._C._autograd, "_get_creation_meta", None)
 
 
-def _why_unusable(x: Any, written: bool) -> str | None:
+def _why_tensor_unusable(x: Any, written: bool) -> str | None:
     """Return why a call with out= cannot compare, read or write the memory of a tensor, or None."""
     if type(x) not in PLAIN_TYPES or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"

@@ -8,9 +8,10 @@ them, and rotates all of its heads in both arrays, in tiles:
     half pairing          a at START + pair, b `per_block` features later: two loads
     interleaved pairing   one load of (TOKENS, HEADS, 2 * WIDTH) features a0 b0 a1 b1 ..., split into a and b
 
-The angles repeat rope_array/_array_api/angles.py operation by operation. Each product and sum is rounded, as
-on the CPU: the kernel is compiled with `enable_fp_fusion=False`, and none of its operations depends on the
-GPU. So the bits, and with them the errors, equal the array-api backend's.
+The angles are the same float operations as in rope_array/_array_api/angles.py; the integer steps differ but
+give the same bits. Each product and sum is rounded, as on the CPU: the kernel is compiled with
+`enable_fp_fusion=False`, and none of its operations depends on the GPU. So the bits, and with them the
+errors, equal the array-api backend's.
 """
 
 import triton
@@ -27,7 +28,8 @@ E1, E2, E3, E4, E5, E6, E7 = map(tl.constexpr, COS_64)
 _SPACED = tl.constexpr(int(Kind.SPACED))
 _TABLES = tl.constexpr(int(Kind.TABLES))
 
-# Compiled for any values: the strides are multiples of UNIT and SOURCE_UNIT elements.
+# Not specialized. Strides are passed in units of UNIT and SOURCE_UNIT elements, so the compiler knows the
+# alignment.
 _NUMBERS = [
     *("position", "seq", "chunks", "heads0", "heads1"),
     *(

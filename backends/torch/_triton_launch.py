@@ -1,8 +1,8 @@
 """Launch the Triton kernel: from tensors and a source to pointers, numbers and a grid.
 
-The module is a kernel as _eager.py describes it. A call whose checks have passed once is later recognised by
-its metadata: shapes, strides, dtypes, device and layout. Its launches are cached under that key, so a
-repeat of the call allocates its result and launches.
+This module implements the kernel interface of _eager.py. A call whose checks have passed once is later
+recognised by its metadata: shapes, strides, dtypes, device and layout. Its launches are cached under that
+key, so a repeat of the call allocates its result and launches.
 """
 
 from operator import is_
@@ -30,21 +30,20 @@ _LIMIT = 1024  # keys in the cache of launches
 # The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
 # an H200.
 _MAX_HEADS = 32  # of each array
-_TILE_BYTES = 8192  # up to which a program takes several tokens
-# Of the array with more heads, for each thread: interleaved pairs are split and joined in registers, which
-# takes longer, so that more threads pay.
+_TILE_BYTES = 8192  # max bytes of a tile of several tokens
+# Min bytes of the larger array for each thread. Interleaved is smaller, because split and join cost time.
 _THREAD_BYTES = {"half": 128, "interleaved": 64}
 _MAX_WARPS = 8
-_MAX_BYTES = 32768  # of each array, so that the rows fit into registers
+_MAX_BYTES = 32768  # of one token's heads in each array, so that the rows fit into registers
 _CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 
 
 class TritonLaunch(NamedTuple):
     """One launch: the arrays it rotates, where it begins in them, and the arguments after the pointers."""
 
-    angles: Kind
-    first: int
-    second: int  # the same as `first` if it rotates one array
+    source_kind: Kind
+    index0: int  # of the kernel's x0 among the arrays of the call
+    index1: int  # of its x1; the same as `index0` if the launch rotates one array
     offsets: tuple[int, ...] | None
     programs: int
     numbers: tuple[int, ...]
@@ -148,7 +147,7 @@ def reads(source: Positions, device: Any) -> bool:
 def _addresses(values: Any) -> list[int] | None:
     """Return the addresses of the tensors among values; None if a tensor has no memory.
 
-    Its memory was freed, as fully sharded training does, or it is a batch of several gradients.
+    Its memory was freed, as fully sharded training does, or it is a BatchedTensor of is_grads_batched.
     """
     addresses = []
     for value in values:
@@ -217,7 +216,11 @@ def _view(source: Source) -> SourceView:
 
 
 def _make_launch(
-    group: list[tuple[int, Any, Any, Rows]], source: Source, angles: Kind, layout: Layout, transposed: bool
+    group: list[tuple[int, Any, Any, Rows]],
+    source: Source,
+    source_kind: Kind,
+    layout: Layout,
+    transposed: bool,
 ) -> TritonLaunch:
     """Return the launch for one or two arrays: their indices, each x, its result, and their rows."""
     numbers, unit, source_unit = _strides(group, source)
@@ -226,7 +229,7 @@ def _make_launch(
     tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
     in_place = [x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
-        "KIND": int(angles),
+        "KIND": int(source_kind),
         "UNIT": unit,
         "SOURCE_UNIT": source_unit,
         "STRIDED": layout.head_dim > 1 and any(t.stride(-1) != 1 for _, x, y, _ in group for t in (x, y)),
@@ -238,7 +241,7 @@ def _make_launch(
         "WRITES_HALF": layout.out_pairing == "half",
         "COPIES": 2 * layout.num_pairs < layout.head_dim and not all(in_place),
         "COORDINATES": _has_coordinates(source),
-        "SCALED": angles is not Kind.TABLES and layout.amplitude not in (None, 1.0),
+        "SCALED": source_kind is not Kind.TABLES and layout.amplitude not in (None, 1.0),
         "TRANSPOSED": transposed,
         "IN_PLACE": any(in_place),
         "REAL": language.float64 if computes_in_float64(group[0][1]) else language.float32,
@@ -254,7 +257,7 @@ def _make_launch(
         *_both(rows[0].source_offsets),
     )
     return TritonLaunch(
-        angles,
+        source_kind,
         group[0][0],
         group[-1][0],
         offsets if any(offsets) else None,
@@ -303,7 +306,11 @@ class _Tile(NamedTuple):
 
 
 def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
-    """Return the tile of a launch: all heads of a token if they are few, of several tokens if fewer."""
+    """Return the tile of a launch.
+
+    It has all heads of one token if they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits
+    _TILE_BYTES.
+    """
     row = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize
     chunks = _ceil(max(heads), max(1, min(_MAX_HEADS, _MAX_BYTES // row)))
     heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
@@ -336,11 +343,11 @@ def _run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
 def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
     source_arrays, words, position = _source_arguments(source, xs[0].device)
     for launch in launches:
-        i, j, read, start = launch.first, launch.second, source_arrays, position
+        i, j, read, start = launch.index0, launch.index1, source_arrays, position
         arrays: Any = (xs[i], ys[i], xs[j], ys[j])
         if launch.offsets is not None:
             arrays = tuple(map(_from, arrays, launch.offsets))
-            if launch.angles is Kind.SPACED:  # the strides are steps
+            if launch.source_kind is Kind.SPACED:  # the strides are steps
                 start += launch.offsets[-1]
             else:
                 read = tuple(map(_from, source_arrays, launch.offsets[4:]))

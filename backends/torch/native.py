@@ -12,7 +12,7 @@ from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager, triton
-from ._eager import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
+from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
 from ._library import PLAIN_TYPES
 
 name = "native"
@@ -43,7 +43,7 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
     if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
         return NotImplemented
     if _native.kernel is not None:
-        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)
+        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)  # checked, transposed, gated
         if y is not NotImplemented:
             return y
     xs = x if type(x) is tuple else (x,)
@@ -73,6 +73,7 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
     units = _known_units.get(key)
     if units is None:
         units = _eager.make_units(*key, "cpu")
+    # The bools: checked, transposed, gated.
     tables = _eager.rotate_units(_native.kernel, units, (pos, of_units, None), False, False, True)
     if tables is not NotImplemented:
         _known_units[key] = units  # only here: in a mode they may be fake, and the kernel declines
@@ -94,15 +95,15 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     if _native.kernel is None:
         return unavailable_reason()
     if torch.compiler.is_compiling():
-        reason = _compiled.why_not_served(xs, source)
-        return reason or why_a_tensor_is_not_read(xs, source, _why_not_served)
-    reason = why_declined(source, is_recorded(xs))
-    return reason or why_a_tensor_is_not_read(xs, source, _why_unreadable)
+        reason = _compiled.why_call_unserved(xs, source)
+        return reason or first_tensor_reason(xs, source, _why_tensor_unserved)
+    reason = why_call_declined(source, is_recorded(xs))
+    return reason or first_tensor_reason(xs, source, _why_tensor_declined)
 
 
-def _why_unreadable(x: Any) -> str | None:
-    """Return why the kernel cannot read the memory of a tensor, or None."""
-    if (reason := why_not_plain(x) or _why_not_served(x)) is not None:
+def _why_tensor_declined(x: Any) -> str | None:
+    """Return why the kernel does not serve a tensor or cannot read its memory, or None."""
+    if (reason := why_tensor_not_plain(x) or _why_tensor_unserved(x)) is not None:
         return reason
     if not _native.kernel.has_memory(x):
         return (
@@ -112,7 +113,7 @@ def _why_unreadable(x: Any) -> str | None:
     return None
 
 
-def _why_not_served(x: Any) -> str | None:
+def _why_tensor_unserved(x: Any) -> str | None:
     """Return why the kernel does not serve a tensor's device or number of axes, or None."""
     if not x.is_cpu:
         return f"a tensor is on {x.device}; the kernel runs on the CPU"

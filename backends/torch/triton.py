@@ -20,7 +20,7 @@ from rope_array._backends.torch import no_autocast
 from rope_array._errors import printable
 
 from . import _eager
-from ._eager import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
+from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
 
 name = "triton"
 accepts_outs = True
@@ -108,11 +108,11 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     device = xs[0].device
     if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
         return f"a tensor is on {device}; the kernel runs on GPUs"
-    reason = unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs))
-    return reason or why_a_tensor_is_not_read(xs, source, _why_unreadable)
+    reason = unavailable_reason() or _why_gpu_too_old(device) or why_call_declined(source, is_recorded(xs))
+    return reason or first_tensor_reason(xs, source, _why_tensor_unreadable)
 
 
-def _why_too_old(device: Any) -> str | None:
+def _why_gpu_too_old(device: Any) -> str | None:
     """Return why Triton has no code for a GPU, or None."""
     if device.type == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device) >= _OLDEST_GPU:
         return None
@@ -121,9 +121,9 @@ def _why_too_old(device: Any) -> str | None:
     )
 
 
-def _why_unreadable(x: Any) -> str | None:
+def _why_tensor_unreadable(x: Any) -> str | None:
     """Return why the kernel cannot read the memory of a tensor, or None."""
-    if (reason := why_not_plain(x)) is not None:
+    if (reason := why_tensor_not_plain(x)) is not None:
         return reason
     if x.is_neg() or x._is_zerotensor() or (x.numel() and not x.data_ptr()):
         return (
@@ -142,7 +142,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def _sources(call: Call, kernel: Any) -> Any:
-    """Return a function from whether the kernel computes in float64 to the source as it reads it."""
+    """Return `source_for(use_float64)`: the source in the kernel's form."""
     source = call.source
     # Nothing is copied to the GPU for an int or a range, and positions of 32 bits are read as they are.
     if isinstance(source, Positions) and kernel.reads(source, call.xs[0].device):
