@@ -73,7 +73,8 @@ field is empty if the implementation does not claim these positions. At 2 a pair
 direction."""
 README = """\
 *Failed* counts checks; each implementation is judged by its own claims, so counts cannot be compared.
-Then the largest error up to this position, divided by the pair's length; 2 is the opposite direction."""
+The last columns have the largest error up to their position, divided by the pair's length;
+2 is the opposite direction."""
 IN_README = (
     *("rope_array, PyTorch", "transformers Llama", "Llama, complex form", "flash-attn, Triton kernel"),
 )
