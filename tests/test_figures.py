@@ -127,7 +127,7 @@ def test_times_of_jitted_programs():
     assert ranges == [span([near[name] for name in near if step in name]) for step in ("prefill", "decode")]
     rotations = [row for name, row in measured["rotation"].items() if "prefill, bfloat16" in name]
     copies = [row[direction]["ratios"]["copy"] for row in rotations for direction in ("forward", "gradient")]
-    assert f"takes up to {max(copies):.2f} times; the target of 1.3 is missed" in text
+    assert f"takes up to {max(copies):.2f} times as long as a copy" in text
 
 
 def test_errors_of_engines():
