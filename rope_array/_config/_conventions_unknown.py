@@ -19,13 +19,6 @@ _OTHER = re.compile(
 # Switches: whether the model has a rotary embedding at all.
 _SWITCH = re.compile(r"^(?:use_|apply_)?(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?$")
 _READ_ELSEWHERE = frozenset(("qk_nope_head_dim", "no_rope_layers", "no_rope_layer_interval"))
-_EMBEDDING_KEYS = (
-    "position_embedding_type",
-    "position_embedding",
-    "position_encoding",
-    "pos_emb_type",
-    "pe_type",
-)
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
 _ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
 _PARAMETERS = ("rope_parameters", "rope_scaling")
@@ -90,7 +83,7 @@ def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
     for key, value in content.items():
         if not isinstance(key, str) or value is None or key in _READ_ELSEWHERE:
             continue
-        names_embedding = key in _EMBEDDING_KEYS and isinstance(value, str)
+        names_embedding = key in KEYS["embeddings"] and isinstance(value, str)
         is_other = names_embedding and not re.search("rope|rotary", value.lower())
         off = value is False and _SWITCH.match(key)
         neutral = value in (0, [], {}) or (value == 1 and key.endswith("factor"))  # False is 0 too

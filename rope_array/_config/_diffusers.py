@@ -16,15 +16,6 @@ from rope_array._config._maps import whole_numbers
 from rope_array._config._tables import read_table
 from rope_array._errors import ConfigError, short
 
-# Keys of the classes that look rotary and change no rotation.
-# fmt: off
-_UNUSED = dict.fromkeys((
-    "ca_rope", "rope_axes_dim", "rope_double_precision", "rope_max_seq_len", "rope_temporal_skip_len",
-    "rope_type", "unified_3d_mrope_reset_spatial_ids", "unified_3d_mrope_temporal_modality_margin",
-    "use_layer3d_rope",
-))
-# fmt: on
-
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
@@ -43,7 +34,7 @@ def read_diffusers(content: Mapping[str, Any]) -> Format:
     if name in sections["unrotated"]:
         width = (sections["unrotated"][name],)
         unrotated = Convention(pairing="interleaved", width=width, unless={"_class_name": ()})
-        return _format(name, unrotated, defaults=_UNUSED)
+        return _format(name, unrotated, defaults=dict.fromkeys(sections["unused"]))
     if name not in sections["classes"]:
         raise ConfigError(_why_unknown(content, name))
     row = _row_of(content, sections["classes"][name])
@@ -74,30 +65,24 @@ def _format_of(name: str, row: Row, content: Mapping[str, Any]) -> Format:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in row.get("defaults", {}).items()
     }
-    defaults = {"attention_head_dim": 128, **_UNUSED, **class_defaults}
+    defaults = {"attention_head_dim": 128, **dict.fromkeys(table()["unused"]), **class_defaults}
     computed = {
         key: _computed_width(key, {**defaults, **content})
         for key in row["width"]
-        if key in _PRODUCTS or key in _SUMS
+        if key in table()["computed_widths"]
     }
     coordinates = row["coordinates"].format_map(table()["phrases"])
     convention = convention_from(row, table()["rows"])
     return _format(name, convention, defaults={**defaults, **computed}, notes=(coordinates,))
 
 
-# Widths that no key states: the product of some keys, or the sum of the first list that is stated.
-_PRODUCTS = {
-    "inner_dim": ("num_attention_heads", "attention_head_dim"),
-    "audio_inner_dim": ("audio_num_attention_heads", "audio_attention_head_dim"),
-}
-_SUMS = {"sum_of_axes": ("axes_dims",), "sum_of_audio_axes": ("axes_dims_a", "axes_dims")}
-
-
 def _computed_width(name: str, content: Mapping[str, Any]) -> int:
-    if name in _PRODUCTS:
-        factors = [content.get(key) for key in _PRODUCTS[name]]
-        return math.prod(whole_numbers(" and ".join(_PRODUCTS[name]), factors))
-    key = next((key for key in _SUMS[name] if content.get(key) is not None), _SUMS[name][0])
+    keys = table()["computed_widths"][name]
+    if "product" in keys:
+        factors = [content.get(key) for key in keys["product"]]
+        return math.prod(whole_numbers(" and ".join(keys["product"]), factors))
+    lists = keys["sum_of_first"]
+    key = next((key for key in lists if content.get(key) is not None), lists[0])
     return sum(whole_numbers(key, content.get(key)))
 
 

@@ -19,9 +19,9 @@ from rope_array._spec.axes import Axes, GgmlMode
 from rope_array._spec.frequencies import Scaling, frequencies
 from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 
-_MOST_LAYERS = 4096
-
 _TABLE = read_table("gguf.toml")
+# Tensors that divide the frequencies.
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 # The file
@@ -55,12 +55,8 @@ def _values_of(reader: Any, name: str) -> Metadata:
     fields = (
         (key.removeprefix(start), field) for key, field in reader.fields.items() if key.startswith(start)
     )
-    tensors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if _is_factor(tensor.name)}
+    tensors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name in _FACTORS}
     return _in_groups(architecture, {key: field.contents() for key, field in fields}, tensors)
-
-
-def _is_factor(name: str) -> bool:
-    return name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def _in_groups(architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
@@ -206,15 +202,12 @@ def _gguf_yarn(architecture: str, values: PartValues, factor: float) -> YaRN:
         beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0) if betas else 32.0,
         beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0) if betas else 1.0,
     )
-    all_dim = 0.0
+    amplitude, all_dim = plain.amplitude, 0.0
     if architecture in ("deepseek2", "mistral3"):
         all_dim = values.number("rope.scaling.yarn_log_multiplier", 0.0)
-    if architecture == "deepseek2":
-        amplitude = 1.0 if all_dim else plain.amplitude
-    else:
-        amplitude = (
-            replace(plain, mscale=1.0, mscale_all_dim=all_dim).amplitude if all_dim else plain.amplitude
-        )
+    if all_dim:
+        latent = architecture == "deepseek2"
+        amplitude = 1.0 if latent else replace(plain, mscale=1.0, mscale_all_dim=all_dim).amplitude
     return replace(plain, attention_factor=amplitude * values.number("rope.scaling.attn_factor", 1.0))
 
 

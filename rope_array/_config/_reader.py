@@ -47,7 +47,8 @@ class Reader:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the rope of the requested layer."""
-        fields = self._fields()
+        why = self._why_unrotated()
+        fields = self._rotated_fields() if why is None else self._identity(why)
         if self.requested is None and fields["rotary_dim"]:
             self._note_unrotated_layers()
         _unused_keys.check_unread_keys(
@@ -55,11 +56,6 @@ class Reader:
         )
         _unused_keys.check_above(self.part)
         return fields
-
-    def _fields(self) -> dict[str, Any]:
-        if (why := self._why_unrotated()) is not None:
-            return self._identity(why)
-        return self._rotated_fields()
 
     def _rotated_fields(self) -> dict[str, Any]:
         parameters = self._rotary_parameters()

@@ -16,13 +16,7 @@ _WIDEST = 2**16
 _LARGEST = 2**62
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-# Names of layer types in older configs (transformers' remap_legacy_layer_types).
-NEWER_NAMES = {
-    "mamba": LINEAR,
-    "attention": FULL,
-    "deepseek_sparse_attention": "indexed_attention",
-    "qwen_sparse_attention": "indexed_attention",
-}
+NEWER_NAMES: dict[str, str] = KEYS["newer_layer_types"]
 
 # The known rotary parameters.
 PARAMETERS = frozenset((*KEYS["parameters"]["of_every_rule"], *KEYS["parameters"]["of_no_rule"])).union(

@@ -22,13 +22,7 @@ def chatglm(content: Content) -> Row:
         return {"like": "chatglm_2d" if has_two_axes else "chatglm_1d"}
     if content.get("rope_ratio") in (None, 1) or content.get("num_layers") != 28:
         return {"like": "chatglm"}
-    if divides_positions(content):
-        return {"like": "chatglm", "note": "rope_ratio divides the positions, as in ChatGLM2-6B-32K"}
-    return {
-        "like": "chatglm",
-        "note": "rope_ratio multiplies the base, as in ChatGLM3; in ChatGLM2-6B-32K it divides the "
-        "positions: for that model state its name as _name_or_path",
-    }
+    return {"like": "chatglm_divided" if divides_positions(content) else "chatglm_multiplied"}
 
 
 def divides_positions(content: Any) -> bool:
@@ -41,15 +35,8 @@ def baichuan(content: Content) -> Row:
     """Distinguish 7B, which rotates, from 13B: only the class of 7B has max_position_embeddings."""
     if content.get("max_position_embeddings") is not None:
         return {"like": "baichuan"}
-    if content.get("model_max_length") is not None:
-        return {
-            "refusal": "without max_position_embeddings it is a Baichuan of 13B: its code adds a bias to the "
-            "scores by distance (ALiBi), and rotates nothing"
-        }
-    return {
-        "refusal": "Baichuan of 7B rotates and of 13B does not, and the config has neither "
-        "max_position_embeddings (7B) nor model_max_length (13B)"
-    }
+    is_13b = content.get("model_max_length") is not None
+    return {"like": "baichuan_13b" if is_13b else "baichuan_of_no_size"}
 
 
 def qwen(content: Content) -> Row:
@@ -72,20 +59,12 @@ def _by_powers(content: Content, keys: tuple[str, ...]) -> str:
 
 
 def xverse(content: Content) -> Row:
-    if content.get("rope_theta") is not None:
-        return {"like": "xverse"}
-    return {
-        "refusal": "rope_theta is missing, and the base in the code of XVERSE's models is 10000 or 500000; "
-        "state the one in the model's own modeling_xverse.py"
-    }
+    return {"like": "xverse" if content.get("rope_theta") is not None else "xverse_without_base"}
 
 
 def mpt(content: Content) -> Row:
     attention = content.get("attn_config")
     if content.get("block_overrides"):
-        return {"refusal": "block_overrides gives blocks an attention of their own, some without rope"}
-    if isinstance(attention, Mapping) and attention.get("rope") is True:
-        return {"like": "mpt"}
-    return {
-        "refusal": "without attn_config.rope its code rotates nothing: it has ALiBi, or learned positions"
-    }
+        return {"like": "mpt_of_blocks"}
+    has_rope = isinstance(attention, Mapping) and attention.get("rope") is True
+    return {"like": "mpt" if has_rope else "mpt_unrotated"}
