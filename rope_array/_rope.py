@@ -424,8 +424,9 @@ class RoPE(Spec):
         """
         from . import _config  # imported late: most programs never read a config
 
-        with _config.refusals(config):
-            fields, reading = _config.fields(config, part, layer_type)
+        document = _config.load(config)
+        with _config.refusals(document):
+            fields, reading = _config.fields(document, part, layer_type)
             rope = cls(**fields)
         if (guess := reading.inferred.get("convention")) is not None:
             warnings.warn(f"{reading.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)

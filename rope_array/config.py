@@ -105,13 +105,13 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     >>> reading.inferred["pairing"]
     'half'
     """
-    return _read(config, part, layer_type)
+    return _read(_config.load(config), part, layer_type)
 
 
-def _read(config: Any, part: str | None, layer_type: str | int | None) -> Reading:
-    """Read a config, or a document that is loaded already."""
-    with _config.refusals(config):
-        fields, config_part = _config.fields(config, part, layer_type)
+def _read(document: _config.Document, part: str | None, layer_type: str | int | None) -> Reading:
+    """Read a document."""
+    with _config.refusals(document):
+        fields, config_part = _config.fields(document, part, layer_type)
         return Reading(
             _RoPE(**fields),
             config_part.model_type,

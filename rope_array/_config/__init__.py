@@ -27,20 +27,18 @@ from rope_array._config._reader import Reader
 from rope_array._config._values import MOST_LAYERS, PartValues
 from rope_array._errors import ConfigError, SpecError
 
-__all__ = ["context", "fields", "find_part", "layer_count", "load", "refusals"]
+__all__ = ["Document", "context", "fields", "find_part", "layer_count", "load", "refusals"]
 
 
 def fields(
-    config: Any, path: str | None = None, layer_type: str | int | None = None
+    document: Document, path: str | None, layer_type: str | int | None
 ) -> tuple[dict[str, Any], ConfigPart]:
     """Return the fields of the rope that a config states, and the part with the record of the reading."""
-    document = config if type(config) is Document else load(config)
-    with refusals(document):
-        config_part = find_part(document, path)
-        convention = convention_for(config_part)
-        if convention.refusal:
-            raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
-        return Reader(config_part, convention, plain(layer_type)).fields(), config_part
+    config_part = find_part(document, path)
+    convention = convention_for(config_part)
+    if convention.refusal:
+        raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
+    return Reader(config_part, convention, plain(layer_type)).fields(), config_part
 
 
 def find_part(document: Document, path: str | None) -> ConfigPart:
@@ -65,7 +63,7 @@ def _known_count(config_part: ConfigPart, name: str) -> int | None:
 
 
 @contextmanager
-def refusals(config: Any) -> Iterator[None]:
+def refusals(document: Document) -> Iterator[None]:
     """Convert every error of a reading to a `ConfigError`, fields that `RoPE` refuses included."""
     try:
         yield
@@ -74,8 +72,4 @@ def refusals(config: Any) -> Iterator[None]:
     except RecursionError:
         raise ConfigError("the config is nested too deeply, or holds itself.") from None
     except (SpecError, ArithmeticError) as problem:
-        raise ConfigError(f"{_name_of(config)}: {problem}") from None
-
-
-def _name_of(config: Any) -> str:
-    return config.name if isinstance(config, Document) else load(config).name
+        raise ConfigError(f"{document.name}: {problem}") from None

@@ -44,20 +44,16 @@ def locate(content: Mapping[str, Any], class_name: str | None, requested: str | 
         content, "", root, model_type, key, MODELS.get(key or "", {}), convention_of(key)
     )
     if requested is None:
-        config_part = _descend_by(config_part, _text_path(config_part))
+        config_part = _text_part(config_part)
         config_part.inferred |= {"part": config_part.path} if config_part.path else {}
         return config_part
     names = _names_on_path(requested)
     if requested == "text" and not _part_names(config_part):
         return config_part
-    config_part = _descend_by(config_part, [*_path_to(config_part, names[0]), *names])
-    return _descend_by(config_part, _text_path(config_part))
-
-
-def _descend_by(config_part: ConfigPart, names: list[str]) -> ConfigPart:
+    config_part = _holder_of(config_part, names[0])
     for name in names:
         config_part = _descend(config_part, name)
-    return config_part
+    return _text_part(config_part)
 
 
 def _part_in_format(config_format: Format, content: Mapping[str, Any], requested: Any) -> ConfigPart:
@@ -84,20 +80,19 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
     )
 
 
-def _path_to(config_part: ConfigPart, name: str) -> list[str]:
-    """Return the parts between the whole and the text, vision or audio part, or indexer, of its main part."""
-    path: list[str] = []
+def _holder_of(whole: ConfigPart, name: str) -> ConfigPart:
+    """Return the whole, or the main part within it, that has a text, vision or audio part, or an indexer."""
+    config_part = whole
     if name not in ("text", "vision", "audio", "indexer"):
-        return path
+        return whole
     for _ in range(_DEEPEST):
         names = _part_names(config_part)
         if name in names or _is_indexer(config_part, name):
-            return path
+            return config_part
         if (main := next((text for text in _TEXT_PARTS if text in names), None)) is None:
             break
-        path.append(main)
         config_part = _descend(config_part, main)
-    return []
+    return whole
 
 
 def _is_indexer(config_part: ConfigPart, name: str) -> bool:
@@ -182,16 +177,14 @@ _NO_MODELS = ("quantization", "per_layer")
 _OTHER_PARTS = ("vision", "audio", "speech", *_NO_MODELS)
 
 
-def _text_path(config_part: ConfigPart) -> list[str]:
-    """Return the path of the default part: empty if the whole has a rope."""
-    path: list[str] = []
+def _text_part(config_part: ConfigPart) -> ConfigPart:
+    """Return the part that is read by default: the whole if it has a rope."""
     for _ in range(_DEEPEST):
         names = [name for name in _part_names(config_part) if name not in _NO_MODELS]
         if not names or _has_rope(config_part):
             break
-        path.append(_main_of(config_part, names))
-        config_part = _descend(config_part, path[-1])
-    return path
+        config_part = _descend(config_part, _main_of(config_part, names))
+    return config_part
 
 
 def _has_rope(config_part: ConfigPart) -> bool:

@@ -299,9 +299,7 @@ class Reader:
             for k, v in parameters.items()
             if isinstance(v, Mapping) or (v is None and k not in PARAMETERS)
         }
-        flat = [key for key in parameters if key not in nested]
-        check_keys(flat)
-        if flat:
+        if flat := [key for key in parameters if key not in nested]:
             self.part.note(f"{listed(flat)} outside of the parameters of layer types is not used")
         if self.label is None:
             return self._shared(nested)
