@@ -145,11 +145,8 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
 
 
 def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:
-    stated_type, class_key, by_path = (
-        _model_type_of(content),
-        parent.parts.get(name),
-        f"{parent.root}:{path}",
-    )
+    stated_type, class_key = _model_type_of(content), parent.parts.get(name)
+    by_path = f"{parent.root}:{path}"
     type_key = OTHER_NAMES.get(stated_type or "", stated_type)
     # The key is the part's model type; if that is missing, unknown or the root's, or has no effect on the
     # class, "root:path" or the class's.
@@ -158,9 +155,10 @@ def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, A
     if by_path in CONVENTIONS and (is_of_class or type_key == class_key or convention_of(type_key) is None):
         key = by_path
     defaults = MODELS.get(key or "") or MODELS.get((class_key if key == by_path else None) or "", {})
-    if (model_type := stated_type) is None:
-        model_type = key if key and ":" not in key else parent.root
-    return ConfigPart(content, path, parent.root, model_type, key, defaults, convention_of(key))
+    type_of_class = key if key and ":" not in key else parent.root
+    return ConfigPart(
+        content, path, parent.root, stated_type or type_of_class, key, defaults, convention_of(key)
+    )
 
 
 def _part_names(config_part: ConfigPart) -> list[str]:

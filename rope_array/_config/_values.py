@@ -225,15 +225,13 @@ class PartValues(TypedMapping):
         for value in values[1:]:
             width, remainder = divmod(width, value)
             if remainder:
-                self._note_remainder(f"{name} is {'/'.join(map(quoted, values))}, which leaves a remainder")
+                problem = f"{name} is {'/'.join(map(quoted, values))}, which leaves a remainder"
+                if not self.part.known:
+                    raise ConfigError(f"head_dim is missing, and {problem}; state head_dim.")
+                self.part.note(f"{problem}: the model's code drops it")
         if not 0 < width <= _WIDEST:
             raise ConfigError(f"{name} is {quoted(width)}; give a head width from 1 to {_WIDEST}.")
         return width
-
-    def _note_remainder(self, text: str) -> None:
-        if not self.part.known:
-            raise ConfigError(f"head_dim is missing, and {text}; state head_dim.")
-        self.part.note(f"{text}: the model's code drops it")
 
     def count(self) -> int | None:
         """Return the number of layers if it is known."""
