@@ -50,7 +50,8 @@ def check_max_position(x: Any, pos: Any, limit: int) -> None:
     Called before the dispatch, as a fast entry serves calls without the other checks.
     """
     xs = x if type(x) is tuple else (x,)
-    check_largest(parse(pos, xs[0], backends_for(xs).library(xs[0])), limit)
+    backends = backends_for(xs)
+    check_largest(parse(pos, xs[0], backends.library(xs[0])), limit)
 
 
 def refuse_more(call: str, more: tuple[Any, ...]) -> None:

@@ -573,7 +573,6 @@ def test_a_library_that_lacks_an_operation_is_refused_before_a_call(mine):
         import types
         import array_api_compat.numpy as xp
         from rope_array.backend_tools import Library, rotate_by_array_api as rotate
-
         is_array_api = True
         lib = Library("mine", types.SimpleNamespace(**{**vars(xp), "where": None}), implicit_device=True)
         library = lambda x: lib

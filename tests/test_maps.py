@@ -172,8 +172,7 @@ def test_a_row_of_coordinates_is_one_position_unless_x_has_as_many_tokens(lib: A
     for pos in (row, [5, 9]):
         with pytest.raises(ShapeError, match=r"x 2 tokens\. .* the shape \(1, 2\), .* the shape \(2, 2\)"):
             map_.rope.apply(x, pos)
-    bits = [lib.to_numpy(map_.rope.apply(x, pos)).tobytes() for pos in ([[5, 9]], [[5, 9], [5, 9]])]
-    assert bits[0] == bits[1]
+    assert len({lib.to_numpy(map_.rope.apply(x, pos)).tobytes() for pos in ([[5, 9]], [[5, 9]] * 2)}) == 1
 
 
 @pytest.mark.parametrize("name", ONE_SERIES)

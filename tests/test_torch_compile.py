@@ -580,6 +580,11 @@ EXPORTED = {
         lambda size: (normal(2, 1, 16), size),
         lambda _: ({}, torch.export.Dim.DYNAMIC),
     ),
+    "coordinates of one position": (
+        ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2)).apply,
+        lambda size: (normal(2, size, 16), torch.tensor([5, 9, 2])),
+        lambda length: ({1: length}, None),
+    ),
     "in place": (lambda x, pos: HALF.apply(x, pos, out=x), x_and_pos, LONG),
     "rotation": (
         by_shared,

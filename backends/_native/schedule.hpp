@@ -74,7 +74,7 @@ struct Source {
 };
 
 // Return whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py. False too for
-// one position of `num_coordinates` numbers and as many tokens: check_line_up() there raises.
+// one position of `num_coordinates` numbers and as many tokens: check_row_of_coordinates() there raises.
 bool lines_up(const Array& array, const Source& source, int64_t num_coordinates = 0);
 
 // The instruction set level that runs.

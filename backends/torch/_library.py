@@ -84,6 +84,9 @@ class Torch(Library):
     def device(self, x: Any) -> Any:
         return x.device
 
+    def has_fixed_sizes(self, x: Any) -> bool:
+        return not (torch.compiler.is_compiling() or any([isinstance(n, torch.SymInt) for n in x.shape]))
+
     def check_supported(self, value: Any) -> None:
         if value.is_nested:
             raise ArrayTypeError(

@@ -7,7 +7,12 @@ from typing import Any
 
 from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe
 from rope_array._spec.plan import Layout, Plan
-from rope_array._spec.shape_rule import check_line_up, is_unknown_size, without_coordinates
+from rope_array._spec.shape_rule import (
+    check_line_up,
+    check_row_of_coordinates,
+    is_unknown_size,
+    without_coordinates,
+)
 
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of_dtype
 from .position_input import parse
@@ -53,6 +58,8 @@ def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library)
                 "call once for each device."
             )
         check_line_up(x.shape, shape, seq_axis, coordinates, [y.shape for y in xs] if len(xs) > 1 else ())
+        if coordinates and not shape and lib.has_fixed_sizes(x):
+            check_row_of_coordinates(x.shape, seq_axis, coordinates)
     return Call(xs, source, seq_axis, lib, ops, float64, pos)
 
 

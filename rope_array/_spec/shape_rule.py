@@ -118,21 +118,25 @@ def check_line_up(
     The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
     pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
 
-    `pos_shape` is without the axis of coordinates; `coordinates` is their number, or 0. One row of them is
-    refused if x has as many tokens, as it could be their positions. `others`, the shapes of all arrays of the
-    call, are for the message.
+    `pos_shape` is without the axis of coordinates. Their number, if pos has this axis, and the shapes of all
+    arrays of the call are for the message.
     """
     axis = sequence_axis(len(shape), seq_axis)
-    if coordinates > 1 and not pos_shape and axis >= 0 and shape[axis] == coordinates:
+    if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
+        return
+    if pos_shape and not _lines_up(shape, pos_shape, axis):
+        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
+
+
+def check_row_of_coordinates(shape: tuple[Any, ...], seq_axis: int, coordinates: int) -> None:
+    """Refuse positions of shape (coordinates,) for as many tokens: it could be a position of each token."""
+    axis = sequence_axis(len(shape), seq_axis)
+    if coordinates > 1 and axis >= 0 and shape[axis] == coordinates:
         raise ShapeError(
             f"pos has {coordinates} numbers, the rope {coordinates} coordinates for each position, and x "
             f"{coordinates} tokens. Give one position of all tokens the shape (1, {coordinates}), and a "
             f"position of each token the shape ({coordinates}, {coordinates})."
         )
-    if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
-        return
-    if pos_shape and not _lines_up(shape, pos_shape, axis):
-        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
 
 
 def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
