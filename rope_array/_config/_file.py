@@ -98,7 +98,7 @@ def _read_other_file(path: Path, name: str) -> dict[str, Any] | None:
 def _is_gguf(path: Path) -> bool:
     """Return whether a file begins as a GGUF file does, or is named as one."""
     with path.open("rb") as stream:
-        return stream.read(4) == b"GGUF" or path.suffix == ".gguf"
+        return stream.read(4) == b"GGUF" or path.name.endswith(".gguf")
 
 
 def _other_config(folder: Path) -> str:
