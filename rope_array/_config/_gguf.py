@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, Pairing
 from rope_array._config._format import Format, Metadata
 from rope_array._config._tables import read_table
 from rope_array._config._values import FULL, MOST_LAYERS, SLIDING, PartValues
@@ -114,7 +114,9 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
         return replace(plain, unless={"architecture": ()})
     if architecture.startswith("granite"):  # its switch for the rotation
         plain = replace(plain, unless={"rope.scaling.finetuned": (None, True)})
-    if (pairing := _pairing_of(architecture)) is None:
+    pairings: tuple[Pairing, Pairing] = ("interleaved", "half")
+    pairing = next((name for name in pairings if architecture in _TABLE[name]), None)
+    if pairing is None:
         raise ConfigError(
             f"the architecture {short(architecture)} of a GGUF file is not known here; give the config.json "
             "of the model that the file was converted from."
@@ -130,16 +132,6 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
     factor = content.get("rope", {}).get("scaling.attn_factor", 1.0)
     amplitude = None if factor == 1 else partial(_amplitude, architecture=architecture)
     return replace(convention, attention_factor=amplitude)
-
-
-def _pairing_of(architecture: str) -> Any:
-    if architecture in _TABLE["interleaved"] or architecture in _TABLE["no_rope_every"]:
-        return "interleaved"
-    if architecture in _TABLE["half"] or architecture in _TABLE["sections"]:
-        return "half"
-    if architecture in _TABLE["windows"]:
-        return _TABLE["windows"][architecture].get("pairing", "half")
-    return _TABLE["latent"].get(architecture)
 
 
 def _sections_of(architecture: str, content: Mapping[str, Any]) -> Any:
