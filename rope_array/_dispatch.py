@@ -7,7 +7,7 @@ from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
 from ._array_api.out import rotate_into, wrong_number
-from ._array_api.position_input import check_largest, parse
+from ._array_api.position_input import check_largest, parse, parse_host
 from ._array_api.source import Positions, Tables
 from ._errors import ArrayTypeError, describe
 
@@ -49,9 +49,13 @@ def check_max_position(x: Any, pos: Any, limit: int) -> None:
 
     Called before the dispatch, as a fast entry serves calls without the other checks.
     """
-    xs = x if type(x) is tuple else (x,)
-    backends = backends_for(xs)
-    check_largest(parse(pos, xs[0], backends.library(xs[0])), limit)
+    parsed = parse_host(pos)
+    if parsed is None and hasattr(pos, "__array_interface__"):  # of NumPy's; a device is never read
+        xs = x if type(x) is tuple else (x,)
+        backends = backends_for(xs)
+        parsed = parse(pos, xs[0], backends.library(xs[0]))
+    if parsed is not None:
+        check_largest(parsed, limit)
 
 
 def refuse_more(call: str, more: tuple[Any, ...]) -> None:

@@ -178,7 +178,6 @@ class RoPE(Spec):
         if inv_freq is not None:
             self._refuse_scaling()
         if self.max_position is not None:
-            _dispatch.library_of_like(like)  # checks it
             _dispatch.check_max_position(like, pos, self.max_position)
         plan = require_plan(self)
         cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)

@@ -231,7 +231,7 @@ CALLS = {
         "apply((x, [1.0]), 0)": "a list of length 1 | arrays only",
         "apply(1.0, 0)": "got 1.0 | float | array",
         "apply((), 0)": "empty tuple | array",
-        "RoPE(4, max_position=7).apply((), 9)": "empty tuple | array",
+        "RoPE(4, max_position=7).apply((), np.arange(2))": "empty tuple | array",
         "rotation(like=types.SimpleNamespace(dtype='float32', shape=(4,)))": "got float32[4] | not an array",
         "rotation(like=None)": "like | None | !or a tuple",
         "rotation(like=(np.ones(4),))": "like | !or a tuple",

@@ -68,7 +68,7 @@ class PositionInput(NamedTuple):
         if self.form == "range":
             return max(self.values[0], self.values[-1]) if self.values else None
         if self.form == "numbers":
-            return max(_flattened(self.values), default=None)
+            return max(_flattened(self.values), default=None) if self.shape else self.values
         # Dynamo warns in is_numpy, so tensors never get there.
         if not hasattr(self.values, "__array_interface__") or not is_numpy(self.values):
             return None
