@@ -72,7 +72,9 @@ class PositionInput(NamedTuple):
         # Dynamo warns in is_numpy, so tensors never get there.
         if not hasattr(self.values, "__array_interface__") or not is_numpy(self.values):
             return None
-        numbers = self.values[self.values == self.values]  # without NaN, which is no maximum
+        numbers = self.values
+        if self.dtype in _FLOATS:
+            numbers = numbers[numbers == numbers]  # without NaN, which is no maximum
         return numbers.max().item() if numbers.size else None
 
     def read(self, lib: Library, ops: ArrayOps, use_float64: bool, split: bool = True) -> tuple[Any, Any]:
