@@ -576,7 +576,7 @@ def test_two_libraries(first, second):
     if second == "numpy" and first in ("jax", "dask", "cubed"):
         ra.apply(x, pos)  # these accept NumPy positions
         return
-    remedies = {"torch": "torch.as_tensor(pos", "cubed": "cubed.from_array(pos"}
+    remedies = {"torch": "torch.as_tensor(pos", "dask": "numpy.asarray(pos)", "cubed": "numpy.asarray(pos)"}
     if second == "numpy":
         grid = ra.positions.grid(2, 1)[:, 0]
         refused(ArrayTypeError, "ra.positions with like=x", lambda: ra.apply(x, grid))

@@ -302,7 +302,7 @@ def test_tensors_without_a_shape_are_refused():
     for call in (lambda t: rope.apply(t, 3), lambda t: ra.explain(t, 3, rope), lambda t: rope.apply(x, t)):
         with pytest.raises(ra.ArrayTypeError, match=r"unknown number of axes; tf\.ensure_shape"):
             tf.function(call, unknown, autograph=False).get_concrete_function()
-    with pytest.raises(ra.ArrayTypeError, match="a RaggedTensor, not an array"):
+    with pytest.raises(ra.ArrayTypeError, match="of the type RaggedTensor, not an array"):
         ra.apply(x, tf.ragged.constant([[1, 2], [3]]))
     assert "a SparseTensor, not an array" in explained(tf.sparse.from_dense(x))
 
