@@ -304,7 +304,7 @@ def test_tensors_without_a_shape_are_refused():
             tf.function(call, unknown, autograph=False).get_concrete_function()
     with pytest.raises(ra.ArrayTypeError, match="of the type RaggedTensor, not an array"):
         ra.apply(x, tf.ragged.constant([[1, 2], [3]]))
-    assert "a SparseTensor, not an array" in explained(tf.sparse.from_dense(x))
+    assert "of the type SparseTensor, not an array" in explained(tf.sparse.from_dense(x))
 
 
 @pytest.mark.library("tensorflow")
