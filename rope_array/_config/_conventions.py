@@ -19,7 +19,7 @@ _MODULES = {
     "variant": "_variants",
 }
 # Fields of a row that are not of its convention.
-_OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "name", "notes", "parts")
+_OF_THE_MODEL = ("by_rope_type", "coordinates", "defaults", "like", "models", "name", "notes", "part_rows")
 
 
 def convention_from(row: Row, rows: Mapping[str, Row]) -> Convention:

@@ -41,9 +41,9 @@ def read_diffusers(content: Mapping[str, Any]) -> Format:
     inherited = {**row.get("defaults", {}), **content}
     formats = {
         part_name: _format_of(name, _row_of({}, {"like": like}), inherited)
-        for part_name, like in row.get("parts", {}).items()
+        for part_name, like in row.get("part_rows", {}).items()
     }
-    return replace(_format_of(name, row, content), parts=formats)
+    return replace(_format_of(name, row, content), part_formats=formats)
 
 
 def _format(name: str, convention: Convention, **fields: Any) -> Format:

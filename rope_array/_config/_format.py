@@ -28,7 +28,7 @@ class Format:
         The name of the model in messages, and `Reading.model_type`.
     notes
         Notes for the reader of the result.
-    parts
+    part_formats
         The formats of other parts of the model that rotate, by name.
     place
         The path of a part's values in the config. None: the whole config.
@@ -41,6 +41,6 @@ class Format:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model_type: str | None = None
     notes: tuple[str, ...] = ()
-    parts: "Mapping[str, Format]" = field(default_factory=dict)
+    part_formats: "Mapping[str, Format]" = field(default_factory=dict)
     place: str | None = None
     main: tuple[str, ...] = ("text",)

@@ -148,7 +148,7 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
     if not _has(content, "index_head_dim"):
         return deepseek
     notes = (*deepseek.notes, _table("notes")["indexer_differs"])
-    return replace(deepseek, notes=notes, parts={"indexer": _format("deepseek_indexer")})
+    return replace(deepseek, notes=notes, part_formats={"indexer": _format("deepseek_indexer")})
 
 
 def _of_mistral(content: Mapping[str, Any]) -> Format | None:
@@ -170,7 +170,7 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
     for where in ("vision_encoder", "multimodal.vision_encoder_args"):
         if isinstance(value_at(content, where), Mapping):
             formats["vision"] = replace(_format("pixtral"), place=where)
-    return replace(_format("mistral"), convention=convention, notes=tuple(notes), parts=formats)
+    return replace(_format("mistral"), convention=convention, notes=tuple(notes), part_formats=formats)
 
 
 def _is_llama(content: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ CLASS_OWN = "transformers takes the class's own rope_parameters instead"
 class Layer:
     """One layer type: its rotary parameters, the part's other values, and the model's convention."""
 
-    part: ConfigPart
+    config_part: ConfigPart
     values: PartValues
     parameters: RotaryParameters
     convention: Convention
@@ -29,16 +29,16 @@ class Layer:
         if not self.label and self.values.get(name) is not None:
             top = self.values.integer(name)
             if of_rule not in (None, top):
-                self.part.note(
+                self.config_part.note(
                     f"{name} is {top} outside of the rotary parameters, and {quoted(of_rule)} in them is not "
                     "used"
                 )
             return top
         if of_rule is not None:
             return self.parameters.integer(name)
-        self.part.inferred[name] = "max_position_embeddings"
+        self.config_part.inferred[name] = "max_position_embeddings"
         context = self.values.integer("max_position_embeddings")
-        self.part.note(
+        self.config_part.note(
             f"{name} is missing: max_position_embeddings, {context}, is taken as the trained context, as in "
             "transformers; state it if the model was trained on fewer positions"
         )
@@ -66,7 +66,7 @@ class Layer:
         # If parameters are stated by layer type, the part's share is for layer types without a share.
         if of_rule is not None and of_part not in (None, of_rule) and not self.label:
             if "partial_rotary_factor" not in self.parameters.names:
-                self.part.note(f"{key} is not used: {CLASS_OWN}")
+                self.config_part.note(f"{key} is not used: {CLASS_OWN}")
                 return of_rule
             raise ConfigError(
                 f"partial_rotary_factor in the rotary parameters is {of_rule}, and {key} {of_part}; leave "
@@ -79,10 +79,10 @@ class Layer:
 
     def default_share(self) -> float:
         """Return the share of the head that is rotated if the config states none."""
-        defaults = self.part.defaults
+        defaults = self.config_part.defaults
         added = defaults.get("added", {}).get("partial_rotary_factor")
         share = defaults.get("partial_rotary_factor") if added is None else added
         if share is None:
             return self.convention.share if self.rule_name == "default" else 1.0
-        self.part.inferred["partial_rotary_factor"] = share
+        self.config_part.inferred["partial_rotary_factor"] = share
         return float(share)

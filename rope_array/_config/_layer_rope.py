@@ -29,7 +29,7 @@ class LayerRope(Layer):
         start = head - rotary if self.convention.start == "last" else 0
         rotated_slice = {"head_dim": head, "rotary_dim": rotary, "rotary_start": start}
         if self.convention.note:
-            self.part.note(self.convention.note)
+            self.config_part.note(self.convention.note)
         return {
             "base": base,
             **rotated_slice,
@@ -47,7 +47,7 @@ class LayerRope(Layer):
         if self.convention.pairing_flag and self.values.flag(self.convention.pairing_flag) is False:
             pairing, out_pairing = "half", None
         pairings = {"pairing": pairing, "out_pairing": out_pairing}
-        self.part.inferred |= {key: value for key, value in pairings.items() if value}
+        self.config_part.inferred |= {key: value for key, value in pairings.items() if value}
         interleaved = self.parameters.get("interleaved")
         if interleaved is not None and bool(interleaved) is not (pairing == "interleaved"):
             raise ConfigError(
@@ -68,7 +68,7 @@ class LayerRope(Layer):
         if convention.sign < 0:
             from rope_array._spec.scaling import Reversed
 
-            self.part.inferred["direction"] = "negative angles"
+            self.config_part.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
         return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
 
@@ -84,14 +84,14 @@ class LayerRope(Layer):
             rule = RULES[self.rule_name](self, width)
         # The rules of YaRN read the factor, or have a note of their own.
         if self.rule_name not in ("yarn", "deepseek_yarn") and self.attn_factor() != 1:
-            self.part.note(UNREAD_FACTOR)
+            self.config_part.note(UNREAD_FACTOR)
         return rule
 
     def _check_unused_parameters(self) -> None:
         """Note parameters that the rule does not use; refuse a factor on which libraries differ."""
         parameters = {k: v for k, v in self.parameters.content.items() if v is not None}
         if unused := sorted(parameters.keys() - _OF_EVERY_RULE - {*KEYS["rules"][self.rule_name]}):
-            self.part.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
+            self.config_part.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
         if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
             raise ConfigError(
                 f"{self.parameters.prefix}extrapolation_factor is {quoted(extrapolation)}, and libraries "
@@ -110,12 +110,12 @@ class LayerRope(Layer):
             return self.parameters.number("rope_theta")
         if top is not None:
             if self.convention.theta_note and "." in top:
-                self.part.note(self.convention.theta_note)
+                self.config_part.note(self.convention.theta_note)
             return self.values.number(top)
-        defaults = self.part.defaults
+        defaults = self.config_part.defaults
         bases = (defaults.get(name) for name in (*names, "default_theta"))
         base = next((float(base) for base in bases if base is not None), self.convention.theta)
-        self.part.inferred["rope_theta"] = base
+        self.config_part.inferred["rope_theta"] = base
         return base
 
     def _refuse_null(self, names: tuple[str, ...], top: str | None) -> None:
@@ -133,12 +133,12 @@ class LayerRope(Layer):
             " A config object of transformers has a null base after rope_scaling is assigned: assign "
             "rope_parameters, with rope_theta."
         )
-        of_class = of_transformers if not self.part.foreign else ""
+        of_class = of_transformers if not self.config_part.foreign else ""
         raise ConfigError(f"rope_theta is null, which is no base; {remedy}.{of_class}")
 
     def _is_null(self, name: str) -> bool:
         """Return whether the code reads a null; transformers reads no base inside of another object."""
-        return self.values.is_null(name) and not ("." in name and self.part.in_transformers)
+        return self.values.is_null(name) and not ("." in name and self.config_part.in_transformers)
 
     def _base_key(self) -> str:
         """Return the key that states the base of the layer type."""
@@ -151,9 +151,9 @@ class LayerRope(Layer):
         if top is None or self.label or self.values.stated(top) == base:
             return
         if "rope_theta" not in self.parameters.names:
-            self.part.note(f"{top} is not used: {CLASS_OWN}")
-        elif top in self.part.defaults:
-            self.part.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
+            self.config_part.note(f"{top} is not used: {CLASS_OWN}")
+        elif top in self.config_part.defaults:
+            self.config_part.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
         else:
             raise ConfigError(
                 f"{top} is {quoted(self.values.stated(top))}, and rope_theta in the rotary parameters "
@@ -199,7 +199,7 @@ class LayerRope(Layer):
             return None
         if self.convention.absolute:
             return self.values.integer("rotary_dim")
-        self.part.note_unread("rotary_dim")
+        self.config_part.note_unread("rotary_dim")
         return None
 
     # The axes
@@ -214,7 +214,7 @@ class LayerRope(Layer):
             return self._axes_of_sections(sections, rotary // 2)
         if convention.default_sections is None or not rotary:
             return None
-        self.part.inferred["mrope_section"] = convention.default_sections
+        self.config_part.inferred["mrope_section"] = convention.default_sections
         if convention.sections == "interleaved":
             from rope_array._config._maps import clipped_axes
 
@@ -223,7 +223,7 @@ class LayerRope(Layer):
 
     def _axes_of_sections(self, sections: Any, num_pairs: int) -> Axes | None:
         if self.convention.sections is None:
-            self.part.note("mrope_section is not used: in the model's code a token has one position")
+            self.config_part.note("mrope_section is not used: in the model's code a token has one position")
             return None
         if not isinstance(sections, (list, tuple)) or len(sections) != 3:
             raise ConfigError(f"mrope_section is {quoted(sections)}; give a list of three numbers of pairs.")

@@ -58,12 +58,12 @@ def locate(content: Mapping[str, Any], class_name: str | None, requested: str | 
 
 def _part_in_format(config_format: Format, content: Mapping[str, Any], requested: Any) -> ConfigPart:
     """Return the requested part of a config in another format than Hugging Face's."""
-    path, names = "", (*config_format.parts, *config_format.main)
+    path, names = "", (*config_format.part_formats, *config_format.main)
     if requested is not None and requested not in names:
         name = config_format.model_type or config_format.name
         raise ConfigError(f"{name} has no part {quoted(requested)}; give one of: {listed(names) or 'none'}.")
-    if requested in config_format.parts:
-        path, config_format = requested, config_format.parts[requested]
+    if requested in config_format.part_formats:
+        path, config_format = requested, config_format.part_formats[requested]
     if config_format.place is not None:
         content = value_at(content, config_format.place)
     return ConfigPart(

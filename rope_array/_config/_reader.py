@@ -33,7 +33,7 @@ class Reader:
     """The steps from one part of a config to the rope of one layer type."""
 
     def __init__(self, config_part: ConfigPart, convention: Convention, layer_type: Any) -> None:
-        self.part, self.convention = config_part, convention
+        self.config_part, self.convention = config_part, convention
         self.values = PartValues(config_part)
         self.index: int | None = None
         self.label: str | None = None
@@ -52,9 +52,9 @@ class Reader:
         if self.requested is None and fields["rotary_dim"]:
             self._note_unrotated_layers()
         _unused_keys.check_unread_keys(
-            self.part, self.convention, self.values.asked, fields, self._asked_by_others
+            self.config_part, self.convention, self.values.asked, fields, self._asked_by_others
         )
-        _unused_keys.check_above(self.part)
+        _unused_keys.check_above(self.config_part)
         return fields
 
     def _rotated_fields(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Reader:
 
     def _asked_by_others(self) -> set[str]:
         """Return the keys that a layer of any type with rotation reads."""
-        scratch = Reader(replace(self.part, stated={}, inferred={}, notes=[]), self.convention, None)
+        scratch = Reader(replace(self.config_part, stated={}, inferred={}, notes=[]), self.convention, None)
         for label in (None, *self.values.layer_types(), *self.convention.layers):
             scratch.label = label
             with suppress(ConfigError, SpecError, ArithmeticError):  # a reading of that layer raises them
@@ -80,7 +80,7 @@ class Reader:
 
     def _note_unrotated_layers(self) -> None:
         """Note the layers that do not rotate, if the caller requests no layer."""
-        scratch = Reader(replace(self.part, stated={}, inferred={}, notes=[]), self.convention, None)
+        scratch = Reader(replace(self.config_part, stated={}, inferred={}, notes=[]), self.convention, None)
         lists = ("no_rope_layers", "no_rope_layer_interval", "layer_rope_theta")
         every = any(scratch.values.get(key) is not None for key in lists) or self.convention.nope_every
         if not (self.convention.nope or self.convention.nope_at or every):
@@ -89,7 +89,7 @@ class Reader:
         unrotated = [index for index in range(count) if scratch._is_unrotated(index)]
         if unrotated:
             first = ", ".join(map(str, unrotated[:8])) + (", ..." if len(unrotated) > 8 else "")
-            self.part.note(
+            self.config_part.note(
                 f"layers {first} ({len(unrotated)} of {count}) have no rotation: choose with layer_type="
             )
 
@@ -118,17 +118,19 @@ class Reader:
             return
         flat = not any(isinstance(rule, Mapping) for rule in parameters.values())
         if flat and self.values.content.get("rope_parameters"):
-            self.part.note("rope_parameters without layer types are used here; transformers 5.23 drops them")
+            self.config_part.note(
+                "rope_parameters without layer types are used here; transformers 5.23 drops them"
+            )
         elif any(
             rule.get("type") is not None and rule.get("rope_type") is None
             for rule in (parameters, *parameters.values())
             if isinstance(rule, Mapping)
         ):
-            self.part.note("type is used here; transformers 5.23 reads only rope_type for this model")
+            self.config_part.note("type is used here; transformers 5.23 reads only rope_type for this model")
 
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""
-        self.part.note(f"{why}: no rotation")
+        self.config_part.note(f"{why}: no rotation")
         convention = self.convention.layers.get(self.label or "", self.convention)
         head = self.values.width(*convention.width)
         return {"head_dim": head, "rotary_dim": 0, "pairing": convention.pairing}
@@ -157,7 +159,7 @@ class Reader:
         """Refuse the name of a layer type that the config does not have."""
         labels = (
             *self.values.layer_types(),
-            *self.part.defaults.get("labels", ()),
+            *self.config_part.defaults.get("labels", ()),
             *self.convention.layers,
             *self.convention.nope,
             *(("scaled", "unscaled") if self.convention.scaled_layers else ()),
@@ -197,7 +199,7 @@ class Reader:
     def _has_value(self, key: str) -> bool:
         """Return whether a key has a value; a stated null overrides the class's default."""
         content = self.values.content
-        return (content[key] if key in content else self.part.defaults.get(key)) is not None
+        return (content[key] if key in content else self.config_part.defaults.get(key)) is not None
 
     def _why_listed(self) -> str | None:
         """Apply `no_rope_layers`, which has 0 for a layer without rotation, or its interval."""
@@ -262,20 +264,20 @@ class Reader:
         new, old = self._mapping("rope_parameters"), self._mapping("rope_scaling")
         if new and old:
             _check_agreement(_renamed(new), _renamed(old))
-            self.part.note("rope_parameters and rope_scaling are both stated, and agree")
+            self.config_part.note("rope_parameters and rope_scaling are both stated, and agree")
         self.stated_parameters = {**old, **new}
         # `Convention.parameters` has its own defaults; an empty object replaces the class's.
         is_empty = self.values.content.get("rope_parameters") == {}
         if self.stated_parameters or self.convention.parameters or is_empty:
             return self.stated_parameters
-        return self.part.defaults.get("rope_parameters", {})  # type: ignore[no-any-return]
+        return self.config_part.defaults.get("rope_parameters", {})  # type: ignore[no-any-return]
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
         if (value := self.values.content.get(name)) is None:
             return {}
         if name in self.convention.drops:
             if value and not self._equals_defaults(value):
-                self.part.note_unread(name)
+                self.config_part.note_unread(name)
             return {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {quoted(value)}; it must be an object, or null.")
@@ -300,7 +302,7 @@ class Reader:
             if isinstance(v, Mapping) or (v is None and k not in PARAMETERS)
         }
         if flat := [key for key in parameters if key not in nested]:
-            self.part.note(f"{listed(flat)} outside of the parameters of layer types is not used")
+            self.config_part.note(f"{listed(flat)} outside of the parameters of layer types is not used")
         if self.label is None:
             return self._shared(nested)
         label = self.convention.labels.get(self.label, self.label)
@@ -337,10 +339,13 @@ class Reader:
         self.values.layer = self._overrides(label)
         prefix = f"rope_parameters.{label}." if label else "rope_parameters."
         parameters = RotaryParameters(
-            rule, prefix, self.part, {*self.stated_parameters, *(self.stated_parameters.get(label) or {})}
+            rule,
+            prefix,
+            self.config_part,
+            {*self.stated_parameters, *(self.stated_parameters.get(label) or {})},
         )
         rule_name = self._rule_name(parameters, convention)
-        layer_rope = LayerRope(self.part, self.values, parameters, convention, label, rule_name)
+        layer_rope = LayerRope(self.config_part, self.values, parameters, convention, label, rule_name)
         theta = self._theta()
         if theta is _UNSTATED:
             return layer_rope.fields(None)
@@ -379,18 +384,20 @@ class Reader:
         names = {rule_name_of(parameters.prefix + key, name, convention) for key, name in named.items()}
         if len(names) > 1 and named["rope_type"] == "default":
             # The class adds rope_type "default" to a rule in the older form.
-            self.part.note(f"type {quoted(named['type'])} is not used: rope_type is 'default'")
+            self.config_part.note(f"type {quoted(named['type'])} is not used: rope_type is 'default'")
             return "default"
         if len(names) > 1:
             rope_type, older_type = map(quoted, named.values())
             raise ConfigError(
                 f"rope_type is {rope_type} and type is {older_type}, which differ; leave one out."
             )
-        if not names and not self.part.foreign:
-            self.part.inferred["rope_type"] = "default"
+        if not names and not self.config_part.foreign:
+            self.config_part.inferred["rope_type"] = "default"
         name = next(iter(names), "default")
         if convention.types is not None and name not in {SAME_AS.get(key, key) for key in convention.types}:
-            raise ConfigError(f"rope_type is {name!r}; {self.part.name} takes {listed(convention.types)}.")
+            raise ConfigError(
+                f"rope_type is {name!r}; {self.config_part.name} takes {listed(convention.types)}."
+            )
         return name
 
     def _is_scaled(self, key: str) -> bool:

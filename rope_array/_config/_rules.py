@@ -32,11 +32,11 @@ def dynamic_rule(layer: Layer, width: int) -> Scaling:
 
 def _check_alpha(layer: Layer) -> None:
     """Refuse HunYuan's factor in other models, whose code does not read it."""
-    names = f"{layer.part.key} {layer.parameters.get('rope_type')} {layer.parameters.get('type')}"
-    if layer.part.known and "hunyuan" not in names and "ntk_alpha" not in names:
+    names = f"{layer.config_part.key} {layer.parameters.get('rope_type')} {layer.parameters.get('type')}"
+    if layer.config_part.known and "hunyuan" not in names and "ntk_alpha" not in names:
         raise ConfigError(
-            f"{layer.parameters.prefix}alpha is a parameter of HunYuan's models, and {layer.part.name} is "
-            "none; leave it out."
+            f"{layer.parameters.prefix}alpha is a parameter of HunYuan's models, and "
+            f"{layer.config_part.name} is none; leave it out."
         )
 
 
@@ -53,7 +53,7 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
         )
     truncate = parameters.get("truncate", True)
     if truncate is not True and layer.label:
-        layer.part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
+        layer.config_part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     if not (mscale and all_dim):
         mscale = all_dim = None
@@ -78,7 +78,7 @@ def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
     """Note that vLLM has another amplitude, if mscale or mscale_all_dim is missing or 0."""
     of_vllm = _amplitude_of_vllm(layer, rule.factor)
     if not math.isclose(of_vllm, rule.amplitude):
-        layer.part.note(
+        layer.config_part.note(
             "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
             f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
             f"{of_vllm * layer.attn_factor():.6g}: for that state rope_type 'deepseek_yarn', or "
@@ -112,8 +112,10 @@ def llama3_rule(layer: Layer, width: int) -> Scaling:
 
 def longrope_rule(layer: Layer, width: int) -> Scaling:
     parameters, num_pairs = layer.parameters, (width + 1) // 2
-    if parameters.get("long_mscale") is not None and layer.part.key == "phimoe":
-        layer.part.note("long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it")
+    if parameters.get("long_mscale") is not None and layer.config_part.key == "phimoe":
+        layer.config_part.note(
+            "long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it"
+        )
     return LongRoPE(
         _divisors(parameters, "short_factor", num_pairs),
         _divisors(parameters, "long_factor", num_pairs),
@@ -154,7 +156,7 @@ def _note_attn_factor(layer: Layer, rule: YaRN) -> None:
     """Note vLLM's amplitude by a factor that transformers does not read."""
     if (factor := layer.attn_factor()) != 1:
         of_vllm = YaRN(rule.factor, 1).amplitude * factor
-        layer.part.note(
+        layer.config_part.note(
             f"{UNREAD_FACTOR}, and its factor on cos and sin is {rule.amplitude:.6g}. Other engines take "
             f"attn_factor otherwise; vLLM's factor is {of_vllm:.6g}: for that state attention_factor "
             f"{of_vllm!r}"

@@ -150,7 +150,7 @@ class PartValues(TypedMapping):
 
     def __init__(self, config_part: ConfigPart) -> None:
         super().__init__(config_part.content, "", config_part.stated)
-        self.part = config_part
+        self.config_part = config_part
         self.convention = config_part.convention or Convention()
         self.alias = {**config_part.defaults.get("alias", {}), **self.convention.older_keys}
         self.layer: Mapping[str, Any] = {}
@@ -182,8 +182,8 @@ class PartValues(TypedMapping):
             self.note(name if key in self.layer else key, value)
             return value
         for key in (self.alias.get(name, name), name):
-            if (value := self.part.defaults.get(key)) is not None:
-                self.part.inferred[name] = value
+            if (value := self.config_part.defaults.get(key)) is not None:
+                self.config_part.inferred[name] = value
                 return value
         return default
 
@@ -211,7 +211,8 @@ class PartValues(TypedMapping):
             if all(value is not None for value in values):
                 return self._quotient(key, [value for value in values if value is not None])
         raise ConfigError(
-            f"{self.part.name}: the width of a head is missing; the config must state {' or '.join(keys)}."
+            f"{self.config_part.name}: the width of a head is missing; the config must state "
+            f"{' or '.join(keys)}."
         )
 
     def _factor(self, name: str) -> int | None:
@@ -226,9 +227,9 @@ class PartValues(TypedMapping):
             width, remainder = divmod(width, value)
             if remainder:
                 problem = f"{name} is {'/'.join(map(quoted, values))}, which leaves a remainder"
-                if not self.part.known:
+                if not self.config_part.known:
                     raise ConfigError(f"head_dim is missing, and {problem}; state head_dim.")
-                self.part.note(f"{problem}: the model's code drops it")
+                self.config_part.note(f"{problem}: the model's code drops it")
         if not 0 < width <= _WIDEST:
             raise ConfigError(f"{name} is {quoted(width)}; give a head width from 1 to {_WIDEST}.")
         return width
