@@ -469,8 +469,8 @@ AT_128 = (ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " 
 # Faults of the example backend: lines before and after, checks that see the fault, and text of the report.
 FAULTS = {
     "at one width of two": ([TWO_WIDTHS, AT_128], "widths,definition", "--backend mylib", "\n  widths\n"),
-    # Only its decline_reason declines: an error of rotate is a failure, also NotImplementedError, by which
-    # code that is no backend refuses a call.
+    # A backend declines by decline_reason alone. Its rotate fails if it raises NotImplementedError, which
+    # counts as a refusal in a plain function.
     "an exception": ([(ERROR[0], "raise NotImplementedError('later')")], "definition,norm,widths",
                      "--backend mylib", "NotImplementedError: later"),
     # The suite would pass too if it never called the backend.

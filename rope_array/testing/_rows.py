@@ -32,7 +32,7 @@ _ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 10
 
 
 def _widths(widths: tuple[int, ...]) -> str:
-    """Return widths as the text of a factor, those of `_FIRST` first."""
+    """Return widths as the text of a factor: first the widths in `_FIRST`, then the others."""
     return "|".join(map(str, sorted(widths, key=lambda width: (width not in _FIRST, width))))
 
 
