@@ -575,16 +575,8 @@ EXPORTED = {
         lambda size: (normal(2, size, 16),),
         lambda length: ({1: length},),
     ),
-    "offset": (
-        lambda x, pos: HALF.apply(x, pos),
-        lambda size: (normal(2, 1, 16), size),
-        lambda _: ({}, torch.export.Dim.DYNAMIC),
-    ),
-    "coordinates of one position": (
-        ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2)).apply,
-        lambda size: (normal(2, size, 16), torch.tensor([5, 9, 2])),
-        lambda length: ({1: length}, None),
-    ),
+    "offset": (HALF.apply, lambda size: (normal(2, 1, 16), size), lambda _: ({}, torch.export.Dim.DYNAMIC)),
+    "one row": (AXIAL.apply, lambda n: (normal(2, n, 16), torch.tensor([5, 9, 2])), lambda n: ({1: n}, None)),
     "in place": (lambda x, pos: HALF.apply(x, pos, out=x), x_and_pos, LONG),
     "rotation": (
         by_shared,

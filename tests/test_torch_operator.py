@@ -105,6 +105,12 @@ def test_autograd_sees_saved_tensors_change(name, fresh_dynamo):
         y.backward()
 
 
+def test_one_position_of_as_many_coordinates_as_there_are_tokens(fresh_dynamo):
+    """Programs do not compare the two numbers, as eager calls do, which refuse such a row."""
+    x, rotate = normal(2, 3, 16), compiled(ROPES["axes"].apply)
+    assert same(rotate(x, torch.tensor([5, 9, 2])), rotate(x, torch.tensor([[5, 9, 2]])))
+
+
 def test_tables_that_the_kernel_cannot_read(fresh_dynamo):
     x = normal(2, 5, 16)
     assert same(compiled(rotate_by_tables)(x, *strided_tables()), HALF.rotation(POS, like=x).apply(x))

@@ -195,15 +195,16 @@ class Call {
     Call(const Library& library, const ParsedSource& parsed, size_t size)
         : library_(library), parsed_(parsed), xs_(size), arrays_(size) {}
 
-    // Return false if the kernel does not serve the arrays.
-    bool parse_xs(const ArrayTuple& xs, int64_t seq_axis) {
+    // Return false if the kernel does not serve the arrays. A `checked` call may have one position for as many tokens as
+    // it has coordinates: compiled programs do not compare them.
+    bool parse_xs(const ArrayTuple& xs, int64_t seq_axis, bool checked) {
+        const int64_t num_coordinates = checked ? 0 : parsed_.plan->num_coordinates;
         for (size_t i = 0; i < xs.size; ++i) {
             Array& array = arrays_[i];
             ArrayView& x = xs_[i];
             if (!library_.view(xs[i], x) || !set_array(array, x, parsed_.plan->layout, seq_axis)) return false;
             const bool is_double = array.dtype == F64;
-            if (is_double != (arrays_[0].dtype == F64) || !lines_up(array, parsed_.source, parsed_.plan->num_coordinates))
-                return false;
+            if (is_double != (arrays_[0].dtype == F64) || !lines_up(array, parsed_.source, num_coordinates)) return false;
             if (parsed_.source.kind == TABLES && is_double != parsed_.is_double) return false;
         }
         return true;
@@ -311,7 +312,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     if (gated && !may_bypass_pytorch(xs, source, fresh ? nullptr : &outs)) return declined;
     if (!parsed.parse(source, *library, transposed)) return declined;
     Call call(*library, parsed, xs.size);
-    if (!call.parse_xs(xs, axis)) return declined;
+    if (!call.parse_xs(xs, axis, checked)) return declined;
     if (!fresh && !call.parse_outs(xs, outs, checked)) return declined;
     if (gated && !fresh && !count_writes(outs)) return declined;
     const nb::object result = fresh ? call.create_results(xs) : nb::borrow(out);
