@@ -199,7 +199,7 @@ def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
 class _HostPositions(ArrayBlockwiseDep):  # type: ignore[misc,unused-ignore]
     """NumPy positions or a range, in blocks: the task of a block contains its own.
 
-    Of dask's ArrayValuesDep the token has the repr of the values, which leaves out most of a long array.
+    dask's ArrayValuesDep names values by their repr, which leaves out most of a long array.
     """
 
     def __init__(self, chunks: Any, pos: Any):
