@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from functools import partial, update_wrapper
 from pathlib import Path
 
 import nox
@@ -35,6 +36,7 @@ LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 MORE = ["mlx", "ndonnx", "tensorflow", "marray", "sparse", "blosc2"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+ENVIRONMENTS = nox.project.load_toml("bench/versions.toml")  # of the session `versions`
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
@@ -391,6 +393,38 @@ def tests_min(session: nox.Session) -> None:
     # tests(jax) tests 64 bits and compiled functions, with the newest version.
     selected = ("-k", f"not x64 and not jax:jit and {NOT_TWICE}", *cover_by_default())
     pytest(session, libraries, *by_default(*CONTRACT), *selected)
+
+
+def versions_of(session: nox.Session, name: str) -> None:
+    """Run an environment of bench/versions.toml, with other versions; writes its record."""
+    environment = ENVIRONMENTS[name]
+    if alone := environment.get("alone", ()):
+        session.install(*alone)
+    specs = environment["install"]
+    if specs == "oldest":
+        specs = oldest([*REQUIRED, *(spec for library in environment["libraries"] for spec in needs(library))])
+    install(session, *GROUPS["test"], *alone, *specs)
+    try:
+        session.run("python", "bench/versions.py", name, *session.posargs)
+    finally:  # some take gigabytes
+        shutil.rmtree(session.virtualenv.location)
+
+
+for _name, _environment in ENVIRONMENTS.items():
+    nox.session(
+        update_wrapper(partial(versions_of, name=_name), versions_of),
+        name=f"versions({_name})",
+        python=_environment.get("python"),
+        requires=["build"],
+        default=False,
+    )
+
+
+@nox.session(venv_backend="none", default=False)
+def versions(session: nox.Session) -> None:
+    """Run all environments of bench/versions.toml, before a release and in `nightly`."""
+    for name in ENVIRONMENTS:
+        session.notify(f"versions({name})")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
