@@ -398,12 +398,15 @@ def tests_min(session: nox.Session) -> None:
 def versions_of(session: nox.Session, name: str) -> None:
     """Run an environment of bench/versions.toml, with other versions; writes its record."""
     environment = ENVIRONMENTS[name]
-    if alone := environment.get("alone", ()):
+    newest, bounds = (
+        [spec for library in environment.get(key, ()) for spec in needs(library)]
+        for key in ("newest", "oldest")
+    )
+    pins = oldest([*REQUIRED, *bounds]) if bounds else []
+    alone = [*environment.get("alone", ()), *(spec for spec in newest if spec == TORCH)]
+    if alone:
         session.install(*alone)
-    specs = environment["install"]
-    if specs == "oldest":
-        specs = oldest([*REQUIRED, *(spec for library in environment["libraries"] for spec in needs(library))])
-    install(session, *GROUPS["test"], *alone, *specs)
+    install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()))
     try:
         session.run("python", "bench/versions.py", name, *session.posargs)
     finally:  # some take gigabytes

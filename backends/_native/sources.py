@@ -1,0 +1,34 @@
+"""The sources of the kernel, in the checkout from which pip installed rope_array."""
+
+import json
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+
+def changed_since(sources_hash: str) -> Path | None:
+    """Return the checkout if the hash of its sources is another; None if not, or if there is no checkout."""
+    root = installed_from()
+    return root if root and hash_of_sources(root) not in ("", sources_hash) else None
+
+
+def installed_from() -> Path | None:
+    """Return the folder from which pip installed rope_array, by PEP 610's record; None if it was a file."""
+    try:
+        origin = json.loads(distribution("rope-array").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return None
+    return Path(url2pathname(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
+
+
+def hash_of_sources(root: Path) -> str:
+    """Return a hash of the kernel's sources, as CMakeLists.txt computes it; "" if there are none."""
+    folder = root / "backends" / "_native"
+    sources = [*folder.glob("*.cpp"), *folder.rglob("*.h*")]
+    if not sources:
+        return ""
+    paths = sorted(path.relative_to(root).as_posix() for path in (*sources, root / "CMakeLists.txt"))
+    hashes = (f"{path} {sha256((root / path).read_bytes()).hexdigest()}\n" for path in paths)
+    return sha256("".join(hashes).encode()).hexdigest()
