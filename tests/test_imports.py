@@ -299,7 +299,7 @@ def test_broken_frameworks_do_not_disturb_numpy():
                 with pytest.raises(ra.ArrayTypeError):
                     call()
             if sys.modules["torch"] is None:
-                with pytest.raises(ImportError, match="pip install 'rope-array.torch.'"):
+                with pytest.raises(ImportError, match="python -m pip install torch"):
                     ra.torch
         """
     )

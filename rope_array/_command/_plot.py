@@ -42,7 +42,7 @@ def add_plot(commands: Any) -> None:
         help="draw a plot of a rotary embedding into a file",
         formatter_class=RawDescriptionHelpFormatter,
         description="Draw a plot of rope_array.plots into a file, of the ropes of configs or of a rope with\n"
-        "the fields given. It needs matplotlib: pip install 'rope-array[plot]'.\n\n"
+        "the fields given. It needs matplotlib: python -m pip install matplotlib.\n\n"
         f"KIND is one of\n{list_of_plots}",
         epilog="exit status: 0; 2 if the rope is refused, matplotlib is missing, or FILE cannot be written",
     )

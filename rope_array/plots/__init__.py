@@ -2,7 +2,7 @@
 
 Every function takes ropes, draws on matplotlib Axes and returns them; without `ax` it makes a new figure,
 ``ax.figure``, that pyplot does not know. `save` writes it to a file. The numbers come from the library's own
-tables and from the definition in `rope_array.testing`. Needs matplotlib: ``pip install 'rope-array[plot]'``.
+tables and from the definition in `rope_array.testing`. It needs ``python -m pip install matplotlib``.
 """
 
 from ._angle_error import angle_error

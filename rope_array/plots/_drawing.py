@@ -27,7 +27,7 @@ def matplotlib(module: str = "") -> Any:
     except ImportError as error:
         raise ImportError(
             f"rope_array.plots needs matplotlib, which cannot be imported ({error}): "
-            "pip install 'rope-array[plot]'"
+            "python -m pip install matplotlib"
         ) from error
 
 

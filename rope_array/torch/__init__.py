@@ -2,8 +2,7 @@
 
 A module is called in two ways: ``module(q, k, positions)`` returns q and k rotated, and
 ``module(x, position_ids)`` returns cos and sin as the rotary modules of Hugging Face do. Needs PyTorch:
-``pip install 'rope-array[torch]'``. ``from rope_array import *`` leaves the name out, as it would
-hide PyTorch's own.
+``python -m pip install torch``. ``from rope_array import *`` leaves the name out, which would hide PyTorch's.
 """
 
 try:
@@ -11,7 +10,7 @@ try:
 except ImportError as _error:
     raise ImportError(
         f"rope_array.torch needs PyTorch, which cannot be imported ({_error}): "
-        "python -m pip install 'rope-array[torch]', or install PyTorch for your hardware first."
+        "python -m pip install torch, or PyTorch's build for your hardware."
     ) from _error
 
 from ._learned import LearnedRotaryEmbedding, MixedRotaryEmbedding
