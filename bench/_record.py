@@ -75,6 +75,14 @@ def git(*arguments):
     return done.stdout.strip()
 
 
+def replace_between(markers, lines, path):
+    """Write lines between the two markers of a page; leave a page without them as it is."""
+    text = path.read_text("utf-8")
+    start, end = (text.find(marker) for marker in markers)
+    if 0 <= start < end:
+        path.write_text("\n".join([text[: start + len(markers[0])], *lines, text[end:]]), "utf-8")
+
+
 def main(name, measure, description, packages=PACKAGES):
     """Run one benchmark from the command line: print the numbers, and write them to the path of --json."""
     parser = argparse.ArgumentParser(description=description)

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from _record import ROOT
+from _record import ROOT, replace_between
 from _speed_cases import COPY
-from scoreboard import between_markers, table
+from scoreboard import table
 
 MARKERS = ("<!-- speed: begin -->", "<!-- speed: end -->")
 HEAD = ("implementation", "median", "quartiles", "copies")
@@ -337,4 +337,4 @@ def write(bench, run, root=ROOT):
     (docs / "speed.md").write_text("\n".join(page(run)), "utf-8")
     (docs / "speed" / "tables.md").write_text("\n".join(page_of_tables(run)), "utf-8")
     short_table = [*summary(run, IN_README, columns=5), "", f"{README} {machine(run)}."]
-    readme.write_text(between_markers(readme.read_text("utf-8"), short_table, MARKERS), "utf-8")
+    replace_between(MARKERS, short_table, readme)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.scoreboard too
 
-from _record import RESULTS, ROOT, record
+from _record import RESULTS, ROOT, record, replace_between
 from peers import GROUPS
 
 LIMIT = 3600  # seconds for a row
@@ -280,13 +280,6 @@ def page(rows, run):
     return "\n".join(line for section in sections for line in section)
 
 
-def between_markers(text, lines, markers=MARKERS):
-    start, end = (text.find(marker) for marker in markers)
-    if not 0 <= start < end:
-        return text
-    return "\n".join([text[: start + len(markers[0])], *lines, text[end:]])
-
-
 def write(rows):
     run = record("scoreboard", rows, NOTE)
     path = RESULTS / f"{datetime.date.today()}-scoreboard.json"
@@ -297,8 +290,7 @@ def write(rows):
 def write_tables(run):
     rows = run["numbers"]
     (ROOT / "docs" / "scoreboard.md").write_text(page(rows, run), "utf-8")
-    readme = ROOT / "README.md"
-    readme.write_text(between_markers(readme.read_text("utf-8"), short_table(rows)), "utf-8")
+    replace_between(MARKERS, short_table(rows), ROOT / "README.md")
 
 
 def main():

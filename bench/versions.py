@@ -2,8 +2,8 @@
 
 The session `versions` installs each environment and calls this script by its Python. The record has the date,
 the commit, the system, the versions, and the numbers of checks and tests by file. `results/versions.json` has
-the newest record of each environment. docs/_versions.py makes tables of it, and tests/test_versions.py holds
-the bounds of pyproject.toml to it.
+the newest record of each environment. The table of libraries in README.md is made of it here, other tables in
+docs/_suite.py, and tests/test_figures.py holds the bounds of pyproject.toml to it.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ import tomllib
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
-from _record import RESULTS, ROOT, commit
+from _record import RESULTS, ROOT, commit, replace_between
 
 ENVIRONMENTS = tomllib.loads((ROOT / "bench" / "versions.toml").read_text("utf-8"))
 PATH = RESULTS / "versions.json"
@@ -29,6 +30,21 @@ PACKAGES = (
     *("numpy", "array-api-compat", "array-api-strict", "torch", "jax", "dask", "cubed", "transformers"),
     *("matplotlib", "gguf", "ml_dtypes", "mlx", "tensorflow-cpu", "ndonnx", "marray"),
 )
+
+# README.md's rows: the library, its package, and its target of `python -m rope_array check`.
+LIBRARIES = (
+    ("NumPy, with ml_dtypes", "numpy", "numpy"),
+    ("PyTorch, CPU", "torch", "torch"),
+    ("JAX, CPU", "jax", "jax"),
+    ("dask", "dask", "dask"),
+    ("cubed", "cubed", "cubed"),
+    ("array-api-strict", "array-api-strict", "array_api_strict"),
+    ("MLX, CPU", "mlx", "mlx"),
+    ("TensorFlow, CPU", "tensorflow-cpu", "tensorflow"),
+    ("ndonnx", "ndonnx", "ndonnx"),
+    ("marray", "marray", "marray"),
+)
+MARKERS = ("<!-- versions -->", "<!-- /versions -->")
 
 
 def run_environment(name, workers):
@@ -117,6 +133,27 @@ def add_record(name, record):
     PATH.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def write_readme():
+    """Write README.md's table of libraries."""
+    records = [record for record in json.loads(PATH.read_text("utf-8")).values() if not failures(record)]
+    head = ["", "| library | versions run | checks passed |", "| --- | --- | ---: |"]
+    rows = [library_row(*library, records) for library in LIBRARIES]
+    replace_between(MARKERS, [*head, *filter(None, rows), ""], ROOT / "README.md")
+
+
+def library_row(label, package, target, records):
+    """Return a row of README.md: the oldest and the newest version, and the checks passed with the newest."""
+    runs = {
+        record["versions"][package].partition("+")[0]: record["checks"][target]["passed"]
+        for record in records
+        if target in record.get("checks", {})
+    }
+    if not runs:
+        return None
+    versions = sorted(runs, key=lambda text: [int(number) for number in re.findall(r"\d+", text)])
+    return f"| {label} | {' to '.join(dict.fromkeys((versions[0], versions[-1])))} | {runs[versions[-1]]} |"
+
+
 def failures(record):
     """Return the number of failed checks and tests of a record."""
     runs = [*record.get("checks", {}).values(), *record.get("tests", {}).values()]
@@ -130,6 +167,7 @@ def main():
     arguments = parser.parse_args()
     record = run_environment(arguments.name, arguments.workers)
     add_record(arguments.name, record)
+    write_readme()
     print(json.dumps(record, indent=1, ensure_ascii=False))
     if failed := failures(record):
         sys.exit(f"{arguments.name}: {failed} checks and tests failed")

@@ -22,6 +22,7 @@ from rope_array.testing._named_values import AXES, BROADCAST_AXES, FREQUENCIES, 
 
 Rows: TypeAlias = Iterator[tuple[str, ...]]
 
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 OTHER_COLUMNS = (*FLOATS, "jit", "lazy")  # columns of their own, or lacking in all libraries but one
 
@@ -149,9 +150,37 @@ def origin_rows() -> Rows:
         yield name, result["date"], result["commit"][:10], machine, versions
 
 
+def environment_rows() -> Rows:
+    """Yield the environments of the session `versions`."""
+    yield "environment", "run", "system", "versions", "checks", "tests"
+    for name, record in _environments().items():
+        versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+        passed = [sum(run["passed"] for run in record.get(key, {}).values()) for key in ("checks", "tests")]
+        yield (
+            name,
+            record["date"],
+            record["system"],
+            versions,
+            *(f"{count:,}" if count else "" for count in passed),
+        )
+
+
+def family_rows() -> Rows:
+    """Yield the verdicts of `ra.hf.patch` on each family, by version of transformers."""
+    records = [record for record in _environments().values() if "families" in record]
+    by_version = {record["versions"]["transformers"]: record["families"] for record in records}
+    versions = sorted(by_version, key=lambda text: [int(number) for number in text.split(".")])
+    yield "family", *versions
+    for family in sorted({family for families in by_version.values() for family in families}):
+        yield family, *(by_version[version].get(family, "") for version in versions)
+
+
+def _environments() -> dict[str, Any]:
+    return json.loads((RESULTS / "versions.json").read_text("utf-8"))
+
+
 def _latest(name: str) -> Any:
-    results = Path(__file__).parents[1] / "bench" / "results"
-    return json.loads(max(results.glob(f"*-{name}.json")).read_text("utf-8"))
+    return json.loads(max(RESULTS.glob(f"*-{name}.json")).read_text("utf-8"))
 
 
 TABLES = {
@@ -166,4 +195,6 @@ TABLES = {
     "remainders": remainder_rows,
     "examples": example_rows,
     "origins": origin_rows,
+    "environments": environment_rows,
+    "families": family_rows,
 }

@@ -67,6 +67,8 @@ class Backend:
         Whether it can be used here; None if its library is not imported yet.
     description : str
         Its own description (the instruction set that runs, say), or why it cannot be used.
+    outdated : str
+        That its compiled code is older than the sources that were installed; an empty string if it is not.
 
     Examples
     --------
@@ -82,6 +84,7 @@ class Backend:
     serves: str
     usable: bool | None
     description: str
+    outdated: str = ""
 
 
 def explain(
@@ -223,4 +226,4 @@ def _backend(record: _registry.Record) -> Backend:
     if backend is None:
         return Backend(record.name, serves, False, _registry.broken()[record.name])
     usable = not _ask(backend, "unavailable_reason")
-    return Backend(record.name, serves, usable, _ask(backend, "description"))
+    return Backend(record.name, serves, usable, _ask(backend, "description"), _ask(backend, "outdated"))

@@ -2,8 +2,11 @@
 
 import functools
 import importlib.metadata
+import json
+import shutil
 import sys
 import textwrap
+from pathlib import Path
 from unittest import mock
 
 import child
@@ -15,8 +18,10 @@ from threads import in_threads
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, ShapeError, SpecError, _registry
+from rope_array.__main__ import main
 from rope_array._array_api import library as _library
 from rope_array._backends import _native
+from rope_array._backends._native import checkout
 from rope_array._dynamo import traced_memo_of_one
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
@@ -90,6 +95,28 @@ def test_the_kernel_describes_its_instruction_set():
     assert native.usable
     assert _native.kernel.level_name() in native.description
     assert native.description in ra.explain(np.ones((3, 16)), 3).notes
+
+
+@KERNEL
+@NUMPY
+def test_a_kernel_older_than_its_sources_says_so(tmp_path, monkeypatch, capsys):
+    """The record of PEP 610 names the checkout: these tests' own, then a copy in which a comment is new."""
+    root, copy = Path(__file__).parents[1], tmp_path / "a copy"
+    shutil.copytree(root / "backends/_native", copy / "backends/_native")
+    shutil.copy(root / "CMakeLists.txt", copy)
+    origin = {"url": copy.as_uri(), "dir_info": {}}
+    record = mock.Mock(read_text=lambda name: json.dumps(origin))
+    monkeypatch.setattr(checkout, "distribution", lambda name: record)
+    assert checkout.hash_of_sources(root) == checkout.hash_of_sources(copy) == _native.kernel.SOURCES
+    assert checkout.installed_from() == copy
+    assert not ra.backends()[0].outdated
+    (copy / "backends/_native/loops/stream.hpp").write_text("// changed\n")
+    text = "the C++ kernel was compiled before its sources in"
+    assert ra.backends()[0].outdated == f"{text} {copy} changed: install them again"
+    assert main(["check", "numpy", "--in-process", "--case", "base=500.0"]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
+    origin = {"url": "file:///w.whl", "archive_info": {}}
+    assert not ra.backends()[0].outdated
 
 
 # ---- the choice ----

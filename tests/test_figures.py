@@ -1,11 +1,14 @@
 """Each figure that a page quotes is in the newest result of its benchmark, in bench/results."""
 
+import collections
 import itertools
 import json
 import re
+import tomllib
 
 import docs_blocks
 import pytest
+from packaging.version import Version
 
 DOCS = docs_blocks.DOCS
 README = DOCS.parent / "README.md"
@@ -26,6 +29,32 @@ def table(page, head):
 def seconds(cell):
     number, unit = cell.split()
     return float(number) * {"ms": 1e-3, "µs": 1e-6}[unit]
+
+
+def versions_run():
+    """Return the versions of each package in the environments of the session `versions`, and on a GPU."""
+    records = list(json.loads((RESULTS / "versions.json").read_text("utf-8")).values())
+    runs = [run for record in records for key in ("checks", "tests") for run in record.get(key, {}).values()]
+    assert not sum(run["failed"] for run in runs)
+    records.append(json.loads(max(RESULTS.glob("*-gpu-checks.json")).read_text("utf-8")))
+    versions = collections.defaultdict(set)
+    for package, version in itertools.chain(*(record["versions"].items() for record in records)):
+        versions[package].add(version)
+    return versions
+
+
+def test_every_promised_version_was_run():
+    pyproject = tomllib.loads((README.parent / "pyproject.toml").read_text("utf-8"))
+    project, versions = pyproject["project"], versions_run()
+    specs = {*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())}
+    for spec in specs:
+        if not spec.startswith(project["name"]):
+            package, bound = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", spec).groups()
+            assert any(Version(bound) == Version(version) for version in versions[package]), spec
+    for classifier in project["classifiers"]:
+        if python := re.fullmatch(r".* :: Python :: (3\.\d+|Free Threading)", classifier):
+            word = python[1].replace("Free Threading", "free-threaded")
+            assert any(word in version for version in versions["python"]), classifier
 
 
 def test_the_table_of_speed():

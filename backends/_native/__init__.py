@@ -72,6 +72,15 @@ def description(library_threads: int = 0) -> str:
     return f"{kernel.level_name()} instructions, up to {kernel.threads_of(library_threads)} threads"
 
 
+def outdated() -> str:
+    """Return that the kernel is older than its sources; an empty string if it is not."""
+    from .checkout import changed_since  # imports urllib, which no call needs
+
+    if kernel is None or not (root := changed_since(kernel.SOURCES)):
+        return ""
+    return f"the C++ kernel was compiled before its sources in {root} changed: install them again"
+
+
 def prepare(plan: Plan) -> None:
     """Create the kernel's handle for an exact-angle plan, and cache it on `plan.derived`."""
     if plan.derived.kernel is None:

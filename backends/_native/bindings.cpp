@@ -346,6 +346,7 @@ NB_MODULE(_kernel, m) {
     kernel_name = PyUnicode_InternFromString("kernel");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
     m.attr("MAX_AXES") = MAX_AXES;
+    m.attr("SOURCES") = ROPE_SOURCES;
     m.def("make_plan", asleep_at_exit(&make_plan));
     m.def("use_tensors", &use_tensors);
     m.def("use_gate", &use_gate, nb::arg("interceptors").none(), nb::arg("forward_ad"), nb::arg("is_grad_enabled"),

@@ -10,9 +10,17 @@ from rope_array._backends.numpy import decline_reason as decline_reason_without_
 
 name = "native"
 accepts_outs = True
-description, unavailable_reason = _native.description, _native.unavailable_reason
+description, unavailable_reason, outdated = _native.description, _native.unavailable_reason, _native.outdated
 
-__all__ = ["accepts_outs", "decline_reason", "description", "name", "rotate", "unavailable_reason"]
+__all__ = [
+    "accepts_outs",
+    "decline_reason",
+    "description",
+    "name",
+    "outdated",
+    "rotate",
+    "unavailable_reason",
+]
 
 if _native.kernel is not None:
     # Declines the first call of each plan: the checked path prepares the plan for the kernel.

@@ -23,7 +23,7 @@ if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
     _eager.register_gate(_native.kernel)
 
-unavailable_reason = _native.unavailable_reason
+unavailable_reason, outdated = _native.unavailable_reason, _native.outdated
 
 
 def description() -> str:

@@ -60,7 +60,9 @@ def _import_libraries() -> None:
 def _table(listed: Sequence[Any]) -> Iterator[str]:
     usable_text = {True: "yes", False: "no", None: "?"}
     rows = [("name", "serves", "usable", "about")]
-    rows += [(b.name, b.serves, usable_text[b.usable], b.description) for b in listed]
+    for b in listed:
+        about = f"{b.description}; {b.outdated}" if b.outdated else b.description
+        rows.append((b.name, b.serves, usable_text[b.usable], about))
     first, second = (min(max(len(row[i]) for row in rows), 40) for i in (0, 1))
     for name, serves, usable, about in rows:
         start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "

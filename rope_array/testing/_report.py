@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
@@ -152,6 +153,7 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
         "by_tables": bool(getattr(target.rotate, "by_tables", False)),
         "fixed": dict(target.fixed),
         "compiled": target.compiled,
+        "outdated": list(filter(None, {b.outdated for b in import_module("rope_array").backends()})),
     }
 
 

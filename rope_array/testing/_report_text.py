@@ -38,6 +38,8 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
     """
     plain = report.as_dict() if isinstance(report, Report) else report
     yield from _verdict(plain)
+    for reason in plain["own"]["outdated"] if plain["own"] else ():
+        yield from wrapped(f"But {reason}.", 2)
     yield from _advice(plain, command)
     yield from _header(plain)
     yield from _calls(plain)
