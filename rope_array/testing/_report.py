@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from ._cause import Cause, Findings
 from ._fault import Fault
 from ._find_causes import find_causes
-from ._library_target import BackendTarget
+from ._library_target import BackendTarget, outdated_backends
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
 from ._requires import specific_needs
 from ._target import Target
@@ -153,7 +152,7 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
         "by_tables": bool(getattr(target.rotate, "by_tables", False)),
         "fixed": dict(target.fixed),
         "compiled": target.compiled,
-        "outdated": list(filter(None, {b.outdated for b in import_module("rope_array").backends()})),
+        "outdated": outdated_backends(),
     }
 
 
