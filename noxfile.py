@@ -620,17 +620,33 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    others = ("models", "edge", "serving", "matrix", "pure", "tests-min", "triton", *READ_BY)
+    others = ("models", "edge", "serving", "matrix", "pure", "release", "tests-min", "triton", *READ_BY)
     for name in (*libraries, *others):
         session.notify(name)
 
 
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Check what a release publishes, after `build`: before a release, and in `nightly`.
+
+    release/check.py has the checks. Arguments after `--` run one: `-- published dist v0.1.0`.
+    """
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    (cibuildwheel,) = re.findall(r"pypa/cibuildwheel@\w+ # v([\d.]+)", workflow)
+    session.install(*REQUIRED, *BUILDING, *GROUPS["release"], f"cibuildwheel=={cibuildwheel}")
+    checks = [session.posargs] if session.posargs else [["texts"], ["twice"], ["linux"], ["oldest"]]
+    for arguments in checks:
+        session.run("python", "release/check.py", *arguments)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
+    """Check style and formatting, and the workflows of .github: their form, their scripts, their security."""
     session.install(*GROUPS["lint"])
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("jactionlint", "--strict-exit")
+    session.run("zizmor", "--offline", "--no-progress", "--quiet", "--pedantic", ".github")
 
 
 @nox.session(requires=["build"])
