@@ -240,13 +240,17 @@ def stable_abi_python() -> str:
 
 
 def zig_compilers(folder: Path) -> dict[str, str]:
-    """Write compilers for the C library of the manylinux image; return their variables."""
+    """Write compilers for the C library of the manylinux image; return their variables.
+
+    Zig's library lacks what Clang asks for the level of a processor: the kernel has one level.
+    """
     target = f"x86_64-linux-gnu.{'.'.join(MANYLINUX.split('_')[1:])}"
     for name in ("cc", "c++"):
         command = f'"{sys.executable}" -m ziglang {name} -target {target}'
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n', "utf-8")
         (folder / name).chmod(0o755)
-    return {"CC": str(folder / "cc"), "CXX": str(folder / "c++")}
+    flags = "-include cstdio"  # nanobind 3.1 includes it through libstdc++'s headers alone
+    return {"CC": str(folder / "cc"), "CXX": str(folder / "c++"), "CXXFLAGS": flags}
 
 
 def isolated_wheel(python: str, folder: Path, constraints: Path, *args: str, **env: str) -> tuple[Path, Path]:
@@ -271,10 +275,27 @@ def check_works(python: Path, wheel: Path) -> None:
     passed(f"{wheel.name}: {CIBUILDWHEEL['test-command']}")
 
 
+def show_tag(wheel: Path) -> None:
+    """Print the tag that a wheel of this machine's compiler could get, and the newest symbols behind it."""
+    text = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel).split())
+    tag = re.search(r'platform tag: "(\w+)"', text)
+    newest = [
+        max(
+            re.findall(rf"\b{name}_([\d.]+\d)", text),
+            key=lambda version: [*map(int, version.split("."))],
+            default="",
+        )
+        for name in ("GLIBC", "GLIBCXX")
+    ]
+    print(f"    {wheel.name}: {tag and tag[1]}, by GLIBC {newest[0]} and GLIBCXX {newest[1]}", flush=True)
+
+
 def check_linux() -> None:
     """Build the wheel for the C library of the manylinux image, and repair it as cibuildwheel does."""
     if sys.platform != "linux" or sysconfig.get_platform() != "linux-x86_64":
         return print("--  the kernel's wheel: checked on Linux with an x86-64 processor alone")
+    for local in (ROOT / ".nox" / "dist").glob("*-linux_*.whl"):
+        show_tag(local)
     python = stable_abi_python()
     if not python:
         print("--  no Python 3.12 or newer with headers is on PATH: the stable ABI is not checked")
@@ -289,6 +310,7 @@ def check_linux() -> None:
         if python:
             ensure("-cp312-abi3-" in repaired.name, f"{repaired.name} is not for the stable ABI of 3.12")
         (nanobind,) = re.findall(r"(?m)^nanobind==(\S+)", CONSTRAINTS.read_text("utf-8"))
+        show_tag(wheel)
         check_wheel(repaired, nanobind)
         check_tools([repaired])
         check_works(fresh, repaired)
