@@ -423,9 +423,9 @@ for _name, _environment in ENVIRONMENTS.items():
     )
 
 
-@nox.session(venv_backend="none", default=False)
+@nox.session(requires=["build"], venv_backend="none", default=False)
 def versions(session: nox.Session) -> None:
-    """Run all environments of bench/versions.toml, before a release and in `nightly`."""
+    """Run all environments of bench/versions.toml: hours, each night and before a release."""
     for name in ENVIRONMENTS:
         session.notify(f"versions({name})")
 
