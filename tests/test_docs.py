@@ -28,7 +28,6 @@ def case(program):
     return pytest.param(program, id=program.id, marks=[pytest.mark.library(*program.libraries), *slow])
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # PyTorch's compiler uses it itself
 @pytest.mark.parametrize("program", [*map(case, PROGRAMS)])
 def test_programs_run_and_print_the_output_shown(program):
     program.run()

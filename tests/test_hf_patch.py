@@ -132,7 +132,7 @@ def test_an_attention_that_is_not_replaced_gets_the_model_s_arrangement(name):
         assert is_close(logits(model), expected, CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_tables_to_hand_on_to_a_layer():
     model, x = build(), torch.randn(1, 5, 64)
     ra.hf.patch(model)
@@ -292,7 +292,6 @@ def test_a_call_of_other_shapes_axes_or_memory_is_decided_anew():
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_transforms_see_the_tables():
     """The derivative along the tables, a batch of tables, and sizes that are symbols."""
     theirs, ours = function_and_replacement()

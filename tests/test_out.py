@@ -571,7 +571,6 @@ def test_lazily_negated_results_and_results_without_storage(torch, backend):
 
 
 @TORCH
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_wrapped_tensors(torch):
     """In a functorch transform, a wrapper has no memory of its own."""
     x, captured = torch.randn(5, 16), torch.zeros(5, 16)
@@ -598,7 +597,6 @@ def test_wrapped_tensors(torch):
 
 
 @TORCH
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_tangents_are_written_too(torch):
     fw = torch.autograd.forward_ad
     x, tangent = torch.randn(5, 16), torch.randn(5, 16)

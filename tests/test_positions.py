@@ -506,7 +506,6 @@ def test_under_torch_compile(function, lib, like, fresh_dynamo):
 
 
 @pytest.mark.library("torch")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_exported_over_lengths():
     import torch
 

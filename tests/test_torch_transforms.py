@@ -326,8 +326,8 @@ def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
 def test_transform_of_a_compiled_function(source, transform, fresh_dynamo):
     try:
         check(TRANSFORMS[transform], case_of(source, transform), prepare=compiled)
-    except Exception as error:
-        if transform in SERVED or not re.search(REFUSALS, str(error)):
+    except Exception as error:  # from 2.14 on Dynamo refuses dual tensors as inputs
+        if not re.search("wrap a dual tensor input" if transform in SERVED else REFUSALS, str(error)):
             raise
 
 

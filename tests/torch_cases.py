@@ -15,9 +15,8 @@ torch = pytest.importorskip("torch")
 forward_ad = torch.autograd.forward_ad
 normal = functools.partial(compare.normal, "torch")
 
-# Modules that torch imports late use deprecated functions of torch.
+# Warnings of torch.jit.trace, and of anomaly detection, which tests use.
 IGNORED = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
 ]

@@ -130,7 +130,8 @@ def jvp(lib: ArrayLibrary, f: Callable[[Array], Array], x: Array, tangent: Array
         return value, derivative
     forward = import_module("torch.autograd.forward_ad")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch warns of its own torch.jit.script
+        # PyTorch warns of its own torch.jit.script, in a category that changes with its version.
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script")
         with forward.dual_level():
             value, derivative = forward.unpack_dual(f(forward.make_dual(x, tangent)))
     return value, derivative
