@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -114,16 +113,6 @@ def test_a_gguf_file_without_the_package(name, tmp_path, monkeypatch):
 def test_names_on_a_hub_are_not_fetched(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refuse(f"{re.escape(repr(name))}.*download its config.json first: nothing is fetched", name)
-
-
-def test_reading_needs_no_array_library():
-    code = (
-        "import sys, rope_array.config as c; before = set(sys.modules)\n"
-        "c.read({'model_type': 'llama'})\n"
-        "print(*{n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert set(done.stdout.split()) <= {"rope_array"}
 
 
 # ---- foreign objects ----

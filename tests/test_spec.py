@@ -25,20 +25,9 @@ from rope_array.testing._contract import AT_FLOATS, compute_dtype, eps, ulp
 
 pytestmark = pytest.mark.neutral
 
-DEFAULTS = {
-    "head_dim": 8,
-    "base": 10000.0,
-    "rotary_dim": 8,
-    "rotary_start": 0,
-    "pairing": "interleaved",
-    "out_pairing": None,
-    "scaling": None,
-    "axes": None,
-    "inv_freq": None,
-    "attention_factor": None,
-    "angles": "exact",
-    "max_position": None,
-}
+DEFAULTS = {"head_dim": 8, "base": 10000.0, "rotary_dim": 8, "rotary_start": 0, "pairing": "interleaved"}
+DEFAULTS |= dict.fromkeys(["out_pairing", "scaling", "axes", "inv_freq", "attention_factor"])
+DEFAULTS |= {"angles": "exact", "max_position": None}
 FIELDS = [*DEFAULTS]
 
 ROPES = {
