@@ -30,6 +30,7 @@ DIST = ROOT / ".nox" / "dist"
 PURE = ROOT / ".nox" / "dist-pure"
 SANITIZED = ROOT / ".nox" / "dist-sanitize"
 CHANGED = ROOT / ".nox" / "dist-changed"
+OTHER_PYTHON = ROOT / ".nox" / "dist-python"
 RESULTS = ROOT / ".nox" / "results"
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 # Of the session `tests(more)`: served by short backends or by none, and refused.
@@ -406,7 +407,13 @@ def versions_of(session: nox.Session, name: str) -> None:
     alone = [*environment.get("alone", ()), *(spec for spec in newest if spec == TORCH)]
     if alone:
         session.install(*alone)
-    install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()))
+    dist = DIST
+    if "python" in environment:  # the wheel of the session `build` may be for nox's Python alone
+        dist = OTHER_PYTHON
+        session.install(*BUILDING)
+        build_wheel(session, unpack(session), dist, ROPE_ARRAY_REQUIRE_KERNEL="1")
+        session.log(f"built {next(dist.glob('*.whl')).name}")
+    install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()), dist=dist)
     try:
         session.run("python", "bench/versions.py", name, *session.posargs)
     finally:  # some take gigabytes
