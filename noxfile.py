@@ -38,6 +38,7 @@ MORE = ["mlx", "ndonnx", "tensorflow", "marray", "sparse", "blosc2"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ENVIRONMENTS = nox.project.load_toml("bench/versions.toml")  # of the session `versions`
+ENVIRONMENTS.pop("files")
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]

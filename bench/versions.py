@@ -10,6 +10,7 @@ import argparse
 import collections
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from pathlib import Path
 from _record import RESULTS, ROOT, commit, replace_between
 
 ENVIRONMENTS = tomllib.loads((ROOT / "bench" / "versions.toml").read_text("utf-8"))
+FILES = ENVIRONMENTS.pop("files")
 PATH = RESULTS / "versions.json"
 PACKAGES = (
     *("numpy", "array-api-compat", "array-api-strict", "torch", "jax", "dask", "cubed", "transformers"),
@@ -105,7 +107,8 @@ def run_tests(libraries, arguments, workers):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tests.xml"
         options = [f"--libraries={','.join(libraries)}", f"--junitxml={path}", "-q", f"-n={workers}"]
-        run("-m", "pytest", *options, "-p", "no:cacheprovider", *arguments)
+        files = itertools.chain(*(FILES.get(argument, [argument]) for argument in arguments))
+        run("-m", "pytest", *options, "-p", "no:cacheprovider", *files)
         return counts_by_file(xml.parse(path))
 
 
