@@ -23,6 +23,9 @@ Level make_v4_bf16() {
 std::array<const Level*, 5> find_levels() {
     std::array<const Level*, 5> supported{};
     const Level** next = supported.data();
+#if defined(ROPE_HAS_v4) || defined(ROPE_HAS_v3)
+    __builtin_cpu_init();  // `level` in schedule.cpp is initialized before macOS runs the compiler's own constructor
+#endif
 #if defined(ROPE_HAS_v4)
     static const Level v4_bf16 = make_v4_bf16();
     if (__builtin_cpu_supports("avx512bf16")) *next++ = &v4_bf16;

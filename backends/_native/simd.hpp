@@ -21,6 +21,16 @@
 #error "pairs of 16 bits are split as little-endian words"
 #endif
 
+// Round each product and sum to its type, for the bits of all processors. Most compilers are told so by CMakeLists.txt.
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF  // clang-cl reads no -ffp-contract
+#elif defined(_MSC_VER)
+#pragma fp_contract(off)  // before Visual Studio 2022, /fp:precise contracts on ARM
+#endif
+#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
+#error "float is computed in a wider type: compile for SSE2 (-msse2 -mfpmath=sse), or install without the kernel"
+#endif
+
 namespace rope {
 namespace {
 

@@ -276,7 +276,7 @@ inline void rotate_by_row(const Layout& layout, const RowGroup& group, const Fro
         const Number* const sin = reinterpret_cast<const Number*>(row.sin);
         for (int64_t i = 0; i < layout.num_pairs; i += n) {
             const int64_t begin = 2 * i * itemsize;
-            for_chunks<row.CHUNK>(n, Row{x + begin, y + begin, cos + i, sin + i, n * itemsize});
+            for_chunks<FromTables<Number>::CHUNK>(n, Row{x + begin, y + begin, cos + i, sin + i, n * itemsize});
         }
         if (group.x_ahead || group.y_ahead || group.stream->bytes)
             for (int64_t i = 0; i < 2 * layout.num_pairs * itemsize; i += CACHE_LINE)
