@@ -375,7 +375,7 @@ def check_bill(archive: zipfile.ZipFile, name: str, nanobind: str) -> None:
     ensure(re.fullmatch(r"\d+\.\d+\.\d+", versions["robin-map"]), f"{name} lists {versions}")
     ensure(nanobind in ("", versions["nanobind"]), f"{name} lists {versions}, not nanobind {nanobind}")
     ensure(bill["metadata"]["component"]["version"] == VERSION, f"{name} is not of {VERSION}")
-    passed(f"{name}: {versions}")
+    passed(f"{Path(archive.filename).name}: its kernel has {versions}")
 
 
 def check_wheel(path: Path, nanobind: str = "") -> None:
