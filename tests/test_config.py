@@ -276,7 +276,7 @@ GRIFFIN = model("recurrent_gemma", num_hidden_layers=5)
 DENSE_FIRST = {"sliding_window_pattern": 3, "first_k_dense_replace": 1}
 WINDOWS = {"layer_types": ["sliding_attention"] * 3}
 BAILING = ra.RoPE(64, base=6e6, out_pairing="half")
-# A config of 12 layers or as it states; the rope of some, by the code of transformers 5.23; their indices.
+# A config of 12 layers or as it states; the rope of some, by the code of transformers 5.24; their indices.
 SOME_LAYERS = {
     "Bamba": ({**BAMBA, "attn_layer_indices": [0, 2]}, half(128, rotary_dim=64), {0, 2}),
     "RecurrentGemma": ({**GRIFFIN, "num_hidden_layers": 7}, half(256, rotary_dim=128), {2, 5}),
@@ -333,7 +333,7 @@ NULL_BASES = {
 
 @pytest.mark.parametrize("name", NULL_BASES)
 def test_a_null_base_of_a_layer_type_is_no_default(name):
-    """transformers 5.23 keeps the null, and cannot make the model."""
+    """transformers 5.24 keeps the null, and cannot make the model."""
     model_type, key, index, keys = NULL_BASES[name]
     config = model(model_type, num_hidden_layers=8, **keys)
     refuse(f"{key} is null, which is no base; state the base", {**config, key: None}, layer_type=index)
@@ -400,7 +400,7 @@ NOTES = [
     ({**BAMBA, "attn_rotary_emb": 32}, "attn_rotary_emb is not used"),
     (DEFAULT_RULE, "type 'linear' is not used: rope_type is 'default'"),
     (OLMO3, "truncate", FULL),
-    ({**DBRX, "attn_config": {"rope_theta": 5e5}}, "transformers 5.23 does not read it"),
+    ({**DBRX, "attn_config": {"rope_theta": 5e5}}, "transformers 5.24 does not read it"),
     ({**GEMMA3, "rope_local_base_freq": 5.0}, "rope_local_base_freq outside", layer(0)),
     (MOE, "rope_scaling is not used", layer(0)),
     ({**MOE, "rope_parameters": PLAIN_RULE}, "rope_scaling is not used", layer(0)),

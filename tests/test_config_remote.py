@@ -223,7 +223,7 @@ def test_the_page_lists_every_family():
 # Families with the convention of another family, which is tested, but for the types of layers.
 ALIKE = {
     "bailing_moe": "bailing_moe_linear minimax_m1 minimax_text_01",
-    "internlm2": "aquila arctic deepseek exaone minicpm orion ouro plamo telechat3 Yi",
+    "internlm2": "aquila arctic deepseek minicpm orion ouro plamo telechat3 Yi",
     "jais": "btlm gpt_refact step1",
     "llada": "hf_olmo",
     "mixformer-sequential": "phi-msft",

@@ -9,6 +9,7 @@ import copy
 import doctest
 import functools
 import importlib
+import inspect
 import pathlib
 import pickle
 import types
@@ -81,7 +82,7 @@ def test_half_precision_is_rotated_in_float32():
     exact, errors = ra.RoPE.from_config(model.config).apply(q.double(), positions), []
     for patched in (contextlib.nullcontext(), ra.hf.patched(model)):
         with patched:
-            rotate = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
+            rotate = inspect.unwrap(attention.forward).__globals__["apply_rotary_pos_emb"]
             rotated, _ = rotate(q, q, *model.model.rotary_emb(q, positions))
         assert rotated.dtype is torch.bfloat16
         errors.append(float(((rotated.double() - exact).abs() / exact.abs().clamp_min(0.1)).max()))

@@ -53,7 +53,8 @@ def context(config_part: ConfigPart) -> int | None:
 
 def layer_count(config_part: ConfigPart) -> int:
     """Return the number of layers, 0 if it is unknown; at most as many as a reading looks at."""
-    return min(_known_count(config_part, "num_hidden_layers") or 0, MOST_LAYERS)
+    blocks = PartValues(replace(config_part, stated={}, inferred={}, notes=[])).blocks()
+    return min((_known_count(config_part, "num_hidden_layers") or 0) // blocks, MOST_LAYERS)
 
 
 def _known_count(config_part: ConfigPart, name: str) -> int | None:

@@ -102,6 +102,8 @@ class Convention:
         The type of a layer, from the part's values, the number of layers and the layer's index.
     type_name
         The name of a layer type in the model's code, from the part's values and the stated name.
+    blocks
+        The blocks of a layer that the config counts if it lists MLPs: 2 for an attention and its MLP.
     last_is_full
         The last layer has full attention even if the config states another type.
     older_keys
@@ -158,6 +160,7 @@ class Convention:
     variant: Function | None = None
     layer_types: Function | None = None
     type_name: Function | None = None
+    blocks: int = 1
     last_is_full: bool = False
     older_keys: Mapping[str, str] = field(default_factory=dict)
     remote: bool = False

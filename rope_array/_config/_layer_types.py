@@ -1,7 +1,7 @@
 """Functions of conventions: the type of a layer by a model's class, and whether the layer rotates.
 
 A rule of layer types takes the part's values, the number of layers and a layer's index. It applies if the
-config does not state `layer_types`. Read from the configuration files of transformers 5.23.
+config does not state `layer_types`. Read from the configuration files of transformers 5.24.
 """
 
 from collections.abc import Callable

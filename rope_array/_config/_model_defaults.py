@@ -19,6 +19,8 @@ def _entry(row: dict[str, Any]) -> dict[str, Any]:
 
 with open(os.path.join(os.path.dirname(__file__), "model_defaults.json"), encoding="utf-8") as stream:
     _TABLE = json.load(stream)
+# The version whose rules the readings follow.
+TRANSFORMERS: str = _TABLE["transformers"]
 MODELS: dict[str, dict[str, Any]] = {key: _entry(row) for key, row in _TABLE["models"].items()}
 # The entries with rope_parameters.
 ROTARY = frozenset(key for key, entry in MODELS.items() if entry.pop("rotary", False))

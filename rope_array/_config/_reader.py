@@ -119,14 +119,14 @@ class Reader:
         flat = not any(isinstance(rule, Mapping) for rule in parameters.values())
         if flat and self.values.content.get("rope_parameters"):
             self.config_part.note(
-                "rope_parameters without layer types are used here; transformers 5.23 drops them"
+                "rope_parameters without layer types are used here; transformers 5.24 drops them"
             )
         elif any(
             rule.get("type") is not None and rule.get("rope_type") is None
             for rule in (parameters, *parameters.values())
             if isinstance(rule, Mapping)
         ):
-            self.config_part.note("type is used here; transformers 5.23 reads only rope_type for this model")
+            self.config_part.note("type is used here; transformers 5.24 reads only rope_type for this model")
 
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""

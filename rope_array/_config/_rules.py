@@ -53,7 +53,7 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
         )
     truncate = parameters.get("truncate", True)
     if truncate is not True and layer.label:
-        layer.config_part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
+        layer.config_part.note("truncate of one layer type is used here; transformers 5.24 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     if not (mscale and all_dim):
         mscale = all_dim = None
@@ -114,7 +114,7 @@ def longrope_rule(layer: Layer, width: int) -> Scaling:
     parameters, num_pairs = layer.parameters, (width + 1) // 2
     if parameters.get("long_mscale") is not None and layer.config_part.key == "phimoe":
         layer.config_part.note(
-            "long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it"
+            "long_factor is used here; PhiMoE's code in transformers 5.24 never rotates by it"
         )
     return LongRoPE(
         _divisors(parameters, "short_factor", num_pairs),

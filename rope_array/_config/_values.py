@@ -236,7 +236,13 @@ class PartValues(TypedMapping):
 
     def count(self) -> int | None:
         """Return the number of layers if it is known."""
-        return None if self.get("num_hidden_layers") is None else self.integer("num_hidden_layers")
+        key = "num_hidden_layers"
+        return None if self.get(key) is None else self.integer(key) // self.blocks()
+
+    def blocks(self) -> int:
+        """Return how many blocks of a layer the config counts: several if it lists MLPs as layers."""
+        listed = self.stated("layer_types") if self.convention.blocks > 1 else ()
+        return self.convention.blocks if isinstance(listed, (list, tuple)) and "mlp" in listed else 1
 
     def types_of_layers(self) -> Sequence[str]:
         """Return the type of each layer, stated or by the class's rule; empty if neither is known."""
@@ -254,6 +260,7 @@ class PartValues(TypedMapping):
         types = self.get("layer_types", ())
         if not (isinstance(types, (list, tuple)) and all(isinstance(name, str) for name in types)):
             raise ConfigError(f"layer_types is {quoted(types)}; it must be a list of names.")
+        types = types[:: self.blocks()]
         return types if self.stated("layer_types") is None else self._in_newer_names(types)
 
     def _in_newer_names(self, types: Sequence[str]) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Patch and unpatch: find the modules, check all of them, then change their attributes."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rope_array._config._model_defaults import TRANSFORMERS
 from rope_array._errors import PatchError, RoPEError, describe
 
 from . import _rotary
@@ -60,6 +62,15 @@ def _where_to_get_it(model: Any) -> str:
     return ": its attribute model" if isinstance(getattr(model, "model", None), torch.nn.Module) else ""
 
 
+def _version_hint() -> str:
+    """Return a sentence if transformers is another version than the tested one; else nothing."""
+    version = getattr(sys.modules.get("transformers"), "__version__", TRANSFORMERS)
+    tested = TRANSFORMERS.rpartition(".")[0]
+    if version.rpartition(".")[0] == tested:
+        return ""
+    return f" Its code is of transformers {version}, and patch follows {tested}: try that version."
+
+
 @dataclass(frozen=True)
 class _Step:
     """A module, its new methods by name, and its entry in the report."""
@@ -80,8 +91,8 @@ class _Patcher:
         if not self.rotaries:
             reasons = "".join(f" {left.name} ({left.cls}): {left.reason}." for left in self.left)
             raise PatchError(
-                f"{type(model).__name__} has no rotary module that patch supports.{reasons} Replace the "
-                "rotation yourself; see 'Refused models' in docs/in-my-model/huggingface.md."
+                f"{type(model).__name__} has no rotary module that patch supports.{reasons}{_version_hint()} "
+                "Replace the rotation yourself; see 'Refused models' in docs/in-my-model/huggingface.md."
             )
         self.users = list(self._find_users())
 
@@ -94,14 +105,15 @@ class _Patcher:
             try:
                 yield _rotary.plan_rotary(name, module, self._model_of(name), self.exact)
             except ConfigMismatch as difference:
+                hint = _version_hint()
                 raise PatchError(
-                    f"{NamedModule(name, module)}: {difference}. The model does not match its config; "
-                    "reload it, or correct the config."
+                    f"{NamedModule(name, module)}: {difference}.{hint} {'Or the' if hint else 'The'} model does "
+                    "not match its config: reload it, or correct the config."
                 ) from None
             except (UnsupportedModule, RoPEError) as error:
                 reason = str(error).removesuffix(".")
                 if _rotary.has_frequencies(module) and not TOWER.search(f"{name} {cls}"):
-                    raise PatchError(f"{NamedModule(name, module)}: {reason}.") from None
+                    raise PatchError(f"{NamedModule(name, module)}: {reason}.{_version_hint()}") from None
                 self.left.append(Left(name, cls, reason))
                 self.code.rounded.add(type(module).__module__)  # its own tables may have 16 bits
 

@@ -43,7 +43,8 @@ class TableFormat:
     sign
         -1 if the module returns the sine of the positive angle for a negative frequency.
     coordinates
-        "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates.
+        "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates. "each":
+        the first axis, and the tables have it too, as the model's function chooses a coordinate for each pair.
     has_batch_axis
         Whether the module adds a first axis of size 1.
     stored_as
@@ -57,6 +58,11 @@ class TableFormat:
     coordinates: str
     has_batch_axis: bool
     stored_as: str | None = None
+
+    @property
+    def of_tables(self) -> RoPE:
+        """The rope of the tables: of one coordinate, if each has tables."""
+        return replace(self.rope, axes=None) if self.coordinates == "each" else self.rope
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,10 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
                 "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
                 "model: patch with angles='float32'"
             )
+    if learned := [name for name, parameter in module._parameters.items() if parameter is not None]:
+        raise UnsupportedModule(f"its frequencies are learned: it has the parameter {learned[0]}")
     names = parameters(type(module).forward)
-    if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
+    if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",), ("seq_len",)):
         raise UnsupportedModule(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
     layer_types = _buffered_layer_types(module) if "layer_type" in names else (None,)
     formats = {layer_type: _find_format(module, model, layer_type) for layer_type in layer_types}
@@ -155,7 +163,7 @@ def _find_format(module: Any, model: Any, layer_type: str | None) -> TableFormat
 def _rope_candidates(module: Any, model: Any, layer_type: str | None, problems: list[str]) -> Iterator[RoPE]:
     ropes = set()
     for config, part_name in _configs(module, model):
-        for name in (layer_type,) if layer_type is not None else (None, *_configured_layer_types(config)):
+        for name in (layer_type,) if layer_type is not None else (None, *_layer_types(config)):
             try:
                 rope = RoPE.from_config(config, part=part_name, layer_type=name)
             except ConfigError as problem:
@@ -188,9 +196,11 @@ def _paths(config: Any, wanted: Any, depth: int = 3) -> Iterator[str]:
                 yield f"{name}.{path}" if path else name
 
 
-def _configured_layer_types(config: Any) -> tuple[Any, ...]:
+def _layer_types(config: Any) -> tuple[Any, ...]:
+    """Return a config's layer types, then usual ones: models before transformers 5 have modules of both."""
     layer_types = getattr(config, "layer_types", None)
-    return tuple(dict.fromkeys(layer_types)) if isinstance(layer_types, list | tuple) else ()
+    configured = layer_types if isinstance(layer_types, list | tuple) else ()
+    return tuple(dict.fromkeys((*configured, "full_attention", "sliding_attention")))
 
 
 # ---- checking ----
@@ -223,7 +233,7 @@ def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
         positions = _probe_positions(count, coordinates)
         if coordinates == "first":
             positions = _coordinates_last(positions, count)
-        arrangement, mismatch = _arrangement(theirs, rope, positions, has_batch_axis)
+        arrangement, mismatch = _arrangement(theirs, table_format.of_tables, positions, has_batch_axis)
         if arrangement is not None:
             return replace(table_format, arrangement=arrangement[0], sign=arrangement[1])
         difference = mismatch or difference
@@ -238,7 +248,7 @@ def _count_coordinates(rope: RoPE) -> int:
 def _forms(count: int) -> tuple[tuple[str, bool], ...]:
     if count == 1:
         return (("plain", False),)
-    return (("first", False), ("last", False), ("last", True), ("last batched", False))
+    return (("first", False), ("last", False), ("last", True), ("last batched", False), ("each", False))
 
 
 def _probe_positions(count: int, coordinates: str) -> Any:
@@ -246,7 +256,7 @@ def _probe_positions(count: int, coordinates: str) -> Any:
     if count == 1:
         return line[None]
     every = torch.stack([line.roll(a) for a in range(count)])  # unequal coordinates
-    if coordinates == "first":
+    if coordinates in ("first", "each"):
         return every[:, None]
     return every.T[None] if coordinates == "last batched" else every.T
 
@@ -271,6 +281,8 @@ def _check_frequencies(probe: Any, rope: RoPE, layer_type: str | None) -> None:
     if buffer is None:
         return
     frequencies = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
+    if buffer.numel() > len(frequencies):  # Pixtral before transformers 5
+        raise UnsupportedModule(f"its buffer {name} is a table of angles, not of frequencies")
     magnitudes = buffer.double().abs()
     index = (magnitudes.flatten()[:, None] - frequencies).abs().argmin(-1)
     nearest = frequencies[index].reshape(buffer.shape)
@@ -378,7 +390,8 @@ def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
     pass_on = _round_to_input if plan.keeps_dtype and not in_float32 else _keep_precision
     make = next(iter(makers.values()))
 
-    def forward(self: Any, x: Any, position_ids: Any) -> Any:
+    # DBRX and RecurrentGemma before transformers 5 take seq_len, and ignore it.
+    def forward(self: Any, x: Any, position_ids: Any, seq_len: Any = None) -> Any:
         return pass_on(make(x, position_ids), x)
 
     def forward_by_type(self: Any, x: Any, position_ids: Any, layer_type: Any = None) -> Any:
@@ -397,7 +410,7 @@ def _keep_precision(tables: Any, x: Any) -> Any:
 
 def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
-    rope, sign, has_batch_axis = table_format.rope, table_format.sign, table_format.has_batch_axis
+    rope, sign, has_batch_axis = table_format.of_tables, table_format.sign, table_format.has_batch_axis
     count = _count_coordinates(rope)
     is_first = table_format.coordinates == "first"
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)

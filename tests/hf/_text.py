@@ -389,11 +389,11 @@ ROWS: dict[str, Row] = {
     **row(HALF, "HYV4 MiniCPM3"),
     **row(HALF, "DeepseekV2", apply=by_name("apply_rotary_emb"), repeats=None),  # complex numbers
     **row(LATENT, "MistralLarge4Text", layers=layers(rotating=(None, 0), unrotated=(3,)),
-          frequencies=lambda module: module.inv_freq * module.alpha.exp()),
+          frequencies=lambda module: (module.inv_freq * module.alpha.exp()).detach()),
     # Layers that do not rotate
     **row(HALF, "Llama4Text", layers=layers(rotating=("chunked_attention", 0), unrotated=(FULL, 3)),
           apply=positions_first("apply_rotary_emb"), repeats=None),
-    **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1", layers=SLIDING_ROTATES),
+    **row(HALF, "Afmoe ExaoneMoe Flint Kolibri1 LaraMini", layers=SLIDING_ROTATES),
     # Without a window, all layers rotate.
     **row(HALF, "Exaone4", layers=SLIDING_ROTATES, variants=((FULL_ROTATES, fields(sliding_window=None)),)),
     **row(INTERLEAVED, "Cohere2", layers=SLIDING_ROTATES),
@@ -412,7 +412,7 @@ ROWS: dict[str, Row] = {
     **row(HALF, "Falcon", variants=((UNROTATED_LAYERS, fields(alibi=True)),)),
     **row(HALF, "Molmo2", variants=((SCALED_LAYER, SCALED), (OTHER_LAYER, SCALED))),
     # Parameters by layer type
-    **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert"),
+    **row(HALF, "Gemma3 MiMoV2Flash ModernBert ModernBertDecoder Olmo3 Lfm3 Ultrabert Dory"),
     **row(HALF, "T5Gemma2", paths=("encoder.text", "decoder")),
     **row(HALF, "Gemma3n"),  # one array at a time
     **row(HALF, "Gemma4Text DiffusionGemmaText EmbeddingGemma2 Gemma4UnifiedText", width=width_of_layer),
@@ -425,7 +425,7 @@ ROWS: dict[str, Row] = {
           width=lambda config, layer: head_width(config)),
     # Three coordinates
     **row(MROPE, "Qwen2VL Qwen2_5_VL PaddleOCR Qwen3VLText Qwen3VLMoeText Cosmos3EdgeText Qwen3_5Text"
-          " Qwen3_5MoeText Qwen4ExpText"),
+          " Qwen3_5MoeText Qwen4ExpText HYV4VL"),
     **row(MROPE, "Qwen2_5Omni", paths=("talker", "thinker.text")),
     **row(MROPE, "Qwen3OmniMoeTalker", paths=("talker.text",)),
     # The default width, 73, is odd and cannot run.

@@ -16,6 +16,7 @@ from hf import _tiny_inputs
 from hf._compare import FLOAT32, FLOAT64, precision
 from hf._tiny_config import tiny_config
 from hf._walk import NAMES, cases, config_class, config_classes, modeling
+from transformers import modeling_outputs
 
 NO_TIMM = "its vision tower is a model of the package timm"
 NO_ARRAYS = "its inputs are a session with a video, not arrays"
@@ -36,6 +37,8 @@ CLASSES: Mapping[str, tuple[str, str]] = {
     "seamless_m4t": ("SeamlessM4TConfig", "SeamlessM4TForSpeechToText"),
     "t5gemma2": ("T5Gemma2Config", "T5Gemma2ForConditionalGeneration"),
 }
+# Llama 4's whole model, in transformers 5.24, reads it from the result of its language model, which lacks it.
+modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 TASKS = (
     *("FOR_IMAGE_TEXT_TO_TEXT", "FOR_CAUSAL_LM", "FOR_MULTIMODAL_LM", "FOR_SEQ_TO_SEQ_CAUSAL_LM"),
     *("FOR_SPEECH_SEQ_2_SEQ", "FOR_MASKED_LM"),
@@ -86,8 +89,8 @@ def model_class(folder):
         config, model = CLASSES[folder]
         return config_class(folder, config), getattr(modeling(folder), model)
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    tables = [getattr(auto, f"MODEL_{task}_MAPPING_NAMES") for task in TASKS] + [auto.MODEL_MAPPING_NAMES]
-    for config_cls in sorted(config_classes(folder), key=lambda cls: -len(cls.sub_configs)):
+    tables = [getattr(auto, f"MODEL_{task}_MAPPING_NAMES", {}) for task in TASKS] + [auto.MODEL_MAPPING_NAMES]
+    for config_cls in sorted(config_classes(folder), key=lambda cls: -len(getattr(cls, "sub_configs", ()))):
         for table in tables:
             name = table.get(config_cls.model_type)
             if name and hasattr(modeling(folder), name):

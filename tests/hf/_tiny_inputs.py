@@ -131,7 +131,7 @@ SPECTRUM = features(input_features=(BATCH, 96, 128))
 
 # By model type; the others have a text, with pictures if they take grids.
 INPUTS: Mapping[str, Maker] = {
-    **dict.fromkeys(("glm_image", "hunyuan_vl"), text),
+    **dict.fromkeys(("apertus1p5", "glm_image", "hunyuan_vl", "hy_v4_vl"), text),
     **dict.fromkeys(("dinov3_vit", "mlcd", "pixtral", "sapiens2"), IMAGE),
     **dict.fromkeys(("lasr", "nemotron3_diarization"), SPECTRUM),
     **dict.fromkeys(("moonshine", "moonshine_streaming"), SPEECH),

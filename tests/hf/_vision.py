@@ -138,6 +138,18 @@ def clvp(config, pos):
     return theirs(each(rotate), module.inv_freq, pairs.cos(), pairs.sin())
 
 
+def gptj(model, cls, config, pos):
+    """GPT-J and CodeGen: rows of sines, then cosines, for the first features of a head."""
+    owner, width = modeling(model), config.rotary_dim
+    sin, cos = getattr(owner, cls)(config)(torch.zeros(1), torch.tensor(pos)[None])
+
+    def rotate(x):
+        first = owner.apply_rotary_pos_emb(x[..., :width].transpose(1, 2), sin, cos)
+        return torch.cat((first.transpose(1, 2), x[..., width:]), dim=-1)
+
+    return theirs(each(rotate), None, cos[0], sin[0])
+
+
 def flamingo(config, seconds, pos):
     owner = modeling("musicflamingo")
     module = owner.MusicFlamingoRotaryEmbedding(config)
@@ -194,6 +206,11 @@ def conformer_case(model, name, root, heads="num_attention_heads"):
     )
 
 
+def gptj_case(model, root):
+    cls, values = f"{root}RotaryEmbedding", {"n_embd": 96, "n_head": 4, "rotary_dim": 8}
+    return case(model, cls, partial(gptj, model, cls), root, {}, values, positions=(LINE, 7 * LINE[::-1]))
+
+
 NO_ROTATION = "no rotation, as the two features of a pair have different {}, and norms change"
 BASE_30 = {"rope_type": "default", "rope_theta": 30.0}
 ATOMS = {"num_spatial_rope_pairs_per_axis": 3, "num_uid_rope_pairs": 5, "spatial_rope_base_frequency": 7.0}
@@ -225,24 +242,15 @@ CASES: list[Case] = [
     conformer_case("wav2vec2_bert", "Wav2Vec2Bert", "Wav2Vec2Bert"),
     conformer_case("wav2vec2_conformer", "Wav2Vec2Conformer", "Wav2Vec2Conformer"),
     conformer_case("seamless_m4t", "SeamlessM4TConformer", "SeamlessM4T", "speech_encoder_attention_heads"),
+    gptj_case("codegen", "CodeGen"),
+    gptj_case("gptj", "GPTJ"),
     Case("musicflamingo", "MusicFlamingoRotaryEmbedding", flamingo_probes),
     Case("hunyuan_vl", "HunYuanVLRotaryEmbedding", status=NO_ROTATION.format("coordinates")),
     Case("vjepa2", "VJEPA2RopeAttention", status=NO_ROTATION.format("frequencies")),
 ]  # fmt: skip
 
 
-# Models whose code has no rotary class: GPT-J's attention rotates the first features, RoFormer's whole heads
-
-
-def gptj(model, config, pos):
-    owner, width = modeling(model), config.rotary_dim
-    sin, cos = owner.create_sinusoidal_positions(int(pos.max()) + 1, width)[pos].chunk(2, dim=-1)
-
-    def rotate(x):
-        first = owner.apply_rotary_pos_emb(x[..., :width].transpose(1, 2), sin[None], cos[None])
-        return torch.cat((first.transpose(1, 2), x[..., width:]), dim=-1)
-
-    return theirs(each(rotate), None, cos, sin)
+# A model whose code has no rotary class
 
 
 def roformer(config, pos):
@@ -254,11 +262,6 @@ def roformer(config, pos):
 
 
 def functions():
-    """Yield probes of these models, with the default widths and with others."""
-    of_gptj = {"n_embd": 96, "n_head": 4, "rotary_dim": 8}
-    for model, name, of, values in (
-        ("gptj", "GPTJ", partial(gptj, "gptj"), of_gptj),
-        ("codegen", "CodeGen", partial(gptj, "codegen"), of_gptj),
-        ("roformer", "RoFormer", roformer, {"hidden_size": 96, "num_attention_heads": 4}),
-    ):
-        yield from case(model, name, of, name, {}, values, positions=(LINE, 7 * LINE[::-1])).probes()
+    """Return probes of RoFormer, with the default width and another."""
+    values = {"hidden_size": 96, "num_attention_heads": 4}
+    return case("roformer", "", roformer, "RoFormer", {}, values, positions=(LINE, 7 * LINE[::-1])).probes()

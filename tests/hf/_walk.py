@@ -107,7 +107,7 @@ def config_class(model, name):
 
 def config_classes(model):
     """Return the config classes of a model's configuration file."""
-    classes_of_file = [cls for cls in vars(configuration(model)).values() if hasattr(cls, "sub_configs")]
+    classes_of_file = [cls for cls in vars(configuration(model)).values() if hasattr(cls, "model_type")]
     return [cls for cls in classes_of_file if cls.__module__ == configuration(model).__name__]
 
 

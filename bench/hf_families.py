@@ -1,0 +1,125 @@
+"""Verdicts of `rope_array.hf.patch` on a tiny model of each family of docs/models.md, for any transformers.
+
+    python bench/hf_families.py [--json PATH] [NAME ...]
+
+A verdict is one of:
+
+* "patched": in both modes the outputs are right, by the limits of tests/test_hf_families.py;
+* "refused: REASON", the reason being the error's first sentence;
+* "not in this version" of transformers;
+* "not run: REASON" if the tiny model itself fails in this version.
+
+Wrong outputs of a patched model make the script fail.
+"""
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import torch
+import transformers
+from hf import _tiny, _tiny_config
+from hf._compare import FLOAT64, off
+from test_hf_families import LEFT, UNITS, Family
+
+from rope_array import PatchError, hf
+
+ABSENT = "not in this version"
+TEXTS = ("patched", "refused", ABSENT, "not run", "wrong")
+MODELS = Path(transformers.__file__).parent / "models"
+# Classes that transformers 4 has without an automatic class.
+CLASSES = {
+    "evolla": ("EvollaConfig", "EvollaForProteinText2Text"),
+    "mlcd": ("MLCDVisionConfig", "MLCDVisionModel"),
+    "qwen2_5_omni": ("Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration"),
+    "qwen3_omni_moe": ("Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+}
+# Changes of tiny configs before transformers 5, besides the names of rotary parameters.
+DEFAULT = {"rope_type": "default"}
+OLDER = {
+    "dbrx": {"attn_config": None, "ffn_config": None},  # the defaults; its classes refuse keys of to_dict
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "mllama": {"text_config": {"rope_scaling": DEFAULT}},
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe"), {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}}
+    ),
+}
+
+
+def names():
+    """Return the model types of docs/models.md with a tiny model."""
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    rows = re.findall(r"^(?:\| `(\w+)` \||\* \*\*(\w+)\*\*,) `\w+`", page, re.MULTILINE)
+    return sorted({in_table or in_list for in_table, in_list in rows} - _tiny.ABSENT.keys())
+
+
+def with_older_keys(changes):
+    """Return changes of a config in the keys before transformers 5: rope_theta and rope_scaling."""
+    new = {key: with_older_keys(value) if isinstance(value, dict) else value for key, value in changes.items()}
+    rule = new.pop("rope_parameters", None)
+    if rule and "rope_theta" in rule:
+        base, rule = rule["rope_theta"], {key: value for key, value in rule.items() if key != "rope_theta"}
+        new |= {"rope_theta": base, "rope_scaling": rule}
+    return new
+
+
+def verdict(name):
+    """Return the verdict of a family; raise AssertionError if a patched model has wrong outputs."""
+    if not (MODELS / name / f"modeling_{name}.py").exists():
+        return ABSENT
+    try:
+        family = Family(_tiny.Tiny(name))
+        family.own
+    except Exception as error:  # whatever a model of another version raises
+        return f"not run: {str(error).splitlines()[0]}"
+    try:
+        with hf.patched(family.model, angles="float32"):
+            assert torch.equal(family.run(family.model), family.own), f"{name}: other outputs in float32 mode"
+        with hf.patched(family.model):
+            exact = family.run(family.model)
+    except PatchError as error:
+        return f"refused: {reason(error)}"
+    error = off(exact, family.true)
+    assert error <= 3 * family.error, f"{name}: error {error:.2g}, of the model itself {family.error:.2g}"
+    return "patched"
+
+
+def reason(error):
+    """Return why `patch` refuses a model: the first reason that its error has for a module."""
+    return next(iter(re.findall(r" \(\w+\): (.*?)\. ", f"{error} ")), "no rotary module that patch supports")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="model types; all by default")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the verdicts")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if transformers.__version__.startswith("4."):
+        older = {name: with_older_keys(changes) for name, changes in _tiny_config.CHANGES.items()}
+        _tiny_config.CHANGES = _tiny_config.merged(older, OLDER)
+        _tiny.CLASSES = {**_tiny.CLASSES, **CLASSES}
+        _tiny.TASKS = (*_tiny.TASKS, "FOR_VISION_2_SEQ")
+    verdicts, wrong = {}, []
+    for name in options.names or names():
+        try:
+            verdicts[name] = verdict(name)
+        except AssertionError as error:
+            verdicts[name] = "wrong"
+            wrong.append(str(error))
+        print(f"{name:28} {verdicts[name]}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(verdicts, indent=1, sort_keys=True) + "\n", "utf-8")
+    counts = {text: sum(value.startswith(text) for value in verdicts.values()) for text in TEXTS}
+    print(f"transformers {transformers.__version__}: {counts}")
+    sys.exit("\n".join(wrong) or None)
+
+
+if __name__ == "__main__":
+    main()
