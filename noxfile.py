@@ -438,6 +438,17 @@ def versions(session: nox.Session) -> None:
         session.notify(f"versions({name})")
 
 
+@nox.session(requires=["build"], default=False)
+def processors(session: nox.Session) -> None:
+    """Compile the kernel for other processors and by other compilers, and compare its bits; writes records.
+
+    For changes of backends/_native, and in `nightly`. Tools that are missing are named; with
+    ROPE_ARRAY_REQUIRE_PROCESSORS their absence is an error.
+    """
+    install(session, *GROUPS["processors"])
+    session.run("python", "bench/processors.py", *session.posargs)
+
+
 @nox.session(requires=["build", "shared"], venv_backend="none")
 def models(session: nox.Session) -> None:
     """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
@@ -628,8 +639,8 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    others = ("models", "edge", "serving", "matrix", "pure", "release", "tests-min", "triton", *READ_BY)
-    for name in (*libraries, *others):
+    others = ("models", "edge", "serving", "matrix", "processors", "pure", "release", "tests-min", "triton")
+    for name in (*libraries, *others, *READ_BY):
         session.notify(name)
 
 
