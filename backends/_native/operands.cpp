@@ -12,8 +12,6 @@
 namespace rope {
 namespace {
 
-constexpr int64_t HUGE_BYTES = 1 << 22;  // bytes of a new result from which it asks for huge pages
-
 // The words of a plan before its rows of a word for each pair, in the order of plan_words().
 enum PlanWord {
     HEAD_DIM, START, NUM_PAIRS, BLOCKS, READS_HALF, WRITES_HALF, TRANSPOSED, NUM_COORDINATES, AMPLITUDE, NUM_PLAN_WORDS
@@ -119,8 +117,9 @@ bool set_tables(Source& source, const ArrayView& cos, const ArrayView& sin, cons
 
 void prefer_huge_pages(char* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes < HUGE_BYTES) return;
+    constexpr int64_t HUGE_BYTES = 1 << 22;  // a smaller result fits few huge pages
     constexpr uintptr_t PAGE = 4096;
+    if (bytes < HUGE_BYTES) return;
     const uintptr_t from = reinterpret_cast<uintptr_t>(memory), to = from + static_cast<uintptr_t>(bytes);
     const uintptr_t first = (from + PAGE - 1) / PAGE * PAGE, last = to / PAGE * PAGE;
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);

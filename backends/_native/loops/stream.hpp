@@ -67,7 +67,7 @@ inline void queue_active(StreamBuffer& stream, char* y, int64_t bytes) {
     stream.bytes += bytes;
     stream.active = stream.spare;
     stream.spare = rows;
-    const int64_t unaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(stream.to) % CACHE_LINE);
+    const int64_t unaligned = static_cast<int64_t>((0 - reinterpret_cast<uintptr_t>(stream.to)) % CACHE_LINE);
     if (unaligned) copy_partial_line(stream, unaligned);
 }
 
