@@ -1,6 +1,7 @@
 """A memo that torch.compile can trace, and that cannot grow without end."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -42,18 +43,19 @@ _marked: set[type] = set()
 def mark_as_constant(cls: type) -> None:
     """Have Dynamo pass objects of a class to functions that it calls while it traces.
 
-    From PyTorch 2.13 on it passes any object. Older ones have to know the class before they see an object.
+    From PyTorch 2.12 on it passes any object. Older ones have to know the class before they see an object.
     Until PyTorch is imported, this does nothing.
     """
     torch: Any = sys.modules.get("torch")
     version = getattr(torch, "__version__", None)
     if cls in _marked or not isinstance(version, str):
         return
+    has_to_know = [int(number) for number in re.findall(r"\d+", version)[:2]] < [2, 12]
     pytree: Any = getattr(getattr(torch, "utils", None), "_pytree", None)  # None while a thread imports it
-    if version < "2.13" and not hasattr(pytree, "register_constant"):
+    if has_to_know and not hasattr(pytree, "register_constant"):
         return
     with lock:
-        if cls not in _marked and version < "2.13":
+        if cls not in _marked and has_to_know:
             pytree.register_constant(cls)
         _marked.add(cls)
 

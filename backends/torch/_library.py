@@ -38,8 +38,8 @@ def is_exported() -> bool:
 
 @_dynamo.traced_constant  # before 2.13, Dynamo evaluates is_exporting() as True
 def _is_exporting() -> bool:
-    """Return whether torch.export compiles. 2.6 has no is_exporting: all compiled calls count as exported."""
-    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
+    """Return whether torch.export compiles."""
+    return bool(torch.compiler.is_exporting())
 
 
 # Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the
