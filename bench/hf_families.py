@@ -13,31 +13,35 @@ Wrong outputs of a patched model make the script fail.
 """
 
 import argparse
+import importlib
 import json
 import re
 import sys
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
 import torch
 import transformers
-from hf import _tiny, _tiny_config
-from hf._compare import FLOAT64, off
-from test_hf_families import LEFT, UNITS, Family
 
 from rope_array import PatchError, hf
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+_tiny, _tiny_config = (importlib.import_module(f"hf.{name}") for name in ("_tiny", "_tiny_config"))
+off, Family = (importlib.import_module("test_hf_families").__dict__[name] for name in ("off", "Family"))
 
 ABSENT = "not in this version"
 TEXTS = ("patched", "refused", ABSENT, "not run", "wrong")
 MODELS = Path(transformers.__file__).parent / "models"
-# Classes that transformers 4 has without an automatic class.
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
+# Classes that transformers 4 has without an automatic class, or beside another of the same model type.
 CLASSES = {
     "evolla": ("EvollaConfig", "EvollaForProteinText2Text"),
+    "idefics": ("IdeficsConfig", "IdeficsForVisionText2Text"),
     "mlcd": ("MLCDVisionConfig", "MLCDVisionModel"),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration"),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration"),
     "qwen3_omni_moe": ("Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration"),
 }
 # Changes of tiny configs before transformers 5, besides the names of rotary parameters.
@@ -46,10 +50,11 @@ OLDER = {
     "dbrx": {"attn_config": None, "ffn_config": None},  # the defaults; its classes refuse keys of to_dict
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "mllama": {"text_config": {"rope_scaling": DEFAULT}},
-    **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_moe"), {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}}
-    ),
+    "qwen3_vl": {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}},
+    "qwen3_vl_moe": {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}},
 }
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # before 4.52 their configs have no part text_config, and no ids of tokens
+IDS = {"image_token_id": 127, "video_token_id": 126, "vision_start_token_id": 125}
 
 
 def names():
@@ -61,7 +66,7 @@ def names():
 
 def with_older_keys(changes):
     """Return changes of a config in the keys before transformers 5: rope_theta and rope_scaling."""
-    new = {key: with_older_keys(value) if isinstance(value, dict) else value for key, value in changes.items()}
+    new = {key: with_older_keys(old) if isinstance(old, dict) else old for key, old in changes.items()}
     rule = new.pop("rope_parameters", None)
     if rule and "rope_theta" in rule:
         base, rule = rule["rope_theta"], {key: value for key, value in rule.items() if key != "rope_theta"}
@@ -75,12 +80,12 @@ def verdict(name):
         return ABSENT
     try:
         family = Family(_tiny.Tiny(name))
-        family.own
+        own = family.own
     except Exception as error:  # whatever a model of another version raises
         return f"not run: {str(error).splitlines()[0]}"
     try:
         with hf.patched(family.model, angles="float32"):
-            assert torch.equal(family.run(family.model), family.own), f"{name}: other outputs in float32 mode"
+            assert torch.equal(family.run(family.model), own), f"{name}: other outputs in float32 mode"
         with hf.patched(family.model):
             exact = family.run(family.model)
     except PatchError as error:
@@ -101,8 +106,10 @@ def main():
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the verdicts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if transformers.__version__.startswith("4."):
+    if VERSION < (5, 0):
         older = {name: with_older_keys(changes) for name, changes in _tiny_config.CHANGES.items()}
+        if VERSION < (4, 52):
+            older |= {name: {**older[name]["text_config"], **IDS} for name in FLAT}
         _tiny_config.CHANGES = _tiny_config.merged(older, OLDER)
         _tiny.CLASSES = {**_tiny.CLASSES, **CLASSES}
         _tiny.TASKS = (*_tiny.TASKS, "FOR_VISION_2_SEQ")

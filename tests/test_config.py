@@ -393,6 +393,14 @@ def test_the_context_is_stated_or_the_default_of_the_class():
 # ---- notes ----
 
 PLAIN_RULE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def written_by(version, **changes):
+    """Return a config with a YaRN of other numbers in some versions of transformers."""
+    yarn = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False, **changes}
+    return small("llama", max_position_embeddings=8192, transformers_version=version, rope_scaling=yarn)
+
+
 # A config; the beginning or a word of one of its notes.
 NOTES = [
     (llama(rope_parameters={**LINEAR, "beta_fast": 3}), "does not use 'beta_"),
@@ -402,6 +410,9 @@ NOTES = [
     (OLMO3, "truncate", FULL),
     ({**DBRX, "attn_config": {"rope_theta": 5e5}}, "transformers 5.24 does not read it"),
     ({**GEMMA3, "rope_local_base_freq": 5.0}, "rope_local_base_freq outside", layer(0)),
+    (written_by("4.45.2"), "in 4.45, .* is max_position_embeddings and mscale .* and truncate is not read$"),
+    (written_by("4.51.3"), "in 4.51, .* the factor is 2, the ratio .* and truncate is not read$"),
+    (written_by("4.55.0"), "in 4.55, .* the ratio of the contexts$"),
     (MOE, "rope_scaling is not used", layer(0)),
     ({**MOE, "rope_parameters": PLAIN_RULE}, "rope_scaling is not used", layer(0)),
 ]
@@ -417,6 +428,8 @@ def test_not_noted():
     for config, text, *which in (
         ({**BAMBA, "attn_rotary_emb": 64}, "attn_rotary_emb is", layer(1)),
         (DBRX, ""),
+        *((written_by(version), "this is YaRN") for version in ("4.44.2", "4.56.0", "5.24.0", None)),
+        (written_by("4.55.4", factor=2.0), "this is YaRN"),
         (llama(properties=1, europe=2), ""),
         (model("llama4", text_config=model("llama4_text", rope_theta=5e5), rope_theta=5e5), "outside"),
     ):

@@ -1,6 +1,7 @@
 """Make the scaling rule of a `rope_type`, from a layer and its rotated width."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -71,7 +72,36 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
         if rule.attention_factor is None and mscale is None:
             _note_amplitude_of_vllm(layer, rule)
         _note_attn_factor(layer, rule)
+        _note_older_yarn(layer, rule)
     return rule
+
+
+def _note_older_yarn(layer: Layer, rule: YaRN) -> None:
+    """Note that the version of transformers that wrote the config computes YaRN otherwise.
+
+    ROPE_INIT_FUNCTIONS has YaRN from 4.45 on. The rule is today's from 4.56 on.
+    """
+    part, state = layer.config_part, layer.parameters.get
+    written = part.content.get("transformers_version") or part.above.get("transformers_version")
+    match = re.match(r"4\.(\d\d)\b", written) if isinstance(written, str) else None
+    if match is None or not part.in_transformers:
+        return
+    minor, differences = int(match[1]), []
+    context, original = layer.values.get("max_position_embeddings"), state("original_max_position_embeddings")
+    if 45 <= minor < 51:
+        if original not in (None, context):
+            differences.append("original_max_position_embeddings is max_position_embeddings")
+        if rule.attention_factor is None and rule.mscale is not None:
+            differences.append("mscale is not read")
+    elif 51 <= minor < 56 and original and isinstance(context, int) and context / original != rule.factor:
+        differences.append(f"the factor is {context / original:.6g}, the ratio of the contexts")
+    if 45 <= minor < 55 and not rule.truncate:
+        differences.append("truncate is not read")
+    if differences:
+        part.note(
+            f"this is YaRN of transformers 4.56 and later: in {match[0]}, which wrote the config, "
+            + " and ".join(differences)
+        )
 
 
 def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:

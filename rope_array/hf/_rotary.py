@@ -43,8 +43,8 @@ class TableFormat:
     sign
         -1 if the module returns the sine of the positive angle for a negative frequency.
     coordinates
-        "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates. "each":
-        the first axis, and the tables have it too, as the model's function chooses a coordinate for each pair.
+        "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates. "each"
+        is the first axis if the tables have it too: the model's function chooses each pair's coordinate.
     has_batch_axis
         Whether the module adds a first axis of size 1.
     stored_as
