@@ -47,7 +47,7 @@ def by_tables(x, pos):
 
 # A line for each struct: our name, jaxlib's, and the members, with jaxlib's name where it is another.
 STRUCTS = """
-    Extension XLA_FFI_Extension_Base type next
+    Extension decltype(XLA_FFI_Metadata_Extension::extension_base) type next
     Version XLA_FFI_Api_Version major=major_version minor=minor_version
     Metadata XLA_FFI_Metadata version=api_version
     MetadataExtension XLA_FFI_Metadata_Extension metadata

@@ -13,7 +13,7 @@ namespace rope::xla {
 struct Error;    // XLA_FFI_Error
 struct Context;  // XLA_FFI_ExecutionContext
 
-struct Extension {  // XLA_FFI_Extension_Base
+struct Extension {  // XLA_FFI_Extension_Base; since JAX 0.12 XLA_FFI_InternalExtension
     size_t struct_size;
     int type;
     Extension* next;
