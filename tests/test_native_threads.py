@@ -15,6 +15,7 @@ from native_cases import (
     F16,
     F32,
     F64,
+    LEVEL,
     MIB,
     OF_OPENMP,
     THREADS,
@@ -245,23 +246,32 @@ def test_as_many_threads_as_processors_that_may_be_used(monkeypatch):
         os.sched_setaffinity(0, processors)
 
 
-FIRST_CALLS_OF_A_ROPE = """
+FIRST_CALLS = """
     import sys
-    import numpy as np, rope_array as ra
+    import numpy as np
     from threads import in_threads
 
     sys.setswitchinterval(1e-6)
-    x = np.ones((20_000, 3, 8), np.float32)
-    for base in range(1000, 1050):
-        rope = ra.RoPE(8, base=float(base))
-        results = in_threads(lambda i: rope.apply(x, [0, 1, 2]).tobytes(), 4)
-        assert {*results} == {rope.apply(x, [0, 1, 2]).tobytes()}, base
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", bool)
+    x, ropes, before = np.ones((20_000, 3, 8), np.float32), {}, is_gil_enabled()
+
+    def rotate(i):
+        import rope_array as ra
+
+        rope = ropes.setdefault(base, ra.RoPE(8, base=base))
+        rotation = rope.rotation([0, 1, 2], like=x)
+        return rope.apply(x, [0, 1, 2]).tobytes(), rotation.apply(x).tobytes(), type(rotation)
+
+    for base in range(1000, 1020):
+        assert {*in_threads(rotate)} == {rotate(0)}, base
+    assert is_gil_enabled() == before
 """
 
 
-def test_threads_that_prepare_one_plan():
-    """A call keeps its handle if another thread replaces it; MALLOC_PERTURB_ fills freed memory with 0xA5."""
-    child.run(FIRST_CALLS_OF_A_ROPE, MALLOC_PERTURB_="165")
+@pytest.mark.parametrize("level", ["", "none"], ids=["C++ kernel", "array-api"])
+def test_first_calls_from_eight_threads(level):
+    """A call keeps a plan's handle if another thread replaces it; a free-threaded Python stays so."""
+    child.run(FIRST_CALLS, **{LEVEL: level}, MALLOC_PERTURB_="165")  # fills freed memory with 0xA5
 
 
 # ---- daemon threads at exit ----
