@@ -52,8 +52,8 @@ def make_tables(source: Positions, like: Any) -> Any:
     return _make_tables(pos, fraction, source.inv_freq, source.plan, use_float64)
 
 
-# Inlined into the caller's program, which shows the arguments that its caller donated. By True, JAX 0.12 inlines
-# only after it lowered the function alone.
+# Inlined into the caller's program, which shows the arguments that its caller donated. By True, JAX 0.12
+# inlines only after it lowered the function alone.
 _program = partial(jax.jit, inline=jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True)
 
 
