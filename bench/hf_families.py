@@ -17,6 +17,7 @@ import importlib
 import json
 import re
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -97,7 +98,8 @@ def verdict(name):
 
 def reason(error):
     """Return why `patch` refuses a model: the first reason that its error has for a module."""
-    return next(iter(re.findall(r" \(\w+\): (.*?)\. ", f"{error} ")), "no rotary module that patch supports")
+    reasons = re.findall(r" \(\w+\): (.*?)\. ", f"{error} ")
+    return textwrap.shorten(next(iter(reasons), "no rotary module that patch supports"), 64)
 
 
 def main():

@@ -24,7 +24,7 @@ from hf._walk import modeling
 
 import rope_array as ra
 from rope_array import _dispatch
-from rope_array.hf import _attention, _attributes, _operators, _report
+from rope_array.hf import _attention, _attributes, _operators, _patch, _report
 from rope_array.hf._layer_tables import LayerTables
 from rope_array.hf._rebind import rebind
 
@@ -567,6 +567,15 @@ REFUSED = {
 def test_models_other_than_their_config_are_refused(case):
     make, text = REFUSED[case]
     refused(make(), text)
+
+
+def test_a_refusal_names_another_version_of_transformers(monkeypatch):
+    version = transformers.__version__
+    monkeypatch.setattr(_patch, "TRANSFORMERS", "5.99.1")
+    hint = f"transformers {version}, and patch follows 5.99: try that version. Or the model {NO_MATCH}"
+    refused(scaled("llama", "inv_freq"), hint)
+    monkeypatch.setattr(_patch, "TRANSFORMERS", f"{version.rpartition('.')[0]}.99")
+    refused(scaled("llama", "inv_freq"), rf"config [0-9.]+\. The model {NO_MATCH}")
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,10 @@ class _Patcher:
             try:
                 yield _rotary.plan_rotary(name, module, self._model_of(name), self.exact)
             except ConfigMismatch as difference:
-                hint = f"{_version_hint()} Or the" if _version_hint() else " The"
+                cause = f"{_version_hint()} Or the" if _version_hint() else " The"
                 raise PatchError(
-                    f"{NamedModule(name, module)}: {difference}.{hint} model does not match its config: reload "
-                    "it, or correct the config."
+                    f"{NamedModule(name, module)}: {difference}.{cause} model does not match its config: "
+                    "reload it, or correct the config."
                 ) from None
             except (UnsupportedModule, RoPEError) as error:
                 reason = str(error).removesuffix(".")
