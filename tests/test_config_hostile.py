@@ -19,7 +19,7 @@ from rope_array import ConfigError
 from rope_array._config import _document
 from rope_array._config import _model_defaults as defaults
 from rope_array._config._conventions import REMOTE
-from rope_array.config import read
+from rope_array.config import read, read_layers
 
 LLAMA = model("llama", head_dim=128, rope_theta=500000.0, max_position_embeddings=131072)
 MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
@@ -277,8 +277,14 @@ def test_numbers_of_too_many_digits():
 
 
 def test_a_huge_config_takes_no_time():
-    huge = model("smollm3", num_hidden_layers=2**60, layer_types=["full_attention"] * 10**6)
+    huge = model("smollm3", num_hidden_layers=2**60)
     assert rope(huge, layer_type=3).rotary_dim == 0
-    refuse("layer_types has 1000000 values", huge, layer_type=2**50)
-    refuse("keys", {**LLAMA, "rope_scaling": {f"k{i}": 1 for i in range(10**5)}})
+    refuse("layer_types has 1025 values; give at most", {**huge, "layer_types": [""] * 1025}, layer_type=3)
+    refuse("a list of layers has 1025 values; give at most", model("bamba", attn_layer_indices=[1] * 1025))
+    with pytest.raises(ConfigError, match="num_hidden_layers is 1152921504606846976; give at most 1024"):
+        read_layers(huge)
+    many = {f"k{i}": 1 for i in range(1025)}
+    refuse("keys", {**LLAMA, "rope_scaling": many})
+    for config in ({**LLAMA, **many}, {"text_config": LLAMA, **many}, {"text_config": {**LLAMA, **many}}):
+        refuse("has 10.. keys in one object; give at most 1024", config)
     refuse("it must be a list of names", {**LLAMA, "layer_types": list(range(10**5))}, layer_type=3)

@@ -69,8 +69,8 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
     """By Python's audit events, they make no connection, start no program, write no file, load no library."""
     script = """
         import contextlib, importlib, os, sys, sysconfig
-        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename os.rmdir "
-        refused += "os.spawn os.startfile os.symlink os.system os.truncate pickle. socket. subprocess."
+        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename "
+        refused += "os.rmdir os.spawn os.symlink os.system os.truncate pickle. socket. subprocess."
         refused, config, events = tuple(refused.split()), sys.argv[1], []
 
 
@@ -98,10 +98,10 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
         sys.addaudithook(hook)
         import rope_array
         rope_array.RoPE.from_config(config)
-        assert new_packages() == {"rope_array", "array_api_compat"}
+        assert new_packages() == {"rope_array", "array_api_compat"}, new_packages()
         for name in {*rope_array._MODULES, "__main__"} - {"torch"}:
             importlib.import_module(f"rope_array.{name}")
-        assert new_packages() == {"rope_array", "array_api_compat", "numpy"}
+        assert new_packages() == {"rope_array", "array_api_compat", "numpy"}, new_packages()
         import array_api_compat, numpy
         rope_array.apply(numpy.ones((2, 4)), range(2))
         folders = [m.__path__[0] for m in (rope_array, rope_array._backends, numpy, array_api_compat)]

@@ -25,7 +25,9 @@ from rope_array._config._locate import convention_for, locate
 from rope_array._config._part import ConfigPart
 from rope_array._config._reader import Reader
 from rope_array._config._values import MOST_LAYERS, PartValues
-from rope_array._errors import ConfigError, SpecError
+from rope_array._errors import ConfigError, SpecError, short
+
+_MOST_KEYS_OF_A_PART = 1024  # `read_layers` looks at every key for each layer
 
 __all__ = ["Document", "context", "fields", "find_part", "layer_count", "load", "refusals"]
 
@@ -43,7 +45,10 @@ def fields(
 
 def find_part(document: Document, path: str | None) -> ConfigPart:
     """Return a part of a document; by default the text part, or the whole."""
-    return locate(document.content, document.class_name, plain(path))
+    config_part = locate(document.content, document.class_name, plain(path))
+    if (count := max(len(config_part.content), len(config_part.above))) > _MOST_KEYS_OF_A_PART:
+        raise ConfigError(f"the config has {count} keys in one object; give at most {_MOST_KEYS_OF_A_PART}.")
+    return config_part
 
 
 def context(config_part: ConfigPart) -> int | None:
@@ -52,9 +57,11 @@ def context(config_part: ConfigPart) -> int | None:
 
 
 def layer_count(config_part: ConfigPart) -> int:
-    """Return the number of layers, 0 if it is unknown; at most as many as a reading looks at."""
-    blocks = PartValues(replace(config_part, stated={}, inferred={}, notes=[])).blocks()
-    return min((_known_count(config_part, "num_hidden_layers") or 0) // blocks, MOST_LAYERS)
+    """Return the number of layers, 0 if it is unknown."""
+    count = _known_count(config_part, "num_hidden_layers") or 0
+    if count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers is {short(count)}; give at most {MOST_LAYERS}.")
+    return count // PartValues(replace(config_part, stated={}, inferred={}, notes=[])).blocks()
 
 
 def _known_count(config_part: ConfigPart, name: str) -> int | None:

@@ -7,7 +7,7 @@ config does not state `layer_types`. Read from the configuration files of transf
 from collections.abc import Callable
 from typing import Any
 
-from rope_array._config._values import FULL, LINEAR, SLIDING, PartValues
+from rope_array._config._values import FULL, LINEAR, SLIDING, PartValues, is_among
 from rope_array._errors import SpecError, short
 
 
@@ -46,7 +46,7 @@ def cohere2_moe(values: PartValues, count: int, index: int) -> str:
 
 def lfm2(values: PartValues, count: int, index: int) -> str:
     chosen = values.get("full_attn_idxs")
-    return FULL if not isinstance(chosen, (list, tuple)) or index in chosen else "conv"
+    return FULL if not isinstance(chosen, (list, tuple)) or is_among(chosen, index) else "conv"
 
 
 def flint(values: PartValues, count: int, index: int) -> str:
@@ -57,7 +57,7 @@ def bamba(values: PartValues, count: int, index: int) -> str:
     chosen = values.get("attn_layer_indices")
     if chosen is not None and not isinstance(chosen, (list, tuple)):
         raise SpecError(f"attn_layer_indices is {short(chosen)}; give a list of indices of layers.")
-    return FULL if chosen and index in chosen else LINEAR
+    return FULL if chosen and is_among(chosen, index) else LINEAR
 
 
 def recurrent_gemma(values: PartValues, count: int, index: int) -> str:
@@ -87,7 +87,7 @@ def minimax_m3(values: PartValues, count: int, index: int) -> str:
 
 def baichuan_m1(values: PartValues, count: int, index: int) -> str:
     windows = values.get("sliding_window_layers")
-    return SLIDING if isinstance(windows, (list, tuple)) and index in windows else FULL
+    return SLIDING if isinstance(windows, (list, tuple)) and is_among(windows, index) else FULL
 
 
 def mimo(values: PartValues, count: int, index: int) -> str:
@@ -174,4 +174,4 @@ def is_cross_attention(values: PartValues, index: int) -> bool:
     layers = values.get("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38))
     if not isinstance(layers, (list, tuple)):
         raise SpecError(f"cross_attention_layers is {short(layers)}; give a list of indices of layers.")
-    return index in layers
+    return is_among(layers, index)

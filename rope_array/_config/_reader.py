@@ -19,6 +19,7 @@ from rope_array._config._values import (
     RotaryParameters,
     check_keys,
     check_shape,
+    is_among,
     rule_name_of,
 )
 from rope_array._errors import ConfigError, SpecError
@@ -404,7 +405,7 @@ class Reader:
         if self.index is None:
             return self.label != "unscaled"
         chosen = self.values.get(key)
-        return not isinstance(chosen, (list, tuple)) or self.index in chosen
+        return not isinstance(chosen, (list, tuple)) or is_among(chosen, self.index)
 
 
 def _check_length(name: str, values: Sequence[Any], index: int) -> None:

@@ -11,7 +11,7 @@ from rope_array._spec import validation
 
 # Far above every published config, and small enough that a hostile config costs no time.
 MOST_KEYS = 64
-MOST_LAYERS = 4096
+MOST_LAYERS = 1024
 _WIDEST = 2**16
 _LARGEST = 2**62
 
@@ -22,6 +22,13 @@ NEWER_NAMES: dict[str, str] = KEYS["newer_layer_types"]
 PARAMETERS = frozenset((*KEYS["parameters"]["of_every_rule"], *KEYS["parameters"]["of_no_rule"])).union(
     *KEYS["rules"].values()
 )
+
+
+def is_among(layers: Sequence[Any], index: int | None) -> bool:
+    """Return whether a list of layers has an index; refuse a list that is longer than any model's."""
+    if len(layers) > MOST_LAYERS:
+        raise ConfigError(f"a list of layers has {len(layers)} values; give at most {MOST_LAYERS}.")
+    return index in layers
 
 
 def check_shape(parameters: Mapping[str, Any]) -> None:
@@ -260,6 +267,8 @@ class PartValues(TypedMapping):
         types = self.get("layer_types", ())
         if not (isinstance(types, (list, tuple)) and all(isinstance(name, str) for name in types)):
             raise ConfigError(f"layer_types is {quoted(types)}; it must be a list of names.")
+        if len(types) > MOST_LAYERS:
+            raise ConfigError(f"layer_types has {len(types)} values; give at most {MOST_LAYERS}.")
         types = types[:: self.blocks()]
         return types if self.stated("layer_types") is None else self._in_newer_names(types)
 
