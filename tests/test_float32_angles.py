@@ -1,6 +1,6 @@
 """`angles="float32"`: the bits of transformers, for every scaling rule and for released configs.
 
-The golden file has the frequencies and amplitudes of transformers 5.23 and PyTorch 2.13, with AVX-512,
+The golden file has the frequencies and amplitudes of transformers 5.24 and PyTorch 2.13, with AVX-512,
 for configs of released models; tests/hf/_float32.py writes it. tests/test_hf.py compares with transformers.
 """
 

@@ -197,7 +197,7 @@ def _paths(config: Any, wanted: Any, depth: int = 3) -> Iterator[str]:
 
 
 def _layer_types(config: Any) -> tuple[Any, ...]:
-    """Return a config's layer types, then usual ones: models before transformers 5 have modules of both."""
+    """Return a config's layer types, then usual ones: models of transformers 4 have modules of both."""
     layer_types = getattr(config, "layer_types", None)
     configured = layer_types if isinstance(layer_types, list | tuple) else ()
     return tuple(dict.fromkeys((*configured, "full_attention", "sliding_attention")))
@@ -281,7 +281,7 @@ def _check_frequencies(probe: Any, rope: RoPE, layer_type: str | None) -> None:
     if buffer is None:
         return
     frequencies = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
-    if buffer.numel() > len(frequencies):  # Pixtral before transformers 5
+    if buffer.numel() > len(frequencies):  # Pixtral in transformers 4
         raise UnsupportedModule(f"its buffer {name} is a table of angles, not of frequencies")
     magnitudes = buffer.double().abs()
     index = (magnitudes.flatten()[:, None] - frequencies).abs().argmin(-1)
@@ -390,7 +390,7 @@ def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
     pass_on = _round_to_input if plan.keeps_dtype and not in_float32 else _keep_precision
     make = next(iter(makers.values()))
 
-    # DBRX and RecurrentGemma before transformers 5 take seq_len, and ignore it.
+    # Some classes of transformers 4, such as DBRX and RecurrentGemma, take seq_len, and ignore it.
     def forward(self: Any, x: Any, position_ids: Any, seq_len: Any = None) -> Any:
         return pass_on(make(x, position_ids), x)
 
