@@ -5,7 +5,7 @@ the series, `_stretched` each of its frequencies, in float64. A rule depends on 
 series (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
 
 `_float32_series` has the float32 steps of Hugging Face's function for the rule, in its order: transformers
-5.24, modeling_rope_utils.py, ROPE_INIT_FUNCTIONS. There ``number / tensor`` rounds twice: the reciprocal, and
+5.23, modeling_rope_utils.py, ROPE_INIT_FUNCTIONS. There ``number / tensor`` rounds twice: the reciprocal, and
 its product with the number.
 """
 
