@@ -1,5 +1,6 @@
-"""Check what a release publishes: `python release/check.py CHECK ...`. The session `release` runs all.
+"""Check what a release publishes: `python release/check.py CHECK ...`. The session `release` runs `all`.
 
+all               the four checks that follow; writes bench/results/release.json
 texts             the version, the recipe, licences and cibuildwheel's options agree with pyproject.toml
 twice             the sdist and the pure wheel, built twice in different surroundings, have one hash
 linux             the kernel's wheel gets the tag of release.yml, and works
@@ -7,10 +8,12 @@ oldest            a build with the oldest build requirements of pyproject.toml
 published DIST [TAG]   the files in a folder; for a tag, that nothing is missing for the first release
 """
 
+import datetime
 import email
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -42,6 +45,11 @@ PLATFORM_TAGS = {
     ("macos", "x86_64"): ("macosx_x86_64", r"macosx_\d+_\d+_x86_64"),
     ("windows", "AMD64"): ("win_amd64", "win_amd64"),
 }
+RECORD: dict[str, object] = {}  # what `all` writes
+TOOLS = (
+    *("auditwheel", "abi3audit", "twine", "check-wheel-contents", "cibuildwheel", "py-rattler-build"),
+    *("ziglang", "build", "scikit-build-core", "nanobind", "cmake", "ninja"),
+)
 OWNER = """[project.urls] of pyproject.toml has no `Source`, the address of the public repository: add
     [project.urls]
     Source = "https://..."
@@ -111,9 +119,9 @@ def check_recipe() -> None:
 
     recipe = Stage0Recipe.from_file(ROOT / "release" / "recipe.yaml")
     variant = VariantConfig({"python": ["3.12.* *_cpython"], "cxx_compiler": ["cxx"], "c_stdlib": ["libc"]})
-    platforms = "linux-64", "linux-aarch64", "osx-arm64", "win-64"
-    for platform in platforms:
-        (rendered,) = recipe.render(variant, RenderConfig(platform=PlatformConfig(target_platform=platform)))
+    systems = "linux-64", "linux-aarch64", "osx-arm64", "win-64"
+    for system in systems:
+        (rendered,) = recipe.render(variant, RenderConfig(platform=PlatformConfig(target_platform=system)))
         needs = rendered.recipe.requirements.to_dict()
         build = conda("python", "pip", *PYPROJECT["build-system"]["requires"])
         ensure(set(needs["host"]) == build, f"the recipe's host is {needs['host']}, not {sorted(build)}")
@@ -125,7 +133,7 @@ def check_recipe() -> None:
     licences = sorted(path for pattern in PROJECT["license-files"] for path in ROOT.glob(pattern))
     ensure(sorted(about["license_file"]) == [path.relative_to(ROOT).as_posix() for path in licences],
            "the recipe's license_file and pyproject.toml's license-files differ")  # fmt: skip
-    passed(f"recipe rendered for {', '.join(platforms)}; its requirements are pyproject.toml's")
+    passed(f"recipe rendered for {', '.join(systems)}; its requirements are pyproject.toml's")
 
 
 def check_licences() -> None:
@@ -148,11 +156,11 @@ def check_cibuildwheel() -> None:
     workflow = (ROOT / ".github/workflows/release.yml").read_text("utf-8")
     systems = re.findall(r"platform: (\w+), archs: (\w+)", workflow)
     ensure(sorted(systems) == sorted(PLATFORM_TAGS), f"release.yml builds on {systems}")
-    for (platform, processor), (tag, _) in PLATFORM_TAGS.items():
-        env = {"CIBW_PLATFORM": platform, "CIBW_ARCHS": processor}
+    for (system, processor), (tag, _) in PLATFORM_TAGS.items():
+        env = {"CIBW_PLATFORM": system, "CIBW_ARCHS": processor}
         printed = run(sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", env=env).split()
         expected = [f"{python}-{tag}" for python in ("cp311", "cp312", "cp314", "cp314t")]
-        ensure(printed == expected, f"cibuildwheel builds {printed} for {platform}, not {expected}")
+        ensure(printed == expected, f"cibuildwheel builds {printed} for {system}, not {expected}")
     version = metadata.version("cibuildwheel")
     passed(f"cibuildwheel {version}: {len(expected)} builds on each of {len(systems)} systems")
 
@@ -216,7 +224,8 @@ def check_twice() -> None:
         for files in (sdists, wheels):
             hashes = {hash_of(path) for path in files}
             ensure(len(hashes) == 1, f"{files[0].name} is not reproducible: {sorted(hashes)}")
-            passed(f"{files[0].name} built {len(files)} times: sha256 {hashes.pop()}")
+            (RECORD[files[0].name],) = hashes
+            passed(f"{files[0].name} built {len(files)} times: sha256 {RECORD[files[0].name]}")
         check_sdist(sdists[0])
         check_wheel(wheels[0])
         check_tools([sdists[0], wheels[0]])
@@ -311,6 +320,7 @@ def check_linux() -> None:
             ensure("-cp312-abi3-" in repaired.name, f"{repaired.name} is not for the stable ABI of 3.12")
         (nanobind,) = re.findall(r"(?m)^nanobind==(\S+)", CONSTRAINTS.read_text("utf-8"))
         show_tag(wheel)
+        RECORD["wheel"] = repaired.name
         check_wheel(repaired, nanobind)
         check_tools([repaired])
         check_works(fresh, repaired)
@@ -329,6 +339,25 @@ def check_oldest() -> None:
         wheel, fresh = isolated_wheel(sys.executable, Path(temporary), constraints, this_processor)
         passed(f"a build with {', '.join(oldest)}")
         check_works(fresh, wheel)
+    RECORD["versions"] = {"python": platform.python_version(), **dict(spec.split("==") for spec in oldest)}
+    return None
+
+
+def check_all() -> None:
+    """Run the checks that need the sources alone, and write their record if none was left out."""
+    for check in (check_texts, check_twice, check_linux, check_oldest):
+        check()
+    if not {"wheel", "versions"} <= set(RECORD):
+        return print("--  bench/results/release.json is not written, as a check was left out")
+    commit, changes = run("git", "rev-parse", "HEAD").strip(), run("git", "status", "--porcelain").strip()
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit + "+" * bool(changes),
+        "system": " ".join([platform.system(), platform.machine(), *platform.libc_ver()]),
+        "tools": {name: metadata.version(name) for name in TOOLS},
+    }
+    text = json.dumps({**about, **RECORD}, indent=1)
+    (ROOT / "bench" / "results" / "release.json").write_text(text + "\n", "utf-8")
     return None
 
 

@@ -32,11 +32,12 @@ def seconds(cell):
 
 
 def versions_run():
-    """Return the versions of each package in the environments of the session `versions`, and on a GPU."""
+    """Return the versions of each package in the sessions `versions` and `release`, and on a GPU."""
     records = list(json.loads((RESULTS / "versions.json").read_text("utf-8")).values())
     runs = [run for record in records for key in ("checks", "tests") for run in record.get(key, {}).values()]
     assert not sum(run["failed"] for run in runs)
-    records.append(json.loads(max(RESULTS.glob("*-gpu-checks.json")).read_text("utf-8")))
+    paths = (max(RESULTS.glob("*-gpu-checks.json")), RESULTS / "release.json")
+    records += [json.loads(path.read_text("utf-8")) for path in paths]
     versions = collections.defaultdict(set)
     for package, version in itertools.chain(*(record["versions"].items() for record in records)):
         versions[package].add(version)
@@ -47,6 +48,7 @@ def test_every_promised_version_was_run():
     pyproject = tomllib.loads((README.parent / "pyproject.toml").read_text("utf-8"))
     project, versions = pyproject["project"], versions_run()
     specs = {*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())}
+    specs |= {*pyproject["build-system"]["requires"]}
     for spec in specs:
         if not spec.startswith(project["name"]):
             package, bound = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", spec).groups()
