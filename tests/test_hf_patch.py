@@ -241,6 +241,12 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_dynamo")
+def test_the_text_of_a_rope_in_a_program_is_a_key_and_is_not_unpickled():
+    text = f'["{pickle.dumps(ra.RoPE(4)).hex()}", ""]'
+    with pytest.raises(ra.PatchError, match="of another process"):
+        torch.ops.rope_array_hf.make_tables(torch.ones(1, 4), torch.arange(1), text)
+
+
 def test_compiled_layers_call_operators_with_the_gradients_of_the_eager_model():
     """Dynamo writes one operator for the tables and one for each layer, and does not trace our functions."""
     model, names = build(), []

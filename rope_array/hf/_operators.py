@@ -19,6 +19,7 @@ import torch
 from rope_array import _dispatch
 from rope_array._array_api.source import Tables
 from rope_array._dynamo import traced_constant
+from rope_array._errors import PatchError
 from rope_array._rope import RoPE
 from rope_array._spec.plan import Layout
 
@@ -49,15 +50,16 @@ def serves(*tensors: Any) -> bool:
     return all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors)
 
 
+# Ropes of this process by their text, kept with the operators, which copies of this package share. A program
+# from a file may contain any text: unpickling it could run code.
+_ROPES: dict[str, RoPE] = vars(torch.ops.rope_array_hf).setdefault("_ropes", {})
+
+
 def text_of(rope: RoPE) -> str:
     """Return a rope as an argument of `make_tables_by_operator`."""
-    return json.dumps([pickle.dumps(rope).hex(), _cache_key()])
-
-
-@functools.lru_cache(64)
-def _unpickle_rope(text: str) -> RoPE:
-    rope: RoPE = pickle.loads(bytes.fromhex(json.loads(text)[0]))
-    return rope
+    text = json.dumps([pickle.dumps(rope).hex(), _cache_key()])
+    _ROPES[text] = rope
+    return text
 
 
 def make_tables_by_operator(x: Any, pos: Any, rope: str) -> Any:
@@ -77,7 +79,9 @@ def _layout_text(*layout: Any) -> str:
 
 
 def _make_tables_in_graph(x: Any, pos: Any, rope: str) -> list[Any]:
-    return list(_unpickle_rope(rope).rotation(pos, like=x))
+    if rope not in _ROPES:
+        raise PatchError("The program is of another process. Patch and compile the model in this process.")
+    return list(_ROPES[rope].rotation(pos, like=x))
 
 
 def _rotate_in_graph(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
