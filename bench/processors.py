@@ -187,7 +187,7 @@ def run_module(command, folder, expected):
     run(*command, RECORDER, hashes)
     report = json.loads(run(*command, "-m", "rope_array", "check", "numpy", "--json"))
     return versions_here() | {
-        "machine": report["machine"],
+        "system": report["machine"],
         "checks": {"numpy": {outcome: report["counts"][outcome] for outcome in ("passed", "failed")}},
         "tests": counts(json.loads(hashes.read_text("utf-8"))["runs"], expected),
     }
@@ -198,7 +198,10 @@ def environments(folder, expected, module):
     if module:
         yield module[0], partial(run_module, module[1].split(), folder, expected)
         return
-    yield f"{HERE}, this wheel", lambda: versions_here() | {"tests": counts(expected["runs"], expected)}
+    yield (
+        f"{HERE}, this wheel",
+        lambda: versions_here() | {"compiler": "of the wheel", "tests": counts(expected["runs"], expected)},
+    )
     for build in builds(folder):
         yield build.name, partial(run_build, build, folder, expected)
 

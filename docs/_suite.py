@@ -154,6 +154,8 @@ def environment_rows() -> Rows:
     """Yield the environments of the session `versions`."""
     yield "environment", "run", "system", "versions", "checks", "tests"
     for name, record in _environments().items():
+        if "compiler" in record:
+            continue
         versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
         passed = [sum(run["passed"] for run in record.get(key, {}).values()) for key in ("checks", "tests")]
         yield (
@@ -162,6 +164,26 @@ def environment_rows() -> Rows:
             record["system"],
             versions,
             *(f"{count:,}" if count else "" for count in passed),
+        )
+
+
+def processor_rows() -> Rows:
+    """Yield the builds of the session `processors`."""
+    yield "processor, compiler", "run", "program run by", "levels", "equal hashes"
+    for name, record in _environments().items():
+        if "compiler" not in record:
+            continue
+        tests = record.get("tests", {})
+        levels = [run.removeprefix("calls, ") for run in tests if not run.endswith(("streamed", "array-api"))]
+        equal = sum(run["passed"] for run in tests.values())
+        every = sum(sum(run.values()) for run in tests.values())
+        runner = record.get("emulator", "this processor" if tests else "compiled only")
+        yield (
+            name,
+            record["date"],
+            runner.partition(" (")[0],
+            ", ".join(levels),
+            f"{equal:,} of {every:,}" if tests else "",
         )
 
 
@@ -196,5 +218,6 @@ TABLES = {
     "examples": example_rows,
     "origins": origin_rows,
     "environments": environment_rows,
+    "processors": processor_rows,
     "families": family_rows,
 }
