@@ -12,6 +12,7 @@ from typing import Any
 
 from rope_array._config._convention import Convention, Pairing
 from rope_array._config._format import Format, Metadata
+from rope_array._config._gguf_counts import check_counts
 from rope_array._config._tables import read_table
 from rope_array._config._values import FULL, MOST_LAYERS, SLIDING, PartValues
 from rope_array._errors import ConfigError, short
@@ -37,6 +38,7 @@ def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
             "config.json of the model that the file was converted from."
         ) from None
     try:
+        check_counts(path, name)
         return _values_of(GGUFReader(path), name)
     except ConfigError:
         raise

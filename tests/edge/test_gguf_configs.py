@@ -4,6 +4,7 @@ The code is ggml's rope_yarn and ggml_mrope_cache_init, with the factor of llama
 """
 
 import math
+from struct import pack
 
 import gguf
 import numpy as np
@@ -233,6 +234,12 @@ def test_files_that_are_broken_are_refused(file, tmp_path):
     for count in (4, 20, 60, len(content) // 2):
         (tmp_path / "part.gguf").write_bytes(content[:count])
         refuse("is no GGUF file that can be read", tmp_path / "part.gguf")
+    for length, text in (
+        (2**21, "no GGUF file .* claims more values than it has"),
+        (2**62, "more than 2097152"),
+    ):
+        (tmp_path / "array.gguf").write_bytes(pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"x", 9, 4, length))
+        refuse(text, tmp_path / "array.gguf")
     writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
     writer.kv_data[0].clear()
     writer.add_uint16("split.no", 1)
