@@ -27,6 +27,7 @@ namespace {
 
 constexpr int64_t RELEASE_BYTES = 1 << 15;  // bytes of x from which a call releases the interpreter lock
 PyObject *derived_name, *kernel_name;       // "derived", "kernel"
+PyObject* os_module;
 
 // Return the library of an array, or null.
 const Library* library_of(nb::handle array) {
@@ -161,6 +162,23 @@ struct ParsedSource {
     }
 };
 
+// ---- the number of threads ----
+
+// Without the GIL, getenv() could read memory that another Python thread frees when it sets a variable, whichever: the C
+// library locks no reader, before glibc 2.41. os.environ is a dict.
+#if defined(Py_GIL_DISABLED)
+int number_in_os_environ(const char* variable) {
+    const nb::object text = nb::handle(os_module).attr("environ").attr("get")(variable);
+    const char* const utf8 = text.is_none() ? nullptr : PyUnicode_AsUTF8AndSize(text.ptr(), nullptr);
+    if (!utf8) PyErr_Clear();
+    return leading_number(utf8);
+}
+#else
+constexpr auto number_in_os_environ = number_in_environment;
+#endif
+
+int threads_of(int library_threads) { return num_threads(library_threads, number_in_os_environ); }
+
 // ---- the entry ----
 
 // Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a
@@ -249,7 +267,7 @@ class Call {
         auto run_with = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, current, threads); };
         if (bytes < RELEASE_BYTES) return run_with(1);
         const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
-        const int threads = is_small ? 1 : num_threads(library_.num_threads());
+        const int threads = is_small ? 1 : threads_of(library_.num_threads());
         std::exception_ptr error;
         PyThreadState* const state = PyEval_SaveThread();
         try {
@@ -342,6 +360,7 @@ void use_level(const char* name) {
 NB_MODULE(_kernel, m) {
     if (!levels()[0]) throw nb::import_error("it was compiled for another processor: install the package anew");
     import_numpy();
+    os_module = nb::module_::import_("os").release().ptr();
     derived_name = PyUnicode_InternFromString("derived");
     kernel_name = PyUnicode_InternFromString("kernel");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
@@ -362,7 +381,7 @@ NB_MODULE(_kernel, m) {
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level.load()->name; });
     m.def("use_level", &use_level);
-    m.def("threads_of", &num_threads);
+    m.def("threads_of", &threads_of);
     m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });
     m.def("stream_from", [](int64_t bytes) { return stream_bytes.exchange(bytes); });
 }

@@ -103,12 +103,6 @@ Pool* pool() {
     return current;
 }
 
-int number_in(const char* variable) {
-    const char* text = std::getenv(variable);
-    const long number = text ? std::strtol(text, nullptr, 10) : 0;
-    return number < 1 ? 0 : number > 1024 ? 1024 : static_cast<int>(number);
-}
-
 int processors() {
 #if defined(__linux__)
     cpu_set_t set;
@@ -130,7 +124,14 @@ void parallel(int64_t tasks, int threads, void (*work)(void*, int, int64_t), voi
     for (int64_t task = 0; task < tasks; ++task) work(context, 0, task);
 }
 
-int num_threads(int library_threads) {
+int leading_number(const char* text) {
+    const long number = text ? std::strtol(text, nullptr, 10) : 0;
+    return number < 1 ? 0 : number > 1024 ? 1024 : static_cast<int>(number);
+}
+
+int number_in_environment(const char* variable) { return leading_number(std::getenv(variable)); }
+
+int num_threads(int library_threads, int (*number_in)(const char*)) {
     if (const int requested = number_in("ROPE_ARRAY_NUM_THREADS")) return requested;
     if (library_threads > 0) return library_threads;
     if (const int requested = number_in("OMP_NUM_THREADS")) return requested;
