@@ -69,10 +69,9 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
     """By Python's audit events, they make no connection, start no program, write no file, load no library."""
     script = """
         import contextlib, importlib, os, sys, sysconfig
-        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename "
-        refused += "os.rmdir os.spawn os.symlink os.system os.truncate pickle. socket. subprocess."
-        refused, config, events = tuple(refused.split()), sys.argv[1], []
-
+        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename os.rmdir "
+        refused += "os.spawn os.symlink os.system os.truncate pickle. socket. subprocess."
+        refused, config, events, before = tuple(refused.split()), sys.argv[1], [], set(sys.modules)
 
         def hook(event, args):
             if event == "open":
@@ -82,26 +81,23 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
             elif event.startswith(refused) and args != (None,):  # ctypes loads the program itself
                 events.append(f"{event} {args}")
 
-
         def read_variable(self, name, read=os._Environ.__getitem__):
             callers = [sys._getframe(depth).f_globals["__name__"] for depth in range(1, 5)]
-            if any(caller.startswith("rope_array") for caller in callers):
-                events.append(f"environment {name}")
+            events.extend(f"environment {name}" for caller in callers if caller.startswith("rope_array"))
             return read(self, name)
 
+        def check_new_packages(*names):
+            new = {name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names
+            assert new == {"rope_array", "array_api_compat", *names}, new
 
-        def new_packages():
-            return {name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names
-
-
-        before, os._Environ.__getitem__ = set(sys.modules), read_variable
         sys.addaudithook(hook)
+        os._Environ.__getitem__ = read_variable
         import rope_array
         rope_array.RoPE.from_config(config)
-        assert new_packages() == {"rope_array", "array_api_compat"}, new_packages()
+        check_new_packages()
         for name in {*rope_array._MODULES, "__main__"} - {"torch"}:
             importlib.import_module(f"rope_array.{name}")
-        assert new_packages() == {"rope_array", "array_api_compat", "numpy"}, new_packages()
+        check_new_packages("numpy")
         import array_api_compat, numpy
         rope_array.apply(numpy.ones((2, 4)), range(2))
         folders = [m.__path__[0] for m in (rope_array, rope_array._backends, numpy, array_api_compat)]
@@ -210,7 +206,7 @@ MAY_IMPORT = {
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
     "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
-    "hf": "._errors ._dynamo ._spec ._array_api.source ._dispatch ._rope .hf torch",
+    "hf": "._errors ._dynamo ._spec ._array_api.source ._config._model_defaults ._dispatch ._rope .hf torch",
     "torch": "._errors ._spec.validation ._array_api.position_input ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
@@ -402,11 +398,10 @@ def test_dir_and_star_imports_have_the_public_names_alone():
     child.run(
         """
         import rope_array
-        names = {name for name in dir(rope_array) if not name.startswith("_")}
+        names = set(dir(rope_array)) - {"__version__"}
         assert names == set(rope_array.__all__), names ^ set(rope_array.__all__)
-        assert "__version__" in dir(rope_array)
         from rope_array import *
-        assert {name for name in dir(rope_array) if not name.startswith("_")} == names
+        assert set(dir(rope_array)) == {*names, "__version__"}
         assert names <= set(dir()) and "torch" not in dir()
         assert not hasattr(rope_array, "nonesuch")
         """
