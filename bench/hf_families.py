@@ -83,7 +83,7 @@ def verdict(name):
         family = Family(_tiny.Tiny(name))
         own = family.own
     except Exception as error:  # whatever a model of another version raises
-        return f"not run: {str(error).splitlines()[0]}"
+        return f"not run: {shortened(str(error).splitlines()[0])}"
     try:
         with hf.patched(family.model, angles="float32"):
             assert torch.equal(family.run(family.model), own), f"{name}: other outputs in float32 mode"
@@ -99,7 +99,12 @@ def verdict(name):
 def reason(error):
     """Return why `patch` refuses a model: the first reason that its error has for a module."""
     reasons = re.findall(r" \(\w+\): (.*?)\. ", f"{error} ")
-    return textwrap.shorten(next(iter(reasons), "no rotary module that patch supports"), 64)
+    return shortened(next(iter(reasons), "no rotary module that patch supports"))
+
+
+def shortened(text):
+    """Return a text that fits into the cell of a table."""
+    return textwrap.shorten(text, 64, placeholder=" …")
 
 
 def main():
