@@ -69,8 +69,8 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
     """By Python's audit events, they make no connection, start no program, write no file, load no library."""
     script = """
         import contextlib, importlib, os, sys, sysconfig
-        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename os.rmdir "
-        refused += "os.spawn os.symlink os.system os.truncate pickle. socket. subprocess."
+        refused = "ctypes.dlopen os.exec os.fork os.link os.mkdir os.posix_spawn os.remove os.rename "
+        refused += "os.rmdir os.spawn os.symlink os.system os.truncate pickle. socket. subprocess."
         refused, config, events, before = tuple(refused.split()), sys.argv[1], [], set(sys.modules)
 
         def hook(event, args):
@@ -425,21 +425,12 @@ def test_names_and_docstrings(name):
         assert ">>> " in section(text, "Examples"), name
         if inspect.isfunction(value):
             assert section(text, "Yields" if inspect.isgeneratorfunction(value) else "Returns"), name
-            named = section(text, "Parameters")
-            for parameter in inspect.signature(value).parameters.values():
-                stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-                wanted = re.escape(stars + parameter.name)
-                is_described = re.search(rf"(?m)(^|, ){wanted}\b", named)
-                assert parameter.name in ("self", "cls") or is_described, (name, wanted)
-
-
-def test_attributes_of_classes_are_described():
-    text = inspect.getdoc(rope_array.RoPE)
-    fields = [f for f in rope_array.RoPE.__dataclass_fields__ if not f.startswith("_")]
-    for title, names in (("Parameters", fields), ("Attributes", ["frequencies", "amplitude"])):
-        for name in names:
-            assert re.search(rf"(?m)^{name} : ", section(text, title)), name
-    assert "cos, sin : " in section(inspect.getdoc(rope_array.Rotation), "Attributes")
+        described = section(text, "Parameters") + section(text, "Attributes")
+        for parameter in inspect.signature(value).parameters.values():
+            stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+            wanted = re.escape(stars + parameter.name)
+            is_described = re.search(rf"(?m)(^|, ){wanted}\b", described)
+            assert parameter.name in ("self", "cls") or is_described, (name, wanted)
 
 
 NOT_CORE = {"_backends", "__main__", "_command", "_demo", "hf", "vllm"}
