@@ -203,21 +203,12 @@ def test_messages_hold_no_raw_bytes_and_no_long_names(source):
 
 # ---- arbitrary configs ----
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([10**400, -(10**400), 2**63]),
-    st.floats(),
-    st.text(max_size=8),
-    st.sampled_from(["default", "yarn", "longrope", "full_attention", "sliding_attention"]),
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+SCALARS |= st.sampled_from([10**400, -(10**400), 2**63, "default", "yarn", "longrope", "full_attention"])
 JSON = st.recursive(
     SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=4), x, max_size=4)
 )
-PLAUSIBLE = st.one_of(
-    JSON, st.sampled_from([1, 2, 8, 64, 128, 0.5, 1.0, 2.0, 4096, [16, 24, 24], [1.0] * 32])
-)
+PLAUSIBLE = JSON | st.sampled_from([1, 2, 8, 64, 128, 0.5, 1.0, 2.0, 4096, [16, 24, 24], [1.0] * 32])
 PARAMETERS = """
     rope_type type rope_theta partial_rotary_factor factor alpha original_max_position_embeddings beta_fast
     beta_slow attention_factor mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor
