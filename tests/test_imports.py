@@ -306,7 +306,7 @@ def test_no_module_imports_itself_by_way_of_others():
 # ---- broken, mocked and older frameworks ----
 
 
-@pytest.mark.parametrize(("version", "marked"), [("2.9.1", 1), ("2.11.0", 1), ("2.12.0", 0)])
+@pytest.mark.parametrize(("version", "marked"), [("2.11.0", 1), ("2.12.0", 0)])
 def test_dynamo_knows_plans_before_it_sees_one(version, marked):
     """Older versions of PyTorch have to be told, once, and not while another thread imports PyTorch."""
     child.run(
