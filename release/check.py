@@ -253,14 +253,16 @@ def stable_abi_python() -> str:
 
 
 def zig_compilers(folder: Path) -> dict[str, str]:
-    """Write compilers for the C library of the manylinux image; return their variables.
-
-    Zig's library lacks what Clang asks for the level of a processor: the kernel has one level.
-    """
+    """Write compilers for the C library of the manylinux image; return their variables."""
     target = f"x86_64-linux-gnu.{'.'.join(MANYLINUX.split('_')[1:])}"
     for name in ("cc", "c++"):
-        command = f'"{sys.executable}" -m ziglang {name} -target {target}'
-        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n', "utf-8")
+        command = [sys.executable, "-m", "ziglang", name, "-target", target]
+        program = f"""#!{sys.executable}
+import os, sys
+arguments = [argument.replace("=x86-64-", "=x86_64_") for argument in sys.argv[1:]]  # Zig's names of levels
+os.execv({sys.executable!r}, [*{command!r}, *arguments])
+"""
+        (folder / name).write_text(program, "utf-8")
         (folder / name).chmod(0o755)
     flags = "-include cstdio"  # nanobind 3.1 includes it through libstdc++'s headers alone
     return {"CC": str(folder / "cc"), "CXX": str(folder / "c++"), "CXXFLAGS": flags}
