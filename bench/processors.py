@@ -186,8 +186,10 @@ def run_module(command, folder, expected):
     hashes = folder / "hashes.json"
     run(*command, RECORDER, hashes)
     report = json.loads(run(*command, "-m", "rope_array", "check", "numpy", "--json"))
+    system = report["machine"]
     return versions_here() | {
-        "system": report["machine"],
+        "system": system.pop("machine"),
+        "versions": system,
         "checks": {"numpy": {outcome: report["counts"][outcome] for outcome in ("passed", "failed")}},
         "tests": counts(json.loads(hashes.read_text("utf-8"))["runs"], expected),
     }
