@@ -1,6 +1,7 @@
 """The rows of the documentation's tables, made from declarations in the code and from benchmark results."""
 
 import argparse
+import collections
 import itertools
 import json
 import re
@@ -188,13 +189,18 @@ def processor_rows() -> Rows:
 
 
 def family_rows() -> Rows:
-    """Yield the verdicts of `ra.hf.patch` on each family, by version of transformers."""
+    """Yield how many families `ra.hf.patch` patches, by version of transformers, and each that it refuses."""
     records = [record for record in _environments().values() if "families" in record]
     by_version = {record["versions"]["transformers"]: record["families"] for record in records}
     versions = sorted(by_version, key=lambda text: [int(number) for number in text.split(".")])
-    yield "family", *versions
+    yield "model type", *versions
+    counts = [collections.Counter(by_version[version].values()) for version in versions]
+    for verdict in ("patched", "not in this version"):
+        yield verdict, *(f"{count[verdict]:,}" for count in counts)
     for family in sorted({family for families in by_version.values() for family in families}):
-        yield family, *(by_version[version].get(family, "") for version in versions)
+        verdicts = [by_version[version].get(family, "not in this version") for version in versions]
+        if {*verdicts} - {"patched", "not in this version"}:
+            yield f"`{family}`", *verdicts
 
 
 def _environments() -> dict[str, Any]:
