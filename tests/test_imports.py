@@ -33,25 +33,22 @@ LIBRARIES = "numpy torch jax jaxlib dask cupy array_api_strict ml_dtypes mlx ndo
 
 def test_late_modules_come_on_first_use():
     script = """
-        import importlib, sys
+        import sys
 
-        def new(*names, use=""):
+        def new(statement):
             before = set(sys.modules)
-            for name in names:
-                importlib.import_module(name)
-            exec(use, {"ra": sys.modules["rope_array"]})
+            exec(statement, globals())
             return set(sys.modules) - before
 
         for use in sys.argv[1:]:
             for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
                 del sys.modules[name]
-            print(*new("rope_array"), "|", *new(use=use))
+            print(*new("import rope_array as ra"), "|", *new(use))
     """
     names = (
-        "_config _config._diffusers _config._gguf _config._rules _diagnose _spec.scaling config convert hf "
-        "positions torch"
+        "_config _config._diffusers _config._gguf _config._rules _diagnose _spec.scaling config convert hf"
     )
-    late = {f"rope_array.{name}" for name in names.split()}
+    late = {f"rope_array.{name}" for name in [*names.split(), "positions", "torch"]}
     uses = {
         "ra.RoPE(4).frequencies": set(),
         "ra.Linear(2.0)": {"rope_array._spec.scaling"},
@@ -358,11 +355,6 @@ def test_broken_frameworks_do_not_disturb_numpy():
 
 # ---- public names ----
 
-MODULES = (
-    "rope_array",
-    *(f"rope_array.{name}" for name in ("config", "convert", "positions", "testing", "torch")),
-)
-
 
 def public_objects(module):
     """Yield functions, classes and their own methods, with names; exceptions have another test."""
@@ -414,7 +406,10 @@ def section(text, title):
     return match.group(1) if match else ""
 
 
-@pytest.mark.parametrize("name", [*map(case, MODULES)])
+WITH_EXAMPLES = "", ".config", ".convert", ".positions", ".testing", ".torch"
+
+
+@pytest.mark.parametrize("name", [case(f"rope_array{name}") for name in WITH_EXAMPLES])
 def test_names_and_docstrings(name):
     module = importlib.import_module(name)
     names = {n for n, v in vars(module).items() if getattr(v, "__module__", "").startswith("rope_array")}
