@@ -60,7 +60,7 @@ BASES = {key for key, values in VALUES.items() if None in values and re.search("
 
 # Refusals of a dict that states two values, and notes of parameters that transformers drops.
 CONTRADICTIONS = ("leave one out", "give one with rotary parameters", "which differ", "both stated")
-DROPPED = ("transformers 5.24 drops them", "transformers 5.23 reads only rope_type")
+DROPPED = ("transformers 5.24 drops them", "transformers 5.24 reads only rope_type")
 
 
 @pytest.fixture(autouse=True)
