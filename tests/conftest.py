@@ -136,6 +136,8 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_finish():
+    # Hypothesis registers its generator, and warns on Python 3.14 if the object that holds it is frozen.
+    hypothesis.find(hypothesis.strategies.none(), lambda none: True)
     gc.freeze()
     gc.enable()
 
