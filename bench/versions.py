@@ -108,7 +108,9 @@ def run_tests(libraries, arguments, workers):
         path = Path(folder) / "tests.xml"
         options = [f"--libraries={','.join(libraries)}", f"--junitxml={path}", "-q", f"-n={workers}"]
         files = itertools.chain(*(FILES.get(argument, [argument]) for argument in arguments))
-        run("-m", "pytest", *options, "-p", "no:cacheprovider", *files)
+        done = run("-m", "pytest", *options, "-p", "no:cacheprovider", *files)
+        if done.returncode not in (0, 1):  # such as 5: no test ran
+            sys.exit(f"pytest ended with the status {done.returncode}, so no record is written")
         return counts_by_file(xml.parse(path))
 
 
