@@ -20,6 +20,7 @@ import nox
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "virtualenv"  # not uv, which does not read pip's configuration
 nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True  # as a library that is missing
 # Install without compiling, to save time: "0" means --no-compile to pip. Python compiles a module when it is
 # first imported, and writes the result. PYTHONDONTWRITEBYTECODE makes each child process compile PyTorch.
 os.environ.setdefault("PIP_NO_COMPILE", "0")
@@ -406,16 +407,16 @@ def versions_of(session: nox.Session, name: str) -> None:
     )
     pins = oldest([*REQUIRED, *bounds]) if bounds else []
     alone = [*environment.get("alone", ()), *(spec for spec in newest if spec == TORCH)]
-    if alone:
-        session.install(*alone)
     dist = DIST
-    if "python" in environment:  # the wheel of the session `build` may be for nox's Python alone
-        dist = OTHER_PYTHON
-        session.install(*BUILDING)
-        build_wheel(session, unpack(session), dist, ROPE_ARRAY_REQUIRE_KERNEL="1")
-        session.log(f"built {next(dist.glob('*.whl')).name}")
-    install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()), dist=dist)
     try:
+        if alone:
+            session.install(*alone)
+        if "python" in environment:  # the wheel of the session `build` may be for nox's Python alone
+            dist = OTHER_PYTHON
+            session.install(*BUILDING)
+            build_wheel(session, unpack(session), dist, ROPE_ARRAY_REQUIRE_KERNEL="1")
+            session.log(f"built {next(dist.glob('*.whl')).name}")
+        install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()), dist=dist)
         session.run("python", "bench/versions.py", name, *session.posargs)
     finally:  # some take gigabytes
         shutil.rmtree(session.virtualenv.location)

@@ -53,7 +53,8 @@ def run_environment(name, workers):
     """Return the record of an environment: its checks, its tests and its families."""
     environment = ENVIRONMENTS[name]
     record = about()
-    record["checks"] = {target: run_check(target) for target in environment.get("checks", ())}
+    if checks := environment.get("checks"):
+        record["checks"] = {target: run_check(target) for target in checks}
     if environment.get("tests"):
         record["tests"] = run_tests(environment["libraries"], environment["tests"], workers)
     if environment.get("families"):
@@ -96,10 +97,12 @@ def run_check(target):
         report = json.loads(process.stdout)
     except json.JSONDecodeError:
         sys.exit(f"check {target} printed no report:\n{process.stdout}")
-    counts = {outcome: report["counts"][outcome] for outcome in ("passed", "failed")}
-    failed = [result["name"] for result in report["results"] if result["outcome"] == "failed"]
-    print(f"check {target}: {counts}", *failed)
-    return counts
+    passed = report["counts"]["passed"]
+    failed = [
+        result["name"] for result in report["results"] if result["outcome"] in ("failed", "unexpected pass")
+    ]
+    print(f"check {target}: {passed} passed, {len(failed)} failed", *failed)
+    return {"passed": passed, "failed": len(failed)}
 
 
 def run_tests(libraries, arguments, workers):
@@ -153,18 +156,21 @@ def library_row(label, package, target, records):
     runs = {
         record["versions"][package].partition("+")[0]: record["checks"][target]["passed"]
         for record in records
-        if target in record.get("checks", {})
+        if target in record.get("checks", {}) and package in record["versions"]
     }
     if not runs:
         return None
     versions = sorted(runs, key=lambda text: [int(number) for number in re.findall(r"\d+", text)])
-    return f"| {label} | {' to '.join(dict.fromkeys((versions[0], versions[-1])))} | {runs[versions[-1]]} |"
+    ends = dict.fromkeys((versions[0], versions[-1]))
+    return f"| {label} | {' and '.join(ends)} | {runs[versions[-1]]} |"
 
 
 def failures(record):
-    """Return the number of failed checks and tests of a record."""
+    """Return the number of failed checks and tests of a record, and of runs in which nothing passed."""
     runs = [*record.get("checks", {}).values(), *record.get("tests", {}).values()]
-    return sum(counts["failed"] for counts in runs)
+    if verdicts := record.get("families", {}).values():
+        runs.append({"passed": list(verdicts).count("patched"), "failed": 0})
+    return sum(counts["failed"] or not counts["passed"] for counts in runs) if runs else 1
 
 
 def main():
@@ -177,7 +183,9 @@ def main():
     write_readme()
     print(json.dumps(record, indent=1, ensure_ascii=False))
     if failed := failures(record):
-        sys.exit(f"{arguments.name}: {failed} checks and tests failed")
+        sys.exit(
+            f"{arguments.name}: {failed} checks and tests failed, or files and targets had none that passed"
+        )
 
 
 if __name__ == "__main__":

@@ -416,6 +416,22 @@ def check_wheel(path: Path, nanobind: str = "") -> None:
     with zipfile.ZipFile(path) as archive:
         fields = email.message_from_bytes(archive.read(f"{info}/METADATA"))
         check_readme(fields.get_payload(), path.name)
+        tags = email.message_from_bytes(archive.read(f"{info}/WHEEL")).get_all("Tag")
+        named = path.stem.removeprefix(f"rope_array-{VERSION}-").rpartition("-")
+        ensure(
+            {*tags} == {f"{named[0]}-{platform}" for platform in named[2].split(".")},
+            f"{path.name} has the tags {tags}",
+        )
+        stated = fields["Name"], fields["Version"], fields["Requires-Python"]
+        ensure(
+            stated == (PROJECT["name"], VERSION, PROJECT["requires-python"]),
+            f"{path.name} is {' '.join(stated)}",
+        )
+        needs = [spec for spec in fields.get_all("Requires-Dist") if "extra ==" not in spec]
+        ensure(sorted(needs) == sorted(PROJECT["dependencies"]), f"{path.name} requires {needs}")
+        kernels = [name for name in archive.namelist() if "/_native/_kernel" in name]
+        kernel_count = 0 if path.name.endswith("-none-any.whl") else 1
+        ensure(len(kernels) == kernel_count, f"{path.name} has the kernels {kernels}")
         expression = fields["License-Expression"]
         ensure(expression == PROJECT["license"], f"{path.name} has the licence {expression}")
         licences = {f"{info}/licenses/{file}" for file in fields.get_all("License-File")}
@@ -471,4 +487,5 @@ def check_published(folder: str, tag: str = "") -> None:
 if __name__ == "__main__":
     ensure(sys.argv[1:], __doc__)
     check, *arguments = sys.argv[1:]
+    ensure(f"check_{check}" in globals(), f"{check} is no check:\n{__doc__}")
     globals()[f"check_{check}"](*arguments)

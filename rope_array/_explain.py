@@ -68,7 +68,8 @@ class Backend:
     description : str
         Its own description (the instruction set that runs, say), or why it cannot be used.
     outdated : str
-        That its compiled code is older than the sources that were installed; an empty string if it is not.
+        That its compiled code is of other sources than the checkout has from which it was installed; an empty
+        string if not, if it cannot be told, or if `usable` is None.
 
     Examples
     --------

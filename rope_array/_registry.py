@@ -70,8 +70,8 @@ class BackendModule(Protocol):
       returns NotImplemented for all others. Backends of this package take the fields of a source, a tuple.
     * ``try_fast_tables(source, like)`` makes tables as fast, or returns NotImplemented.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
-      cannot be used here, or an empty string; ``outdated()`` that its compiled code is older than its
-      sources, or an empty string.
+      cannot be used here, or an empty string; ``outdated()`` that its compiled code is of other
+      sources than its checkout has, or an empty string.
     """
 
     name: str

@@ -1,6 +1,5 @@
 """Each figure that a page quotes is in the newest result of its benchmark, in bench/results."""
 
-import collections
 import itertools
 import json
 import re
@@ -31,32 +30,38 @@ def seconds(cell):
     return float(number) * {"ms": 1e-3, "µs": 1e-6}[unit]
 
 
-def versions_run():
-    """Return the versions of each package in the sessions `versions` and `release`, and on a GPU."""
-    records = list(json.loads((RESULTS / "versions.json").read_text("utf-8")).values())
-    runs = [run for record in records for key in ("checks", "tests") for run in record.get(key, {}).values()]
+def passes(record):
+    """Return the number of passed checks and tests, and of patched families; raise if any failed."""
+    runs = [*record.get("checks", {}).values(), *record.get("tests", {}).values()]
     assert not sum(run["failed"] for run in runs)
-    paths = (max(RESULTS.glob("*-gpu-checks.json")), RESULTS / "release.json")
-    records += [json.loads(path.read_text("utf-8")) for path in paths]
-    versions = collections.defaultdict(set)
-    for package, version in itertools.chain(*(record["versions"].items() for record in records)):
-        versions[package].add(version)
-    return versions
+    return sum(run["passed"] for run in runs) + list(record.get("families", {}).values()).count("patched")
 
 
 def test_every_promised_version_was_run():
-    pyproject = tomllib.loads((README.parent / "pyproject.toml").read_text("utf-8"))
-    project, versions = pyproject["project"], versions_run()
-    specs = {*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())}
-    specs |= {*pyproject["build-system"]["requires"]}
-    for spec in specs:
+    root = README.parent
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    project, records = pyproject["project"], json.loads((RESULTS / "versions.json").read_text("utf-8"))
+    environments = tomllib.loads((root / "bench" / "versions.toml").read_text("utf-8")).keys() - {"files"}
+    assert all(passes(records[name]) for name in environments)
+    versions = [records[name]["versions"] for name in environments]
+    on_gpu = json.loads(max(RESULTS.glob("*-gpu-checks.json")).read_text("utf-8"))["versions"]
+    builds = json.loads((RESULTS / "release.json").read_text("utf-8"))["versions"]
+    promised = {spec: versions for spec in project["dependencies"]}
+    for spec in itertools.chain(*project["optional-dependencies"].values()):
+        promised[spec] = [on_gpu] if spec.startswith("cupy") else versions
+    for spec, run in [
+        *promised.items(),
+        *((spec, [builds]) for spec in pyproject["build-system"]["requires"]),
+    ]:
         if not spec.startswith(project["name"]):
             package, bound = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", spec).groups()
-            assert any(Version(bound) == Version(version) for version in versions[package]), spec
-    for classifier in project["classifiers"]:
-        if python := re.fullmatch(r".* :: Python :: (3\.\d+|Free Threading)", classifier):
-            word = python[1].replace("Free Threading", "free-threaded")
-            assert any(word in version for version in versions["python"]), classifier
+            assert any(Version(bound) == Version(v[package]) for v in run if package in v), spec
+    pythons = {re.sub(r"\.\d+(?= |$)", "", v["python"], count=1) for v in versions}  # such as "3.14"
+    classifiers = re.findall(r":: Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert pythons >= {*classifiers}
+    assert len(classifiers) > 3
+    is_free_threaded = any(python.endswith(" free-threaded") for python in pythons)
+    assert is_free_threaded == any(text.endswith("Free Threading") for text in project["classifiers"])
 
 
 def test_the_table_of_speed():

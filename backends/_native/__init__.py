@@ -73,12 +73,12 @@ def description(library_threads: int = 0) -> str:
 
 
 def outdated() -> str:
-    """Return that the kernel is older than its sources; an empty string if it is not."""
+    """Return that the kernel is of other sources than its checkout has; an empty string if it is not."""
     from .checkout import changed_since  # imports urllib, which no call needs
 
     if kernel is None or not (root := changed_since(kernel.SOURCES)):
         return ""
-    return f"the C++ kernel was compiled before its sources in {root} changed: install them again"
+    return f"the C++ kernel was compiled from other sources than {root} has: install them again"
 
 
 def prepare(plan: Plan) -> None:

@@ -9,9 +9,12 @@ from urllib.request import url2pathname
 
 
 def changed_since(sources_hash: str) -> Path | None:
-    """Return the checkout if the hash of its sources is another; None if not, or if there is no checkout."""
-    root = installed_from()
-    return root if root and hash_of_sources(root) not in ("", sources_hash) else None
+    """Return the checkout if the hash of its sources is another; None if not, or if it cannot be told."""
+    try:
+        root = installed_from()
+        return root if root and sources_hash and hash_of_sources(root) not in ("", sources_hash) else None
+    except (OSError, ValueError, KeyError):  # sources of another user, or a record that is not PEP 610's
+        return None
 
 
 def installed_from() -> Path | None:
@@ -25,10 +28,14 @@ def installed_from() -> Path | None:
 
 def hash_of_sources(root: Path) -> str:
     """Return a hash of the kernel's sources, as CMakeLists.txt computes it; "" if there are none."""
-    folder = root / "backends" / "_native"
-    sources = [*folder.glob("*.cpp"), *folder.rglob("*.h*")]
+    files = (path.relative_to(root) for path in (root / "backends" / "_native").rglob("*.*"))
+    sources = [
+        path.as_posix()
+        for path in files
+        if path.suffix in (".cpp", ".h", ".hpp") and not path.name.startswith(".")
+    ]
     if not sources:
         return ""
-    paths = sorted(path.relative_to(root).as_posix() for path in (*sources, root / "CMakeLists.txt"))
+    paths = sorted([*sources, "CMakeLists.txt"])
     hashes = (f"{path} {sha256((root / path).read_bytes()).hexdigest()}\n" for path in paths)
     return sha256("".join(hashes).encode()).hexdigest()

@@ -80,7 +80,9 @@ def _layout_text(*layout: Any) -> str:
 
 def _make_tables_in_graph(x: Any, pos: Any, rope: str) -> list[Any]:
     if rope not in _ROPES:
-        raise PatchError("The program is of another process. Patch and compile the model in this process.")
+        raise PatchError(
+            "The compiled program was made in another process: patch and compile the model here."
+        )
     return list(_ROPES[rope].rotation(pos, like=x))
 
 
