@@ -277,9 +277,11 @@ def _check_frequencies(probe: Any, rope: RoPE, layer_type: str | None) -> None:
     prefix = "" if layer_type is None else f"{layer_type}_"
     # Of rules by length, which change inv_freq. It is a buffer, or in transformers 4 an attribute.
     original = getattr(probe, f"{prefix}original_inv_freq", None) if by_length(rope) else None
-    has_original = original is not None and not original.is_meta
-    name = f"{prefix}original_inv_freq" if has_original else f"{prefix}inv_freq"
-    buffer = original.cpu() if has_original else probe._buffers.get(name)
+    if original is None or original.is_meta:
+        name = f"{prefix}inv_freq"
+        buffer = probe._buffers.get(name)
+    else:
+        name, buffer = f"{prefix}original_inv_freq", original.cpu()
     if buffer is None:
         return
     frequencies = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
