@@ -159,13 +159,10 @@ def environment_rows() -> Rows:
             continue
         versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
         passed = [sum(run["passed"] for run in record.get(key, {}).values()) for key in ("checks", "tests")]
-        yield (
-            name,
-            record["date"],
-            record["system"],
-            versions,
-            *(f"{count:,}" if count else "" for count in passed),
-        )
+        checks, tests = (f"{count:,}" if count else "" for count in passed)
+        if patched := list(record.get("families", {}).values()).count("patched"):
+            tests = f"{tests} {patched} models patched".lstrip()
+        yield name, record["date"], record["system"], versions, checks, tests
 
 
 def processor_rows() -> Rows:
