@@ -8,7 +8,7 @@ Programs for another processor run by QEMU, those for Windows by Wine. Tools tha
 ROPE_ARRAY_REQUIRE_PROCESSORS it is an error if a tool of NEEDED is missing.
 
 `--module` runs the calls and the suite by another Python that has the whole package, such as one by QEMU.
-Each environment leaves a record in results/versions.json, as those of versions.py do.
+Each environment leaves a record in results/versions.json, in the form of versions.py.
 """
 
 import argparse

@@ -170,7 +170,7 @@ def failures(record):
     runs = [*record.get("checks", {}).values(), *record.get("tests", {}).values()]
     if verdicts := record.get("families", {}).values():
         runs.append({"passed": list(verdicts).count("patched"), "failed": 0})
-    return sum(counts["failed"] or not counts["passed"] for counts in runs) if runs else 1
+    return sum(counts["failed"] or not counts["passed"] for counts in runs)
 
 
 def main():
@@ -178,6 +178,8 @@ def main():
     parser.add_argument("name", choices=ENVIRONMENTS, metavar="NAME", help=", ".join(ENVIRONMENTS))
     parser.add_argument("--workers", default="auto", help="processes of pytest; default: one for each core")
     arguments = parser.parse_args()
+    if not ENVIRONMENTS[arguments.name].keys() & {"checks", "tests", "families"}:
+        sys.exit(f"{arguments.name} has nothing to run: give it checks, tests or families")
     record = run_environment(arguments.name, arguments.workers)
     add_record(arguments.name, record)
     write_readme()

@@ -1,6 +1,6 @@
-"""Check what a release publishes: `python release/check.py CHECK ...`. The session `release` runs `all`.
+"""Check the files that a release publishes: `python release/check.py CHECK ...`.
 
-all               the four checks that follow; writes bench/results/release.json
+all               the four checks that follow, for the session `release`; writes bench/results/release.json
 texts             the version, the recipe, licences and cibuildwheel's options agree with pyproject.toml
 twice             the sdist and the pure wheel, built twice in different surroundings, have one hash
 linux             the kernel's wheel gets the tag of release.yml, and works
@@ -45,7 +45,7 @@ PLATFORM_TAGS = {
     ("macos", "x86_64"): ("macosx_x86_64", r"macosx_\d+_\d+_x86_64"),
     ("windows", "AMD64"): ("win_amd64", "win_amd64"),
 }
-RECORD: dict[str, dict[str, str] | str] = {}  # what `all` writes
+RECORD: dict[str, dict[str, str] | str] = {}  # that `all` writes
 TOOLS = (
     *("auditwheel", "abi3audit", "twine", "check-wheel-contents", "cibuildwheel", "py-rattler-build"),
     *("ziglang", "build", "scikit-build-core", "nanobind", "cmake", "ninja"),
@@ -103,8 +103,8 @@ def check_version() -> None:
         ("release/recipe.yaml", r'version: "(.+)"'),
         ("docs/in-my-model/vllm.md", r"ROPE_ARRAY_VLLM=1, rope_array (\S+)"),
     ):
-        found = re.search(pattern, (ROOT / path).read_text("utf-8"))
-        ensure(found and found[1] == VERSION, f"{path} has the version {found and found[1]}, not {VERSION}")
+        match = re.search(pattern, (ROOT / path).read_text("utf-8"))
+        ensure(match and match[1] == VERSION, f"{path} has the version {match and match[1]}, not {VERSION}")
     imported = run(sys.executable, "-c", "import rope_array; print(rope_array.__version__)").split()[-1]
     ensure(imported == f"{VERSION}+checkout", f"rope_array.__version__ is {imported}")
     passed(f"version {VERSION}: pyproject.toml, CHANGELOG.md, the recipe, the documentation, __version__")
@@ -152,7 +152,7 @@ def check_licences() -> None:
 
 
 def check_cibuildwheel() -> None:
-    """Compare the wheels that cibuildwheel would build, on each system of release.yml, with those meant."""
+    """Compare the wheels that cibuildwheel would build on each system of release.yml with PLATFORM_TAGS."""
     workflow = (ROOT / ".github/workflows/release.yml").read_text("utf-8")
     systems = re.findall(r"platform: (\w+), archs: (\w+)", workflow)
     ensure(sorted(systems) == sorted(PLATFORM_TAGS), f"release.yml builds on {systems}")
@@ -179,7 +179,7 @@ def check_texts() -> None:
 
 
 def copy_sources(folder: Path, *, mode: int) -> Path:
-    """Copy the files that git tracks, or would, with a mode and a date of their own."""
+    """Copy the files that git tracks or would track, with another mode and date."""
     files = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     for name in sorted(filter(None, files), reverse=mode == 0o600):
         path = folder / name
