@@ -161,7 +161,7 @@ def environment_rows() -> Rows:
         passed = [sum(run["passed"] for run in record.get(key, {}).values()) for key in ("checks", "tests")]
         checks, tests = (f"{count:,}" if count else "" for count in passed)
         if patched := list(record.get("families", {}).values()).count("patched"):
-            tests = f"{tests} {patched} models patched".lstrip()
+            tests = f"{tests}, {patched} models patched".removeprefix(", ")
         yield name, record["date"], record["system"], versions, checks, tests
 
 
