@@ -390,7 +390,7 @@ def tests_min(session: nox.Session) -> None:
     """Test with the oldest supported versions; without torch, whose old wheels are CUDA builds."""
     if sys.version_info >= (3, 13):
         session.skip("NumPy 2.0 has wheels up to Python 3.12 only: run this with Python 3.11 or 3.12")
-    libraries = [name for name in LIBRARIES if name != "torch"]
+    libraries = ENVIRONMENTS["oldest"]["oldest"]
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
     # tests(jax) tests 64 bits and compiled functions, with the newest version.
