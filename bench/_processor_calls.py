@@ -90,22 +90,22 @@ def calls(rope, dtype):
     uneven = np.cumsum(np.repeat(rng.integers(-(2**40), 2**40, (10, *last)), 11, 0), 0)
     steps = np.arange(101 * max(1, *last, 0), dtype=np.int32).reshape(101, *last) - 50
     ends = np.resize(np.array([2**63 - 1, -(2**63), 0, 5, 2**62, -1, 2**32 - 1]), (7, *last))
-    heads, wide = numbers((2, 3, 5, rope.head_dim), dtype, 1), numbers((101, rope.head_dim), dtype, 2)
+    heads, rows = numbers((2, 3, 5, rope.head_dim), dtype, 1), numbers((101, rope.head_dim), dtype, 2)
     cases = [
         (heads, far),
         (heads[:, :1], far),
         (heads[:, ::-1, ::-1], far[:1]),
         (spread(heads), far.astype(np.int32)),
-        (wide, steps),
+        (rows, steps),
         (np.moveaxis(numbers((101, 2, rope.head_dim), dtype, 4), 0, 1), steps),
-        (np.resize(wide, (110, rope.head_dim)), uneven),
+        (np.resize(rows, (110, rope.head_dim)), uneven),
         (numbers((2, 7, rope.head_dim), dtype, 3), ends),
     ]
     if not last:
         cases += [(heads, range(2**63 - 6, 2**63 - 1)), (heads[0, 0, 0], -(2**63))]
     plan = rope._plan
     if rope.head_dim > 64:  # tiles for three threads
-        x, pos = np.resize(wide, (2, 600, rope.head_dim)), np.resize(steps, (600, *last))
+        x, pos = np.resize(rows, (2, 600, rope.head_dim)), np.resize(steps, (600, *last))
         yield called(x, Positions(pos, plan), rope.apply(x, pos, backend="array-api"), in_place=True)
     for x, pos in cases:
         yield called(x, Positions(pos, plan), rope.apply(x, pos, backend="array-api"))

@@ -35,7 +35,7 @@ ABSENT = "not in this version"
 TEXTS = ("patched", "refused", ABSENT, "not run", "wrong")
 MODELS = Path(transformers.__file__).parent / "models"
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
-# Classes that transformers 4 has without an automatic class, or beside another of the same model type.
+# Classes of transformers 4 that no automatic class makes, or that share a model type with another class.
 CLASSES = {
     "evolla": ("EvollaConfig", "EvollaForProteinText2Text"),
     "idefics": ("IdeficsConfig", "IdeficsForVisionText2Text"),
@@ -81,12 +81,12 @@ def verdict(name):
         return ABSENT
     try:
         family = Family(_tiny.Tiny(name))
-        own = family.own
+        unpatched = family.own
     except Exception as error:  # whatever a model of another version raises
         return f"not run: {shortened(str(error).splitlines()[0])}"
     try:
         with hf.patched(family.model, angles="float32"):
-            assert torch.equal(family.run(family.model), own), f"{name}: other outputs in float32 mode"
+            assert torch.equal(family.run(family.model), unpatched), f"{name}: other outputs in float32 mode"
         with hf.patched(family.model):
             exact = family.run(family.model)
     except PatchError as error:

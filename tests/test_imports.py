@@ -99,11 +99,11 @@ def test_imports_a_config_and_a_first_call_read_their_own_files_alone(tmp_path):
         rope_array.apply(numpy.ones((2, 4)), range(2))
         folders = [m.__path__[0] for m in (rope_array, rope_array._backends, numpy, array_api_compat)]
         folders += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-        own = tuple(f"reads {folder}" for folder in folders)
+        expected = tuple(f"reads {folder}" for folder in folders)
 
         def others():
             # importlib.metadata reads entry_points.txt, also in archives on sys.path
-            rest = {event for event in events if not event.startswith(own)}
+            rest = {event for event in events if not event.startswith(expected)}
             return {e for e in rest if not (e.startswith("reads") and e.endswith((".txt", ".zip")))}
 
         assert others() - {"environment ROPE_ARRAY_KERNEL_LEVEL"} == {f"reads {config}"}, others()
