@@ -8,13 +8,14 @@ from typing import Any, Never
 
 from . import _dispatch
 from ._array_api import builders
+from ._array_api.checks import check_frequencies
 from ._array_api.library import numpy_library
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._dynamo import traced_constant
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
-from ._spec.plan import Pairing
+from ._spec.plan import Pairing, without_frequencies
 from ._spec.shape_rule import is_unknown_size
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
@@ -146,23 +147,24 @@ class RoPE(Spec):
         like : array
             An array as it will be rotated. Cos and sin get its library, its device and its compute dtype:
             float64 for float64, and float32 for every other dtype.
-        inv_freq : array of shape (rotary_dim/2,), optional
-            Learned frequencies, radians per position, of like's library. The angle is their product with the
-            position in the compute dtype: rounded, and differentiable.
+        inv_freq : array of shape (rotary_dim/2,), (heads, rotary_dim/2) or (heads, 1, rotary_dim/2), optional
+            Learned frequencies, radians per position, of like's library. Each float is taken exactly, so the
+            angles have the errors of a rope with ``inv_freq=``; they are differentiable.
         backend : str, optional
             As in `rope_array.apply`.
 
         Returns
         -------
         Rotation
-            Tables of shape pos.shape + (rotary_dim/2,).
+            Tables of shape pos.shape + (rotary_dim/2,). With frequencies of each head (..., heads, S,
+            rotary_dim/2), where ... is the batch: 1 for a pos of shape (S,), and absent if like has no batch.
 
         Raises
         ------
         ArrayTypeError, PositionError, BackendError
             As in `rope_array.apply`.
         ShapeError
-            `inv_freq` is not of shape (rotary_dim/2,).
+            `inv_freq` has none of these shapes; or it has heads, and `like` no axis for them, or pos one too.
         SpecError
             The scaling needs `at_length` first, or both `inv_freq` and `scaling` are given.
 
@@ -175,13 +177,20 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((3, 32), (2, 8, 3, 64))
         """
+        plan = require_plan(self)
         if inv_freq is not None:
             self._refuse_scaling()
+            lib = _dispatch.library_of_like(like)
+            check_frequencies(inv_freq, plan.layout.num_pairs, like, lib)
+            plan = without_frequencies(plan)
+        return self._rotation(Positions(pos, plan, inv_freq), like, backend)
+
+    def _rotation(self, source: Positions, like: Any, backend: str | None = None) -> Rotation:
+        """Make the rotation at positions, by the plan's frequencies plus those of an array."""
         if self.max_position is not None:
-            _dispatch.check_max_position(like, pos, self.max_position)
-        plan = require_plan(self)
-        cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)
-        return type_of_plan(plan)(cos, sin)
+            _dispatch.check_max_position(like, source.values, self.max_position)
+        cos, sin, _ = _dispatch.make_tables(source, like, backend)
+        return type_of_plan(source.plan)(cos, sin)
 
     def rotation_from(self, cos: Any, sin: Any, *, pairing: Pairing | None = None) -> Rotation:
         """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
@@ -223,6 +232,48 @@ class RoPE(Spec):
         lib = _dispatch.library_of_like(cos, "cos")
         plan = require_plan(self)
         return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib, pairing))
+
+    def rotation_of_angles(self, angles: Any, *, like: Any) -> Rotation:
+        """Make a rotation of angles that a model computes: of its input, of a clock, of learned functions.
+
+        The angles are reduced to one turn exactly. ``cos(angles)`` is exact too in most libraries, but
+        sum and scale angles in float64, or keep them small: a float32 angle of 100,000 radians has an error of
+        0.004 before it gets here.
+
+        Parameters
+        ----------
+        angles : array of shape (..., rotary_dim/2)
+            The angle of each pair in radians, float32 or float64, of like's library. Selective RoPE and
+            context-aware frequencies have angles of shape (batch, heads, S, rotary_dim/2).
+        like : array
+            An array as it will be rotated, as in `rotation`.
+
+        Returns
+        -------
+        Rotation
+            Tables of the shape of `angles`, with the rope's amplitude; differentiable in the angles. The rope
+            sets the pairs; its frequencies are not used.
+
+        Raises
+        ------
+        ArrayTypeError
+            `angles` is no array of float32 or float64 of like's library and device.
+        ShapeError
+            The last axis of `angles` is not rotary_dim/2.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> x = np.ones((3, 4))
+        >>> angles = np.arange(3)[:, None] * np.array([1.0, 0.01])    # (positions, pairs)
+        >>> rotation = ra.RoPE(head_dim=4).rotation_of_angles(angles, like=x)
+        >>> bool(np.allclose(rotation.apply(x), ra.apply(x, range(3))))
+        True
+        """
+        lib = _dispatch.library_of_like(like)
+        plan = require_plan(self)
+        return type_of_plan(plan)(*builders.of_angles(angles, plan, like, lib))
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""
@@ -280,8 +331,8 @@ class RoPE(Spec):
         like : array
             An array as it will be rotated, as in `rotation`.
         inv_freq : array of shape (heads, n, rotary_dim/2)
-            Learned frequencies, radians per unit of a coordinate, of like's library. Angles are plain
-            products and sums in the compute dtype, differentiable in both.
+            Learned frequencies, radians per unit of a coordinate, of like's library. Each float is taken
+            exactly, and the sums are exact before they are reduced to one turn; differentiable in both.
 
         Returns
         -------
@@ -314,12 +365,16 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((1, 3, 4, 4), (2, 3, 4, 8))
         """
-        lib = _dispatch.library_of_like(like)
-        self._refuse_scaling()
-        if self.max_position is not None:
-            _dispatch.check_max_position(like, pos, self.max_position)
         plan = require_plan(self)
-        return type_of_plan(plan)(*builders.mixed(Positions(pos, plan, inv_freq), like, lib))
+        self._refuse_scaling()
+        if plan.coordinates is not None:
+            raise SpecError(
+                "the rope has axes, one coordinate for each pair, and inv_freq has frequencies for each "
+                "coordinate; give a rope without axes."
+            )
+        lib = _dispatch.library_of_like(like)
+        check_frequencies(inv_freq, plan.layout.num_pairs, like, lib, mixed=True)
+        return self._rotation(Positions(pos, without_frequencies(plan, inv_freq.shape[1]), inv_freq), like)
 
     def rotation_xpos(
         self, pos: Any, *, like: Any, scale_base: float = 512.0, center: float = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from rope_array._array_api.library import Library, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.ops import ArrayOps
-from rope_array._spec.plan import Plan
+from rope_array._spec.plan import Constants, Plan
 from rope_array._spec.shape_rule import placement, sequence_axis
 from rope_array.backend_tools import ArrayTypeError, Call, Positions, Source, Tables, rotate_by
 
@@ -59,6 +59,14 @@ def _take(x: Any, indices: Any, /, *, axis: int) -> Any:
     return x[(*before, np.append(indices, 0))][(*before, slice(indices.size))]
 
 
+class CubedOps(ArrayOps):
+    """cubed's operations."""
+
+    def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
+        row = np.asarray(numbers.values, dtype)
+        return cubed.map_blocks(lambda block: row[block], indices, dtype=dtype)
+
+
 class Cubed(Library):
     """cubed: accepts NumPy arrays too; all arrays of a call need one spec."""
 
@@ -74,7 +82,7 @@ class Cubed(Library):
                 )
 
     def ops(self, x: Any) -> ArrayOps:
-        return ArrayOps(self.xp, True, {"spec": x.spec})
+        return CubedOps(self.xp, True, {"spec": x.spec})
 
 
 _REPLACEMENTS = {

@@ -17,6 +17,7 @@ from dask.tokenize import normalize_token
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.position_input import PositionInput, parse
+from rope_array._array_api.tables import with_axes_of
 from rope_array._errors import ArrayTypeError, ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
@@ -41,7 +42,7 @@ class Dask(Library):
 
 LIBRARY = Dask("dask", xp, takes_numpy=True, implicit_device=True)
 # Labels of axes that x does not have; x's own are labelled 0, 1, ...
-_PAIR, _TABLE, _COORDINATE = -1, -2, -3
+_PAIR, _TABLE, _COORDINATE, _HEAD, _FREQUENCY = -1, -2, -3, -4, -5
 
 
 def library(x: Any) -> Library:
@@ -62,19 +63,27 @@ def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
     inv_freq, plan = source.inv_freq, source.plan
     pos = _in_chunks(_checked(parse(source.values, like, LIBRARY), plan), plan, like)
+    pos = with_axes_of(like, pos, source)
     labels = _coordinate_labels(plan)
     pos = _rechunk_last(pos) if labels else pos
-    axes = tuple(range(pos.ndim - len(labels)))
-    frequencies = () if inv_freq is None else (inv_freq.rechunk(-1), (_PAIR,))
+    axes: tuple[int, ...] = tuple(range(pos.ndim - len(labels)))
+    frequencies: tuple[Any, ...] = ()
+    out_axes, new_axes = (*axes, _PAIR), {_PAIR: plan.layout.num_pairs}
+    if inv_freq is not None:
+        # All of one head or coordinate in one chunk: each task gets the frequencies whole.
+        frequencies = inv_freq.rechunk(-1), ((), (), (_HEAD,), (_HEAD, _FREQUENCY))[inv_freq.ndim] + (_PAIR,)
+        new_axes = {}
+        if inv_freq.ndim > 1:
+            out_axes = (*axes[:-1], _HEAD, axes[-1], _PAIR)
     cos_and_sin = da.blockwise(
         _tables_of_chunk,
-        (_TABLE, *axes, _PAIR),
+        (_TABLE, *out_axes),
         pos,
         (*axes, *labels),
         *frequencies,
         like=like._meta,
         plan=plan,
-        new_axes={_TABLE: 2} | ({_PAIR: plan.layout.num_pairs} if inv_freq is None else {}),
+        new_axes={_TABLE: 2} | new_axes,
         dtype=np.float64 if computes_in_float64(like) else np.float32,
         concatenate=True,
     )

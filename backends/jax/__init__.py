@@ -13,6 +13,7 @@ import jax
 from jax import export
 
 from rope_array._array_api import tables as _tables
+from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
@@ -49,6 +50,7 @@ def make_tables(source: Positions, like: Any) -> Any:
     devices = LIBRARY.device(like)
     if devices is not None and len(devices) == 1:
         pos = jax.device_put(pos, *devices)  # JAX would put the tables on its default device
+    pos, fraction = (_tables.with_axes_of(like, p, source) for p in (pos, fraction))
     return _make_tables(pos, fraction, source.inv_freq, source.plan, use_float64)
 
 
@@ -71,11 +73,11 @@ def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, seq_axis: int) -> A
 @partial(_program, static_argnames=("plan", "use_float64"))
 def _make_tables(pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
     ops = LIBRARY.ops(pos)
-    if fraction is None and inv_freq is None:
+    if fraction is None:
         pos, fraction = split_floats(pos, ops)
-        if fraction is None and plan.exact:
-            return tables_by_positions(pos, plan, use_float64)
-    return _tables.tables_at(pos, fraction, plan, use_float64, ops, inv_freq)
+    if fraction is None and inv_freq is None and plan.exact:
+        return tables_by_positions(pos, plan, use_float64)
+    return cos_sin(pos, fraction, plan, use_float64, ops, inv_freq)
 
 
 @partial(_program, static_argnames=("layout", "seq_axis"))

@@ -1,10 +1,12 @@
 """TensorFlow: the array-api backend with TensorFlow's functions under the standard's names."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
+from rope_array._spec.plan import Constants
 from rope_array.backend_tools import ArrayOps, ArrayTypeError, Library, rotate_by_array_api
 
 name = "tensorflow"
@@ -18,6 +20,9 @@ class TensorFlowOps(ArrayOps):
     def reshape(self, array: Any, shape: Any) -> Any:
         sizes = tf.shape(array)  # an axis of unknown size keeps its place
         return tf.reshape(array, [sizes[i] if size is None else size for i, size in enumerate(shape)])
+
+    def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
+        return tf.gather(self.constants(numbers, dtype), indices)
 
     def right_shift(self, array: Any, count: int) -> Any:
         return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
@@ -51,7 +56,7 @@ def _asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     return tf.identity(value) if copy else tf.convert_to_tensor(value, dtype)
 
 
-_NAMES = ("broadcast_to", "cos", "exp", "eye", "reshape", "round", "sin", "stack", "where", "zeros_like")
+_NAMES = ("broadcast_to", "cos", "exp", "eye", "floor", "reshape", "round", "sin", "stack", "where", "zeros_like")
 _DTYPES = ("int32", "int64", "uint32", "float32", "float64")
 _XP = SimpleNamespace(
     **{name: getattr(tf, name) for name in (*_NAMES, *_DTYPES)},
@@ -60,6 +65,7 @@ _XP = SimpleNamespace(
     astype=lambda array, dtype, copy=True: tf.cast(array, dtype),
     concat=lambda arrays, axis=0: tf.concat(arrays, axis),
     cumulative_sum=lambda array, axis, dtype: tf.cumsum(tf.cast(array, dtype), axis),
+    log2=lambda array: tf.math.log(array) / math.log(2),
     full=lambda shape, value, dtype: tf.fill(shape, tf.constant(value, dtype)),
     matrix_transpose=tf.linalg.matrix_transpose,
     permute_dims=tf.transpose,

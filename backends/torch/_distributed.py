@@ -52,11 +52,30 @@ def make_sharded_tables(source: Positions, like: Any, lib: Library) -> Any:
     placements = pos.placements if has_dtensor(pos) else _replicated(mesh)
     if any(_dim(p) is not None and _dim(p) >= len(lead) for p in placements):
         raise ShapeError(f"pos is placed as {placements}, its coordinates split; redistribute it first.")
+    inv_freq = source.inv_freq
+    shape, out = (*lead, plan.layout.num_pairs), placements
+    if inv_freq is not None and inv_freq.ndim > 1:  # heads are before the sequence
+        missing = max(0, like.ndim - 2 - len(lead))
+        *batch, seq = (*(1,) * missing, *lead)
+        shape, at = (*batch, inv_freq.shape[0], seq, plan.layout.num_pairs), len(batch)
+        placements = tuple([_shifted(p, 0, missing) for p in placements])
+        out = tuple([_shifted(p, at, 1) for p in placements])
+        for _ in range(missing if hasattr(pos, "shape") else 0):
+            pos = pos.unsqueeze(0)
     local = _to_local(pos, mesh, placements, placements)
-    inv_freq = _to_local(source.inv_freq, mesh, _replicated(mesh), placements)
+    inv_freq = _to_local(inv_freq, mesh, _replicated(mesh), placements)
     tables = make_tables_for(Positions(local, plan, inv_freq), like.to_local())
-    shape = (*lead, plan.layout.num_pairs)
-    return tuple([_make_dtensor(table, shape, mesh, placements) for table in tables.arrays])
+    return tuple([_make_dtensor(table, shape, mesh, out) for table in tables.arrays])
+
+
+def _shifted(placement: Any, first: int, by: int) -> Any:
+    """Return a placement after axes were added: shards along axis `first` and later ones move."""
+    dim = _dim(placement)
+    if dim is None or dim < first or not by:
+        return placement
+    if placement.is_shard():
+        return sys.modules[_MODULE].Shard(dim + by)
+    return type(placement)(dim + by, split_factor=placement.split_factor)
 
 
 def check(xs: Any, source: Source) -> None:

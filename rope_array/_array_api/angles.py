@@ -19,12 +19,14 @@ Two short polynomials give sin and cos of u. They use only sums and products, so
 library's sin, nor on whether an element is computed in a vector loop or in its tail.
 """
 
-from typing import Any
+from math import pi
+from typing import Any, NamedTuple
 
 from rope_array._spec.plan import Constants, Plan
 
 from . import digits
 from .ops import ArrayOps
+from .turns import Turns, turns
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
 # the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
@@ -51,33 +53,106 @@ COS_64 = (
 )
 
 
-def cos_sin(integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+class Term(NamedTuple):
+    """Positions times frequencies, for each pair. An angle is the sum of its terms.
+
+    All arrays have equally many axes, the last for pairs, and broadcast with one another.
+
+    Attributes
+    ----------
+    integers
+        The nearest integers of positions: int64, or any integers where there is no int64.
+    fraction
+        The rest of float positions, |f| ≤ 1/2, or None.
+    words
+        The frequencies in turns. For float32 int64 in units of 2^-64, or without int64 the lower and the upper
+        32 bits as uint32. For float64 the upper 64 and the lower 32 bits in units of 2^-96, as int64. For
+        exports the digits that `digits` multiplies.
+    plan, inv_freq
+        The frequencies as floats, for fractions: of a plan, of an array, or the sum of both.
+    lost
+        `Turns.lost` of the array.
+    """
+
+    integers: Any
+    fraction: Any
+    words: Any
+    plan: Plan
+    inv_freq: Any = None
+    lost: Any = None
+
+
+def cos_sin(
+    integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
+) -> tuple[Any, Any]:
     """Return cos and sin of every pair at every position, amplitude included, shape pos.shape + (pairs,).
 
     `fraction` is an array of floats, |f| ≤ 1/2, or None. The tables are float64 if `use_float64`, else
-    float32. Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before
-    the amplitude (proof/).
+    float32. `inv_freq` is an array of frequencies that are added to the plan's. Its shape is (pairs,), or
+    (heads, 1, pairs), which gives the result an axis of heads before the axis of the sequence.
+
+    Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before the
+    amplitude (proof/).
+    """
+    if not plan.exact:
+        return _float32_angles(integers, fraction, plan, use_float64, ops, inv_freq)
+    if inv_freq is None:
+        pos, fraction = _integers_per_pair(integers, plan, ops), _fraction_per_pair(fraction, plan, ops)
+        terms = [_term_of_plan(pos, fraction, plan, use_float64, ops)]
+    else:
+        parts = _parts(integers, fraction, plan, inv_freq, ops)
+        terms = [_term_of_array(*part, plan, use_float64, ops) for part in parts]
+    return _cos_sin_of_terms(terms, plan.layout.amplitude, use_float64, ops)
+
+
+def _cos_sin_of_terms(
+    terms: list[Term], amplitude: float | None, use_float64: bool, ops: ArrayOps
+) -> tuple[Any, Any]:
+    """Return cos and sin of sums of terms, times the amplitude."""
+    dtype = ops.xp.float64 if use_float64 else ops.xp.float32
+    if ops.is_exported:
+        quadrant, u = digits.quadrant([(t.integers, t.words) for t in terms], use_float64, dtype, ops)
+    else:
+        quadrant, u = _quadrant(_phase(terms, use_float64, ops), use_float64, dtype, ops)
+    if terms[0].fraction is not None:
+        # With a large ω the product fraction·ω has a large error of rounding. So a fraction in float64 is
+        # multiplied, added and reduced in float64.
+        sum_dtype = ops.xp.float64 if "float64" in str(terms[0].fraction.dtype) else dtype
+        quadrant, u = _add_fractions(quadrant, ops.cast(u, sum_dtype), terms, sum_dtype, ops)
+        u = ops.cast(u, dtype)
+    for term in terms:
+        if term.lost is not None:  # adds 0, and what the integers lack of the gradient by the frequencies
+            u = u + ops.cast(term.integers, dtype) * _in_eighths(term.lost, dtype, ops)
+    return _cos_sin_of_quadrant(quadrant, u, amplitude, dtype, ops)
+
+
+def cos_sin_of_radians(radians: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return cos and sin of angles in float32 or float64, of any size, times the plan's amplitude.
+
+    The angles are reduced exactly. So the errors are at most those of `cos_sin`.
     """
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
     if not plan.exact:
-        return _float32_angles(integers, fraction, plan, dtype, ops)
+        return product_cos_sin(ops.cast(radians, ops.xp.float32), plan, use_float64, ops)
+    reduced = turns(radians, 64 if use_float64 else 32, ops)
     if ops.is_exported:
-        pos = positions_per_pair(ops.cast(integers, ops.xp.int64), plan, ops)
-        quadrant, u = digits.quadrant(pos, plan, use_float64, dtype, ops)
+        quadrant, u = digits.quadrant_of_turns(reduced.digits, use_float64, dtype, ops)
     else:
-        quadrant, u = _quadrant(phase(integers, plan, use_float64, ops), use_float64, dtype, ops)
-    if fraction is not None:
-        # With a large ω the product fraction·ω has a large error of rounding. So a fraction in float64 is
-        # multiplied, added and reduced in float64.
-        sum_dtype = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
-        quadrant, u = _add_fraction(quadrant, ops.cast(u, sum_dtype), fraction, plan, sum_dtype, ops)
-        u = ops.cast(u, dtype)
-    if use_float64:
+        quadrant, u = _quadrant(_upper_word(reduced, ops, use_float64), use_float64, dtype, ops)
+    u = u + _in_eighths(reduced.lost, dtype, ops)  # adds 0, and the gradient
+    return _cos_sin_of_quadrant(quadrant, u, plan.layout.amplitude, dtype, ops)
+
+
+def _cos_sin_of_quadrant(
+    quadrant: Any, u: Any, amplitude: float | None, dtype: Any, ops: ArrayOps
+) -> tuple[Any, Any]:
+    """Return cos and sin of u eighths of a turn from the axis of a quadrant, times the amplitude."""
+    if dtype == ops.xp.float64:
         cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
     else:
         cos, sin = _polynomials32(u)
     cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
-    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
+    return (cos, sin) if amplitude == 1.0 else _amplified(cos, sin, amplitude, dtype, ops)
 
 
 def floats(integers: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
@@ -86,25 +161,146 @@ def floats(integers: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
     return numbers if fraction is None else numbers + xp.astype(fraction, dtype)
 
 
+# ---- terms ----
+
+
+def _term_of_plan(pos: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Term:
+    """Return the term of a plan's frequencies at positions per pair."""
+    if ops.is_exported:
+        words: Any = digits.rows_of_plan(plan, use_float64, pos.ndim, ops)
+    elif use_float64:
+        words = [_row(part, pos, ops.xp.int64, ops) for part in plan.turns_q96]
+    elif ops.has_int64:
+        words = [_row(plan.turns_q64, pos, ops.xp.int64, ops)]
+    else:
+        parts = ([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values] for shift in (0, 32))
+        words = [_row(Constants(part), pos, ops.xp.uint32, ops) for part in parts]
+    return Term(pos, fraction, words, plan)
+
+
+def _parts(
+    integers: Any, fraction: Any, plan: Plan, inv_freq: Any, ops: ArrayOps
+) -> list[tuple[Any, Any, Any]]:
+    """Return positions per pair and their frequencies, with equally many axes; of mixed ones, per coordinate.
+
+    The shapes for frequencies of each head, with S positions of n coordinates:
+
+        integers        inv_freq              parts
+        (..., S)        (heads, 1, pairs)     (..., 1, S, 1) and (1..., heads, 1, pairs)
+        (..., S, n)     (heads, 1, pairs)     (..., 1, S, pairs) and the same: axes
+        (..., S, n)     (heads, n, pairs)     (..., 1, S, 1) and the same, n times: mixed
+    """
+    if "float64" not in str(inv_freq.dtype):
+        inv_freq = ops.cast(inv_freq, ops.xp.float32)
+    if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
+        inv_freq = inv_freq * ops.constants(plan.coordinates.driven_mask, inv_freq.dtype)
+    if inv_freq.ndim == 3 and inv_freq.shape[1] != 1:
+        integers = ops.cast(integers, ops.xp.int64) if ops.has_int64 else integers
+        parts = [
+            (integers[..., a, None], None if fraction is None else fraction[..., a, None], inv_freq[:, a, None, :])
+            for a in range(inv_freq.shape[1])
+        ]
+    else:
+        inv_freq = inv_freq[:, None, :] if inv_freq.ndim == 2 else inv_freq
+        pos, fraction = _integers_per_pair(integers, plan, ops), _fraction_per_pair(fraction, plan, ops)
+        parts = [(pos, fraction, inv_freq)]
+    if inv_freq.ndim == 3:
+        parts = [(*(p if p is None else p[..., None, :, :] for p in pos), omegas) for *pos, omegas in parts]
+    return [(p, f, omegas[(None,) * (p.ndim - omegas.ndim) + (...,)]) for p, f, omegas in parts]
+
+
+def _term_of_array(
+    pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool, ops: ArrayOps
+) -> Term:
+    """Return the term of frequencies in an array, each a rational number taken exactly, plus the plan's."""
+    added = None
+    if any(plan.frequencies.values):
+        _, turns64, turns96 = plan.words()
+        added = turns96 if use_float64 else turns64
+    in_turns = turns(inv_freq, 96 if use_float64 else 64, ops, added)
+    digit, shift = in_turns.digits, ops.right_shift
+    if ops.is_exported:
+        words: Any = digit[::-1]
+    elif use_float64:
+        words = [_upper_word(in_turns, ops), (digit[2] & 0xFFFFF) * 2**12 + shift(digit[3], 16)]
+    elif ops.has_int64:
+        words = [_upper_word(in_turns, ops)]
+    else:
+        digit = [ops.cast(d, ops.xp.uint32) for d in digit]
+        lower = (digit[2] & 0x3FF) * 2**22 + digit[3] * 2**8 + (digit[4] >> 6)
+        words = [lower, _upper_word(in_turns, ops)]
+    return Term(pos, fraction, words, plan, inv_freq, in_turns.lost)
+
+
+def _upper_word(in_turns: Turns, ops: ArrayOps, use_float64: bool = True) -> Any:
+    """Return the upper 64 bits of turns as int64, or 32; without int64 the upper 32 as uint32."""
+    digit, shift = in_turns.digits, ops.right_shift
+    if not ops.has_int64:
+        digit = [ops.cast(d, ops.xp.uint32) for d in digit]
+        return digit[0] * 2**18 + digit[1] * 2**4 + (digit[2] >> 10)
+    if not use_float64:
+        return digit[0] * 2**4 + shift(digit[1], 24)
+    return digit[0] * 2**36 + digit[1] * 2**8 + shift(digit[2], 20)
+
+
+def _eighth_turns(term: Term, dtype: Any, ops: ArrayOps) -> Any:
+    """Return the frequencies of a term in eighths of a turn per position."""
+    if term.inv_freq is None:
+        return _row(term.plan.eighth_turns, term.fraction, dtype, ops)
+    eighths = _in_eighths(term.inv_freq, dtype, ops)
+    return eighths + _row(term.plan.eighth_turns, eighths, dtype, ops)
+
+
+def _in_eighths(radians: Any, dtype: Any, ops: ArrayOps) -> Any:
+    """Return radians in eighths of a turn, as floats of a dtype; float64 is multiplied before it is cast."""
+    is_wider = "float64" in str(radians.dtype) and dtype != ops.xp.float64
+    radians = radians if is_wider else ops.cast(radians, dtype)
+    (factor,) = _numbers((4 / pi,), radians.dtype, ops)
+    return ops.cast(radians * factor, dtype)
+
+
+# ---- the phase ----
+
+
 def phase(integers: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
+    The result, shape pos.shape + (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo
+    2^32, or 2^64 for float64, its bits are the same on every library.
+    """
+    pos = _integers_per_pair(integers, plan, ops)
+    return _phase([_term_of_plan(pos, None, plan, use_float64, ops)], use_float64, ops)
+
+
+def _phase(terms: list[Term], use_float64: bool, ops: ArrayOps) -> Any:
+    """Return the phase of a sum of terms, without their fractions.
+
     Every fixed-point product of positions and frequencies is computed here, or in `digits` while PyTorch
-    exports. The result, shape pos.shape + (pairs,), is int64 if the library has 64-bit integers, else uint32.
-    Modulo 2^32, or 2^64 for float64, its bits are the same on every library.
+    exports.
     """
     if not ops.has_int64:
-        return _phase_in_uint32(positions_per_pair(integers, plan, ops), plan, ops)
+        return _phase_in_uint32(terms, ops)
+    multiply = _product_of_96 if use_float64 else _product_of_64
+    total = multiply(terms[0], ops)
+    for term in terms[1:]:
+        total = total + multiply(term, ops)
+    # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
+    return total if use_float64 else ops.right_shift(total, 32)
+
+
+def _integers_per_pair(integers: Any, plan: Plan, ops: ArrayOps) -> Any:
+    """Return integer positions per pair: int64, or without it as they are."""
+    if not ops.has_int64:
+        return positions_per_pair(integers, plan, ops)
     if plan.coordinates is None:
         # Add the axis first: a cast of a 0-d array may return a scalar in NumPy.
-        pos = ops.cast(integers[..., None], ops.xp.int64)
-    else:
-        # Cast first: PyTorch cannot index uint32.
-        pos = positions_per_pair(ops.cast(integers, ops.xp.int64), plan, ops)
-    if use_float64:
-        return _phase_of_96(pos, plan, ops)
-    # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
-    return ops.right_shift(pos * _row(plan.turns_q64, pos, ops.xp.int64, ops), 32)
+        return ops.cast(integers[..., None], ops.xp.int64)
+    # Cast first: PyTorch cannot index uint32.
+    return positions_per_pair(ops.cast(integers, ops.xp.int64), plan, ops)
+
+
+def _fraction_per_pair(fraction: Any, plan: Plan, ops: ArrayOps) -> Any:
+    return None if fraction is None else positions_per_pair(fraction, plan, ops)
 
 
 def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
@@ -117,7 +313,11 @@ def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     return ops.xp.take(pos, index, axis=pos.ndim - 1)  # cubed reads -1 wrong
 
 
-def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
+def _product_of_64(term: Term, ops: ArrayOps) -> Any:
+    return term.integers * term.words[0]
+
+
+def _product_of_96(term: Term, ops: ArrayOps) -> Any:
     """Return (pos·F mod 2^96) >> 32 for F = upper·2^32 + lower, by products of 64 bits.
 
     With pos = high·2^32 + low, high signed and low unsigned:
@@ -132,26 +332,27 @@ def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     low·lower may exceed a signed 64-bit integer: so its upper bits are computed from two products of 16 by 32
     bits.
     """
-    upper, lower = (_row(words, pos, ops.xp.int64, ops) for words in plan.turns_q96)
-    shift = ops.right_shift
+    pos, (upper, lower), shift = term.integers, term.words, ops.right_shift
     low, high = pos & 0xFFFFFFFF, shift(pos, 32)
     upper_48_bits = shift((low & 0xFFFF) * lower, 16) + shift(low, 16) * lower  # of low·lower
     return pos * upper + high * lower + shift(upper_48_bits, 16)
 
 
-def _phase_in_uint32(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
-    """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic, by the high word of a product of 32 bits."""
-    xp = ops.xp
-    low, high = (
-        _row(Constants([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values]), pos, xp.uint32, ops)
-        for shift in (0, 32)
-    )
-    bits = xp.astype(pos, xp.uint32)
-    product = bits * high + _high_word(bits, low)
-    if "uint" in str(pos.dtype):
-        return product
-    # As uint32, a negative position is pos + 2^32: subtract 2^32·F, whose top word is the lower word of F.
-    return product - xp.where(pos < 0, low, xp.zeros_like(low))
+def _phase_in_uint32(terms: list[Term], ops: ArrayOps) -> Any:
+    """Return the sum of (pos·F mod 2^64) over terms, >> 32, in 32-bit arithmetic."""
+    xp, total, total_low = ops.xp, None, None
+    for pos, _, (low, high), *_ in terms:
+        bits = xp.astype(pos, xp.uint32)
+        product, product_low = bits * high + _high_word(bits, low), bits * low
+        if "uint" not in str(pos.dtype):
+            # As uint32, a negative position is pos + 2^32: subtract 2^32·F, whose top word is the lower word of F.
+            product = product - xp.where(pos < 0, low, xp.zeros_like(low))
+        if total is None:
+            total, total_low = product, product_low
+        else:
+            total_low = total_low + product_low
+            total = total + product + xp.astype(total_low < product_low, xp.uint32)  # the carry
+    return total
 
 
 def _high_word(a: Any, b: Any) -> Any:
@@ -194,15 +395,14 @@ _SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
 _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 
 
-def _add_fraction(
-    quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, ops: ArrayOps
+def _add_fractions(
+    quadrant: Any, u: Any, terms: list[Term], dtype: Any, ops: ArrayOps
 ) -> tuple[Any, Any]:
-    """Add the angle of a fraction of a position; reduce the sum to at most an eighth of a turn."""
-    xp = ops.xp
-    fractions = positions_per_pair(xp.astype(fraction, dtype), plan, ops)
-    u = u + fractions * _row(plan.eighth_turns, fractions, dtype, ops)
-    quarters = xp.round(u * 0.5)
-    return quadrant + xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
+    """Add the angles of the fractions of positions; reduce the sum to at most an eighth of a turn."""
+    for term in terms:
+        u = u + ops.xp.astype(term.fraction, dtype) * _eighth_turns(term, dtype, ops)
+    quarters = ops.xp.round(u * 0.5)
+    return quadrant + ops.xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
 
 
 def _polynomials32(u: Any) -> tuple[Any, Any]:
@@ -242,24 +442,32 @@ def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayO
     return cos * ops.cast(1 - (quadrant + 1 & 2), dtype), sin * ops.cast(1 - (quadrant & 2), dtype)
 
 
-def _float32_angles(integers: Any, fraction: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+def _float32_angles(
+    integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
+) -> tuple[Any, Any]:
     """Follow Hugging Face's steps: float32 position times float32 frequency, float32 cos and sin.
 
     Source: LlamaRotaryEmbedding.forward, transformers modeling_llama.py.
     """
     xp = ops.xp
-    pos = positions_per_pair(floats(integers, fraction, xp.float32, xp), plan, ops)
-    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, ops)
+    if inv_freq is None:
+        pos = positions_per_pair(floats(integers, fraction, xp.float32, xp), plan, ops)
+        return product_cos_sin(pos * _row(plan.frequencies, pos, xp.float32, ops), plan, use_float64, ops)
+    angle: Any = 0.0
+    for part, rest, omegas in _parts(integers, fraction, plan, inv_freq, ops):
+        omegas = ops.cast(omegas, xp.float32)
+        omegas = omegas + _row(plan.frequencies, omegas, xp.float32, ops)
+        angle = floats(part, rest, xp.float32, xp) * omegas + angle
+    return product_cos_sin(angle, plan, use_float64, ops)
 
 
-def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
-    """Return cos and sin of the plain product pos·ω, for learned frequencies and float32 angles."""
-    angle, xp = pos * frequencies, ops.xp
-    cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
-    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
+def product_cos_sin(angle: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return cos and sin of float32 angles by the library's own functions, times the plan's amplitude."""
+    xp, dtype = ops.xp, ops.xp.float64 if use_float64 else ops.xp.float32
+    cos, sin, amplitude = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan.layout.amplitude
+    return (cos, sin) if amplitude == 1.0 else _amplified(cos, sin, amplitude, dtype, ops)
 
 
-def _amplified(cos: Any, sin: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
-    amplitude: Any = plan.layout.amplitude
+def _amplified(cos: Any, sin: Any, amplitude: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     (factor,) = _numbers((amplitude,), dtype, ops)
     return cos * factor, sin * factor

@@ -1,4 +1,4 @@
-"""Tables of mixed frequencies, of xPos, and of given arrays. Array API only."""
+"""Tables of angles, of xPos, and of given arrays. Array API only."""
 
 import math
 from typing import Any
@@ -6,42 +6,33 @@ from typing import Any
 from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
 from rope_array._spec.plan import Constants, Layout, Plan
 
-from .angles import floats, product_cos_sin
-from .checks import check_arrays, check_frequencies
-from .library import Library, computes_in_float64
+from .angles import cos_sin_of_radians, floats
+from .checks import check_arrays
+from .library import Library, computes_in_float64, dtype_name
 from .position_input import parse
 from .source import Positions, Tables
 from .tables import CosSin, arranged, one_per_pair
 
 
-def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
-    """Return cos and sin of sums over coordinates, each with its own frequencies in every head."""
-    plan, inv_freq = source.plan, source.inv_freq
-    _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
-    check_frequencies(inv_freq, like, lib)
-    pos = parse(source.values, like, lib)
-    shape, pos_shape = tuple(inv_freq.shape), pos.shape
+def of_angles(angles: Any, plan: Plan, like: Any, lib: Library) -> CosSin:
+    """Return cos and sin of angles in radians, reduced exactly, in the compute dtype of `like`."""
+    if not lib.is_array(angles) or dtype_name(angles) not in ("float32", "float64"):
+        raise ArrayTypeError(
+            f"angles is {describe(angles)}; give an array of float32 or float64, of the library of "
+            f"{describe(like)}. 16-bit floats have errors of 0.001 and more from 1 radian on."
+        )
+    lib.check_supported(angles)
+    if not lib.same_device(angles, like):
+        raise ArrayTypeError(
+            f"angles is on {lib.device(angles)} and like on {lib.device(like)}; move one of them."
+        )
     count = plan.layout.num_pairs
-    if len(shape) != 3 or shape[-1] != count or not shape[1]:
+    if not angles.ndim or angles.shape[-1] != count:
         raise ShapeError(
-            f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, pairs), "
-            f"with {count} pairs for a rotary_dim of {2 * count}."
+            f"angles has the shape {tuple(angles.shape)}; its last axis must hold the {count} pairs of a "
+            f"rotary_dim of {2 * count}."
         )
-    if len(pos_shape) < 2 or pos_shape[-1] != shape[1]:
-        raise ShapeError(
-            f"pos has the shape {pos_shape}, and inv_freq {shape} frequencies for {shape[1]} coordinates; "
-            f"give pos the shape (..., S, {shape[1]})."
-        )
-    use_float64 = computes_in_float64(like)
-    dtype = lib.xp.float64 if use_float64 else lib.xp.float32
-    numbers = floats(*pos.read(lib, lib.ops(like), use_float64, split=False), dtype, lib.xp)
-    if len(pos_shape) == 2 and like.ndim > 3:  # positions of one sequence, for a batch
-        numbers = numbers[None, ...]
-    omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
-    # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
-    # hardware may round to fewer digits.
-    angle = sum(numbers[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
-    return product_cos_sin(angle, 1.0, plan, dtype, lib.ops(like))
+    return cos_sin_of_radians(angles, plan, computes_in_float64(like), lib.ops(like))
 
 
 def xpos(
@@ -52,7 +43,11 @@ def xpos(
     ζ_i = (2i + 0.4·d)/(1.4·d) for pair i of d/2; the source is in `RoPE.rotation_xpos`.
     """
     plan = source.plan
-    _refuse_axes(plan, "xPos scales by one position")
+    if plan.coordinates is not None:
+        raise SpecError(
+            "the rope has axes, one coordinate for each pair, and xPos scales by one position; give a rope "
+            "without axes."
+        )
     cos, sin = tables
     ops = lib.ops(like)
     use_float64 = computes_in_float64(like)
@@ -83,10 +78,3 @@ def given(cos: Any, sin: Any, layout: Layout, lib: Library, pairing: Any = None)
     dtype = ops.xp.float64 if computes_in_float64(cos) or computes_in_float64(sin) else ops.xp.float32
     cos, sin = (ops.cast(one_per_pair(table, layout, ops), dtype) for table in (cos, sin))
     return cos, sin
-
-
-def _refuse_axes(plan: Plan, reason: str) -> None:
-    if plan.coordinates is not None:
-        raise SpecError(
-            f"the rope has axes, one coordinate for each pair, and {reason}; give a rope without axes."
-        )

@@ -66,15 +66,9 @@ def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library)
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:
     """Check a call that makes tables in the compute dtype of `like`, an array that is checked."""
     lib.check_mix((like,), source)
-    without_coordinates(parse(source.values, like, lib).shape, source.plan)
-    if source.inv_freq is None:
-        return
-    check_frequencies(source.inv_freq, like, lib)
-    if tuple(source.inv_freq.shape) != (source.layout.num_pairs,):
-        raise ShapeError(
-            f"inv_freq has the shape {tuple(source.inv_freq.shape)}; a rotary_dim of "
-            f"{2 * source.layout.num_pairs} needs ({source.layout.num_pairs},)."
-        )
+    shape = without_coordinates(parse(source.values, like, lib).shape, source.plan)
+    if source.inv_freq is not None and source.inv_freq.ndim > 1:
+        _check_heads(tuple(source.inv_freq.shape), shape, like)
 
 
 def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
@@ -191,8 +185,8 @@ def _wrong_table_dtype(table: Any, lib: Library) -> ArrayTypeError:
     )
 
 
-def check_frequencies(inv_freq: Any, like: Any, lib: Library) -> None:
-    """Check that learned frequencies are a floating array of the library, on the device of `like`."""
+def check_frequencies(inv_freq: Any, num_pairs: int, like: Any, lib: Library, mixed: bool = False) -> None:
+    """Check that frequencies are a floating array of the library and of like's device, and their shape."""
     if not lib.is_array(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
         raise ArrayTypeError(
             f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
@@ -201,4 +195,28 @@ def check_frequencies(inv_freq: Any, like: Any, lib: Library) -> None:
     if not lib.same_device(inv_freq, like):
         raise ArrayTypeError(
             f"inv_freq is on {lib.device(inv_freq)} and like on {lib.device(like)}; move one of them."
+        )
+    shape = tuple(inv_freq.shape)
+    if mixed and (len(shape) != 3 or shape[-1] != num_pairs or not shape[1]):
+        raise ShapeError(
+            f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, pairs), "
+            f"with {num_pairs} pairs for a rotary_dim of {2 * num_pairs}."
+        )
+    if not mixed and (shape[-1:] != (num_pairs,) or len(shape) > 3 or shape[1:-1] not in ((), (1,))):
+        raise ShapeError(
+            f"inv_freq has the shape {shape}; a rotary_dim of {2 * num_pairs} needs ({num_pairs},), or for "
+            f"frequencies of each head (heads, {num_pairs}) or (heads, 1, {num_pairs}). For frequencies of "
+            "each coordinate, call rope.rotation_mixed."
+        )
+
+
+def _check_heads(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], like: Any) -> None:
+    """Raise if `like` has no axis for heads, or positions have one too."""
+    if not pos_shape and shape[1:-1] not in ((), (1,)):
+        raise ShapeError(f"pos is one position of {shape[1]} coordinates; give it the shape (..., S, {shape[1]}).")
+    if like.ndim < 3 or len(pos_shape) > like.ndim - 2:
+        raise ShapeError(
+            f"inv_freq {shape} has frequencies of each head, pos the shape {pos_shape} without coordinates, and "
+            f"like {describe(like)}. Give like axes of heads and of the sequence, such as (batch, heads, S, "
+            "head_dim), and pos the shape (S,) or (batch, S), without heads."
         )

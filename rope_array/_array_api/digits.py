@@ -25,24 +25,40 @@ from .ops import ArrayOps
 _BITS = 14
 _RADIX = 2**_BITS
 _EIGHTH = 2 ** (_BITS - 3)  # an eighth of a turn, in the uppermost digit
+# The bits that count of each column of a product, the lowest first: 32 and 64 in all.
+_WIDTHS_32 = (0, 0, 4, _BITS, _BITS)
+_WIDTHS_64 = (0, 0, 8, _BITS, _BITS, _BITS, _BITS)
+Terms = list[tuple[Any, list[Any]]]
 
 
-def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+def quadrant(terms: Terms, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Return the quadrant of an angle, a float of 0 to 3, and the rest in eighths of a turn, |u| ≤ 1.
 
-    `pos` is an int64 array that broadcasts with one number for each pair.
+    The angle is the sum of terms: int64 positions, and the digits of a word of turns, the lowest first.
     """
+    widths = _WIDTHS_64 if use_float64 else _WIDTHS_32
+    columns, *others = [_columns(_digits(pos, len(widths), ops), rows) for pos, rows in terms]
+    for other in others:  # carried first, so that the sum stays below 2^31
+        columns = [a + b for a, b in zip(_carried(columns, ops), _carried(other, ops), strict=True)]
+    return _split_turns(columns, widths, dtype, ops)
+
+
+def quadrant_of_turns(digits: list[Any], use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return the quadrant and the rest of a phase, given by the digits of `turns`, the highest first."""
+    widths = _WIDTHS_64 if use_float64 else _WIDTHS_32
+    return _split_turns(digits[::-1], widths[2:], dtype, ops)
+
+
+def rows_of_plan(plan: Plan, use_float64: bool, ndim: int, ops: ArrayOps) -> list[Any]:
+    """Return the digits of a plan's turns along the last of `ndim` axes, the lowest first."""
     _, turns64, turns96 = plan.words()
-    turns = turns96 if use_float64 else turns64
-    widths = (0, 0, 8, _BITS, _BITS, _BITS, _BITS) if use_float64 else (0, 0, 4, _BITS, _BITS)
-    *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
-    right_angles, lower_bits = _split(upper, _BITS - 2, ops)
-    fraction: Any = 0.0
-    for word, bits in zip(lower, widths[2:], strict=False):  # the two lowest columns have no bits kept
-        fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
-    # The only sum that rounds, as the cast of all lower bits would.
-    u = (ops.cast(lower_bits - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
-    return ops.cast(right_angles, dtype), u
+    widths = _WIDTHS_64 if use_float64 else _WIDTHS_32
+    # The fixed-point frequency has 32 bits more than the phase; shift it up to whole digits.
+    shift = _BITS * len(widths) - 32 - sum(widths)
+    return [
+        _row([f << shift >> _BITS * k & _RADIX - 1 for f in (turns96 if use_float64 else turns64)], ndim, ops)
+        for k in range(len(widths))
+    ]
 
 
 def rotate_quadrants(quadrant: Any, cos: Any, sin: Any, ops: ArrayOps) -> tuple[Any, Any]:
@@ -68,21 +84,47 @@ def _digits(pos: Any, count: int, ops: ArrayOps) -> list[Any]:
     return [ops.cast(xp.where(negative, _RADIX - 1 - digit, digit), xp.int32) for digit in digits]
 
 
-def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim: int, ops: ArrayOps) -> Any:
-    """Return the top bits of the columns of the product, an eighth of a turn added, the lowest column first.
-
-    `widths` are the numbers of bits to return of each column; a column of 0 bits only carries.
-    """
-    # The fixed-point frequency has 32 bits more than the phase; shift it up to whole digits.
-    shift = _BITS * len(widths) - 32 - sum(widths)
-    rows = [
-        _row([f << shift >> _BITS * k & _RADIX - 1 for f in turns], ndim, ops) for k in range(len(widths))
-    ]
-    words, carry = [], None
-    for k, width in enumerate(widths):
+def _columns(digits: list[Any], rows: list[Any]) -> list[Any]:
+    """Return the columns of the product, the lowest first: the sums of products of digits."""
+    columns = []
+    for k in range(len(rows)):
         column = digits[0] * rows[k]
         for i in range(1, k + 1):
             column = column + digits[i] * rows[k - i]
+        columns.append(column)
+    return columns
+
+
+def _carried(columns: list[Any], ops: ArrayOps) -> list[Any]:
+    """Return columns as digits."""
+    carry, digits = 0, []
+    for column in columns:
+        carry, digit = _split(column + carry, _BITS, ops)
+        digits.append(digit)
+    return digits
+
+
+def _split_turns(
+    columns: list[Any], widths: tuple[int, ...], dtype: Any, ops: ArrayOps
+) -> tuple[Any, Any]:
+    """Return the quadrant and the rest of turns modulo 1, of which each column has so many bits that count."""
+    *lower, upper = _top_bits(columns, widths, ops)
+    right_angles, lower_bits = _split(upper, _BITS - 2, ops)
+    fraction: Any = 0.0
+    for word, bits in zip(lower, filter(None, widths), strict=False):
+        fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
+    # The only sum that rounds, as the cast of all lower bits would.
+    u = (ops.cast(lower_bits - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
+    return ops.cast(right_angles, dtype), u
+
+
+def _top_bits(columns: list[Any], widths: tuple[int, ...], ops: ArrayOps) -> list[Any]:
+    """Return the top bits of columns, an eighth of a turn added, the lowest column first.
+
+    `widths` are the numbers of bits to return of each column; a column of 0 bits only carries.
+    """
+    words, carry = [], None
+    for k, (column, width) in enumerate(zip(columns, widths, strict=True)):
         if carry is not None:
             column = column + carry
         if k == len(widths) - 1:

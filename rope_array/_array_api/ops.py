@@ -38,6 +38,12 @@ class ArrayOps:
         """Make an array of plain numbers."""
         return self.xp.asarray(numbers.values, dtype=dtype, **self.creation_kwargs)
 
+    def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
+        """Return an array of the numbers at these indices."""
+        row = self.constants(numbers, dtype)
+        flat = self.reshape(indices, (-1,))  # the standard takes one axis of indices
+        return self.reshape(self.xp.take(row, flat, axis=0), indices.shape)
+
     def cast(self, array: Any, dtype: Any) -> Any:
         """Cast an array to a dtype."""
         return self.xp.astype(array, dtype, copy=False)

@@ -9,7 +9,7 @@ from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import PAIRINGS, Layout, Plan
 from rope_array._spec.validation import choice
 
-from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
+from .angles import cos_sin
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_and_rotate, align_tables_to, join, split_blocks
@@ -64,27 +64,24 @@ def rotate_by_tables(
 
 
 def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
-    """Return cos and sin at checked positions, in the compute dtype of `like`, shape pos.shape + (pairs,)."""
+    """Return cos and sin at checked positions, in the compute dtype of `like`.
+
+    The shape is that of the positions and (pairs,); with frequencies of each head it is that of
+    `with_axes_of`, with the axis of heads before the sequence.
+    """
     use_float64, ops = computes_in_float64(like), lib.ops(like)
     pos = parse(source.values, like, lib)
-    integers, fraction = pos.read(lib, ops, use_float64, split=source.inv_freq is None)
-    return tables_at(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
+    integers, fraction = pos.read(lib, ops, use_float64)
+    integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))
+    return cos_sin(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
 
 
-def tables_at(
-    integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
-) -> CosSin:
-    """Return cos and sin at integers and fractions; for learned frequencies, at positions not split."""
-    if inv_freq is None:
-        return cos_sin(integers, fraction, plan, use_float64, ops)
-    xp = ops.xp
-    dtype = xp.float64 if use_float64 else xp.float32
-    pos = positions_per_pair(floats(integers, fraction, dtype, xp), plan, ops)
-    frequencies = xp.astype(inv_freq, dtype)
-    if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
-        frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype)
-    frequencies = frequencies[(None,) * (pos.ndim - 1) + (...,)]
-    return product_cos_sin(pos, frequencies, plan, dtype, ops)
+def with_axes_of(like: Any, pos: Any, source: Positions) -> Any:
+    """Give positions axes of size 1 for frequencies of each head: as many as `like` has without its heads."""
+    if pos is None or source.inv_freq is None or source.inv_freq.ndim == 1:
+        return pos
+    coordinates = source.plan.coordinates is not None
+    return pos[(None,) * (like.ndim - 2 - pos.ndim + coordinates) + (...,)]
 
 
 def aligned_tables(call: Call) -> list[CosSin]:

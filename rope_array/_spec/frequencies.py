@@ -9,7 +9,7 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 import math
 from collections.abc import Sequence
 from dataclasses import fields
-from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -167,6 +167,13 @@ def turns(frequencies: Sequence[Decimal], *bits: int) -> list[list[int]]:
         two_pi = _two_pi(digits)
         exact = [omega / two_pi for omega in frequencies]
         return [[int((number * 2**b).to_integral_value()) for number in exact] for b in bits]
+
+
+def inverse_two_pi(bits: int) -> int:
+    """Return floor(2^bits / 2π)."""
+    digits = bits * 3 // 10 + 30  # log10(2) is 0.301; the digits beyond decide the last bit
+    with localcontext(_context(digits)):
+        return int((Decimal(2**bits) / _two_pi(digits)).to_integral_value(ROUND_FLOOR))
 
 
 def _digits(frequencies: Sequence[Decimal], shift: int = 0) -> int:

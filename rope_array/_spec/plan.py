@@ -5,11 +5,11 @@ Plans and layouts are hashable and compare by value: tracers (jax.jit, torch.com
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, pi
 from typing import Any, Literal, NamedTuple, get_args
 
-from rope_array._dynamo import mark_as_constant
+from rope_array._dynamo import mark_as_constant, traced_memo
 from rope_array._errors import ArrayTypeError, SpecError, describe, static_remedy
 
 from .validation import MAX_PAIRS
@@ -238,6 +238,17 @@ class Plan:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._key == other._key
+
+
+def _make_without_frequencies(plan: Plan, coordinates: int = 0) -> Plan:
+    zeros = [0] * plan.layout.num_pairs
+    drivers = Coordinates(coordinates, Constants(zeros)) if coordinates else plan.coordinates
+    return Plan(plan.layout, plan.exact, zeros, zeros, zeros, None, drivers)
+
+
+# A plan with frequencies of 0, to which those of an array are added: `without_frequencies(plan)`. With a number
+# of coordinates, each of them drives every pair: mixed frequencies.
+without_frequencies: Callable[..., Plan] = traced_memo(_make_without_frequencies)
 
 
 class Derived:

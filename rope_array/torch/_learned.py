@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from rope_array._array_api.source import Positions
 from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
+from rope_array._spec.spec import require_plan
 from rope_array._spec.validation import integer
 
 from ._rotary import RotaryModule
@@ -46,7 +48,8 @@ class LearnedRotaryEmbedding(LearnedModule):
         Shape (rotary_dim/2,), float32. A cast of the model to 16 bits leaves it float32; ``.double()`` does
         not.
     frequencies : Tensor
-        The frequency of each pair as it is now, radians per position.
+        The frequency of each pair as it is now, radians per position, in float64 where the device has it: a
+        position multiplies the error of rounding.
 
     Raises
     ------
@@ -55,8 +58,8 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     Notes
     -----
-    The rope's own angle is exact. The learned change of an angle is a product in float32, whose error is
-    below 2^-21 of the change; in float64 for tensors of float64.
+    The frequency is the rope's own, a real number, plus ``rope.frequencies[i] * expm1(log_scale[i])``, computed in
+    float64 where the device has it. Angles are exact for this sum, as for the frequencies of a rope.
 
     References
     ----------
@@ -76,8 +79,6 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     def __init__(self, rope: RoPE, *, seq_axis: int = -2, device: Any = None) -> None:
         super().__init__(rope, seq_axis)
-        # The rotation by the learned change alone: no amplitude, which the rope's own tables have.
-        self._change = replace(rope, scaling=None, attention_factor=None, max_position=None)
         shape = (rope.rotary_dim // 2,)
         self.log_scale = torch.nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
         self.reset_parameters()
@@ -97,7 +98,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         >>> with torch.device("meta"):
         ...     rotary = ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=4))
         >>> rotary.to_empty(device="cpu").reset_parameters()
-        >>> rotary.frequencies.tolist() == [1.0, torch.tensor(0.01).item()]
+        >>> rotary.frequencies.tolist() == [1.0, 0.01]
         True
         """
         torch.nn.init.zeros_(self.log_scale)
@@ -105,8 +106,8 @@ class LearnedRotaryEmbedding(LearnedModule):
     @property
     def frequencies(self) -> Any:
         """The frequency of each pair, radians per position: a tensor of shape (rotary_dim/2,)."""
-        log_scale = _checked_parameter("log_scale", self.log_scale)
-        return self._start(log_scale) * log_scale.exp()
+        start, change = self._parts()
+        return start + change
 
     def to_rope(self) -> RoPE:
         """Return a rope with the frequencies as they are now, for use on every array library.
@@ -124,8 +125,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         (1.0, 0.01)
         """
         _check_values("log_scale", self.log_scale, None)
-        scales = _checked_parameter("log_scale", self.log_scale).detach().double().exp().tolist()
-        omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
+        omegas = tuple(self.frequencies.detach().tolist())
         return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
@@ -150,14 +150,15 @@ class LearnedRotaryEmbedding(LearnedModule):
         True
         """
         _check_values("log_scale", self.log_scale, like)
-        cos, sin = self.rope.rotation(positions, like=like)
-        log_scale = _checked_parameter("log_scale", self.log_scale).to(cos.dtype)
-        change = self._start(log_scale) * _expm1(log_scale)
-        c, s = self._change.rotation(positions, like=like, inv_freq=change)
-        return self.rope.rotation_from(cos * c - sin * s, sin * c + cos * s)
+        _, change = self._parts()
+        return self.rope._rotation(Positions(positions, require_plan(self.rope), change), like)
 
-    def _start(self, like: Any) -> Any:
-        return torch.tensor(self.rope.frequencies, dtype=like.dtype, device=like.device)
+    def _parts(self) -> tuple[Any, Any]:
+        """Return the rope's frequencies and the learned change of each, in float64 where the device has it."""
+        log_scale = _checked_parameter("log_scale", self.log_scale)
+        log_scale = log_scale.to(torch.float32 if log_scale.device.type == "mps" else torch.float64)
+        start = torch.tensor(self.rope.frequencies, dtype=log_scale.dtype, device=log_scale.device)
+        return start, start * _expm1(log_scale)
 
 
 def _expm1(x: Any) -> Any:
