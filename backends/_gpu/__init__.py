@@ -251,7 +251,12 @@ def plan_rows(plan: Plan) -> list[list[int]]:
     count = plan.layout.num_pairs
     upper, lower = plan.turns_q96
     coordinates = plan.coordinates.of_pairs.values if plan.coordinates else (0,) * count
+    amplitudes = (bits_of_amplitude(plan),) * count
+    return [[*row] for row in (plan.turns_q64.values, upper.values, lower.values, coordinates, amplitudes)]
+
+
+def bits_of_amplitude(plan: Plan) -> int:
+    """Return the bits of a plan's amplitude as float64."""
     amplitude = 1.0 if plan.layout.amplitude is None else plan.layout.amplitude
     (bits,) = struct.unpack("<q", struct.pack("<d", amplitude))
-    rows = (plan.turns_q64.values, upper.values, lower.values, coordinates, (bits,) * count)
-    return [[*row] for row in rows]
+    return int(bits)

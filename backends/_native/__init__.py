@@ -10,13 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._errors import BackendError
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.frequencies import turns_of_floats
+from rope_array._spec.plan import Layout, Plan, TurnsPlan
 
 _LEVEL = "ROPE_ARRAY_KERNEL_LEVEL"
 
@@ -86,6 +88,24 @@ def prepare(plan: Plan) -> None:
     if plan.derived.kernel is None:
         plan.check()
         plan.derived.kernel = kernel.make_plan(plan_words(plan.layout, plan))
+
+
+def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
+    """Return the plan of frequencies in an array of host memory, plus its plan's; None for NaN and infinities."""
+    plan, omegas = source.plan, source.inv_freq.reshape(-1).tolist()
+    heads = len(omegas) // max(1, plan.layout.num_pairs)
+    if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
+        mask = plan.coordinates.driven_mask.values * heads
+        omegas = [omega * m for omega, m in zip(omegas, mask, strict=True)]
+    if not all(map(isfinite, omegas)):
+        return None
+    _, *own = plan.words()
+    of_omegas = turns_of_floats(omegas, 64, 96)
+    made = plan.of_turns(heads)
+    made.set_turns(
+        *([n + m for n, m in zip(turns, words * heads, strict=True)] for turns, words in zip(of_omegas, own, strict=True))
+    )
+    return made
 
 
 def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:

@@ -23,10 +23,11 @@ from torch.utils._device import DeviceContext
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.tables import angle_of, with_axes_of
 from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
 
-from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._gradient import adjoint, record_angle, rotate_by_operations, rotate_recorded
 from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes
 
 # ---- why a kernel declines a call ----
@@ -203,23 +204,48 @@ def _rotate_back_eagerly(kernel: Any, grads: Any, source: Source, seq_axis: int,
 
 
 def make_tables_by_kernel(
-    kernel: Any, source: Positions, like: Any, prepare: Callable[[Plan], None] = lambda plan: None
+    kernel: Any,
+    source: Positions,
+    like: Any,
+    plan_of_array: Callable[[Positions, bool], Plan | None],
+    prepare: Callable[[Plan], None] = lambda plan: None,
 ) -> Any:
     """Return cos and sin at integer positions; NotImplemented for other positions and other angles.
 
-    The caller has checked the arguments. `prepare` readies a plan for the kernel.
+    The caller has checked the arguments. `prepare` readies a plan for the kernel. `plan_of_array` returns the
+    `TurnsPlan` of frequencies in an array, or None.
     """
     pos, plan, inv_freq = source
-    if inv_freq is not None or not plan.exact:
+    if not plan.exact or (inv_freq is not None and inv_freq.ndim == 3 and inv_freq.shape[1] != 1):
         return NotImplemented
     use_float64 = computes_in_float64(like)
     integers, fraction = parse(pos, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), use_float64)
-    if fraction is not None:
+    of_units = plan.of_units() if inv_freq is None else plan_of_array(source, use_float64)
+    if fraction is not None or of_units is None:
         return NotImplemented
-    of_units = plan.of_units()
     prepare(of_units)
     units = make_units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
-    return rotate_units(kernel, units, Positions(integers.to(torch.int64), of_units), True)  # checked
+    if of_units.derived.lost is not None:
+        units = units + 0.0 * of_units.derived.lost.to(units.dtype).repeat(2)
+    integers = with_axes_of(like, integers.to(torch.int64), source)
+    tables = rotate_units(kernel, units, Positions(integers, of_units), True)  # checked
+    if inv_freq is None or inv_freq.ndim == 1 or tables is NotImplemented:
+        return tables
+    heads = inv_freq.shape[0]
+    return tuple([table.unflatten(-1, (heads, -1)).transpose(-2, -3).contiguous() for table in tables])
+
+
+def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Positions, like: Any) -> Any:
+    """Make tables by `make`, with the gradient of frequencies in an array and of positions.
+
+    Without this, autograd would keep an array of the tables' size for each operation of the angles.
+    """
+    is_plain = source.inv_freq is not None and source.plan.exact and is_recorded(source.arrays)
+    if not is_plain or torch.compiler.is_compiling() or _active_interceptor() is not None:
+        return make(source, like)
+    with torch.no_grad():
+        tables = make(source, like)
+    return record_angle(angle_of(source, like, LIBRARY), tables)
 
 
 def make_units(width: int, dtype: Any, device: Any) -> Any:

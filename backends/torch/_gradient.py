@@ -54,6 +54,23 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
 rotate_recorded: Any = RotationFunction.apply
 
 
+class AngleFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """Tables as functions of their angle, which gives them its gradient and no value."""
+
+    @staticmethod
+    def forward(ctx: Any, angle: Any, tables: tuple[Any, Any]) -> Any:
+        ctx.save_for_backward(*tables)
+        return tables
+
+    @staticmethod
+    def backward(ctx: Any, grad_cos: Any, grad_sin: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return grad_sin * cos - grad_cos * sin, None
+
+
+record_angle: Any = AngleFunction.apply
+
+
 def _save_source(ctx: Any, source: Source) -> None:
     """Save a source for the backward: its first fields as tensors, so that autograd sees them change."""
     tensors = [value for value in source if isinstance(value, torch.Tensor)]

@@ -12,13 +12,14 @@ import torch
 import triton
 from triton import language
 
+from rope_array._array_api.angles import turns_of_array
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends import _gpu
 from rope_array._backends._gpu import Kind, Rows, SourceView
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan, TurnsPlan
 
-from ._library import PLAIN_TYPES
+from ._library import LIBRARY, PLAIN_TYPES
 from ._triton_kernel import rotate_rows
 
 transposes_tables = True
@@ -396,6 +397,23 @@ def _words(plan: Plan, device: Any) -> Any:
         # The memory belongs to the first stream: it must not be reused while this stream reads it.
         words.record_stream(torch.cuda.current_stream(device))
     return words
+
+
+def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan:
+    """Return the plan of frequencies in a tensor, plus its plan's, without waiting for the device."""
+    plan, inv_freq = source.plan, source.inv_freq
+    ops, count, device = LIBRARY.ops(inv_freq), inv_freq.numel(), inv_freq.device
+    words, lost = turns_of_array(inv_freq, plan, use_float64, ops)
+    made = plan.of_turns(count // max(1, plan.layout.num_pairs))
+    made.derived.lost = lost.reshape(-1)
+    rows = torch.zeros((5, count), dtype=torch.int64, device=device)  # of _gpu.plan_rows
+    for row, values in zip((1, 2) if use_float64 else (0,), words, strict=True):
+        rows[row] = values.reshape(-1)
+    if made.coordinates is not None:
+        rows[3] = ops.constants(made.coordinates.of_pairs, torch.int64)
+    rows[4] = _gpu.bits_of_amplitude(plan)
+    made.derived.on_devices[device] = rows, None
+    return made
 
 
 def _stream(device: Any) -> Any:

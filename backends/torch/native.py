@@ -135,8 +135,13 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
+    return _eager.make_recorded_tables(_make_tables, source, like)
+
+
+def _make_tables(source: Positions, like: Any) -> Any:
     if not torch.compiler.is_compiling() and _native.kernel is not None:
-        tables = _eager.make_tables_by_kernel(_native.kernel, source, like, _native.prepare)
+        kernel, of_array = _native.kernel, _native.plan_of_array
+        tables = _eager.make_tables_by_kernel(kernel, source, like, of_array, _native.prepare)
         if tables is not NotImplemented:
             return tables
     return _make_tables_by_array_api(source, like)

@@ -158,8 +158,13 @@ def _with_adjacent_pairs(tensor: Any, dtype: Any) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
+    return _eager.make_recorded_tables(_make_tables, source, like)
+
+
+def _make_tables(source: Positions, like: Any) -> Any:
     if decline_reason((like,), source) is None:
-        tables = _eager.make_tables_by_kernel(load_kernel(), source, like)
+        kernel = load_kernel()
+        tables = _eager.make_tables_by_kernel(kernel, source, like, kernel.plan_of_array)
         if tables is not NotImplemented:
             return tables
     return _make_tables_by_array_api(source, like)

@@ -190,10 +190,7 @@ def _parts(
         (..., S, n)     (heads, 1, pairs)     (..., 1, S, pairs) and the same: axes
         (..., S, n)     (heads, n, pairs)     (..., 1, S, 1) and the same, n times: mixed
     """
-    if "float64" not in str(inv_freq.dtype):
-        inv_freq = ops.cast(inv_freq, ops.xp.float32)
-    if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
-        inv_freq = inv_freq * ops.constants(plan.coordinates.driven_mask, inv_freq.dtype)
+    inv_freq = _driven(inv_freq, plan, ops)
     if inv_freq.ndim == 3 and inv_freq.shape[1] != 1:
         integers = ops.cast(integers, ops.xp.int64) if ops.has_int64 else integers
         parts = [
@@ -207,6 +204,21 @@ def _parts(
     if inv_freq.ndim == 3:
         parts = [(*(p if p is None else p[..., None, :, :] for p in pos), omegas) for *pos, omegas in parts]
     return [(p, f, omegas[(None,) * (p.ndim - omegas.ndim) + (...,)]) for p, f, omegas in parts]
+
+
+def turns_of_array(inv_freq: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return `Term.words` and `Term.lost` of frequencies in an array, plus the plan's."""
+    term = _term_of_array(None, None, _driven(inv_freq, plan, ops), plan, use_float64, ops)
+    return term.words, term.lost
+
+
+def _driven(inv_freq: Any, plan: Plan, ops: ArrayOps) -> Any:
+    """Return frequencies as float32 or float64, with 0 for pairs that no coordinate drives."""
+    if "float64" not in str(inv_freq.dtype):
+        inv_freq = ops.cast(inv_freq, ops.xp.float32)
+    if plan.coordinates is None or plan.coordinates.driven_mask is None:
+        return inv_freq
+    return inv_freq * ops.constants(plan.coordinates.driven_mask, inv_freq.dtype)
 
 
 def _term_of_array(
@@ -449,16 +461,24 @@ def _float32_angles(
 
     Source: LlamaRotaryEmbedding.forward, transformers modeling_llama.py.
     """
-    xp = ops.xp
-    if inv_freq is None:
-        pos = positions_per_pair(floats(integers, fraction, xp.float32, xp), plan, ops)
-        return product_cos_sin(pos * _row(plan.frequencies, pos, xp.float32, ops), plan, use_float64, ops)
-    angle: Any = 0.0
-    for part, rest, omegas in _parts(integers, fraction, plan, inv_freq, ops):
-        omegas = ops.cast(omegas, xp.float32)
-        omegas = omegas + _row(plan.frequencies, omegas, xp.float32, ops)
-        angle = floats(part, rest, xp.float32, xp) * omegas + angle
+    angle = rounded_angle(integers, fraction, plan, False, ops, inv_freq)
     return product_cos_sin(angle, plan, use_float64, ops)
+
+
+def rounded_angle(
+    integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
+) -> Any:
+    """Return the products of positions and frequencies as float32 or float64 computes them."""
+    xp, dtype = ops.xp, ops.xp.float64 if use_float64 else ops.xp.float32
+    if inv_freq is None:
+        pos = positions_per_pair(floats(integers, fraction, dtype, xp), plan, ops)
+        return pos * _row(plan.frequencies, pos, dtype, ops)
+    angle: Any = 0.0
+    for pos, rest, omegas in _parts(integers, fraction, plan, inv_freq, ops):
+        omegas = ops.cast(omegas, dtype)
+        omegas = omegas + _row(plan.frequencies, omegas, dtype, ops)
+        angle = floats(pos, rest, dtype, xp) * omegas + angle
+    return angle
 
 
 def product_cos_sin(angle: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import PAIRINGS, Layout, Plan
 from rope_array._spec.validation import choice
 
-from .angles import cos_sin
+from .angles import cos_sin, rounded_angle
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_and_rotate, align_tables_to, join, split_blocks
@@ -74,6 +74,14 @@ def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
     integers, fraction = pos.read(lib, ops, use_float64)
     integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))
     return cos_sin(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
+
+
+def angle_of(source: Positions, like: Any, lib: Library) -> Any:
+    """Return the angles of frequencies in an array, rounded: for their gradient, not for cos and sin."""
+    use_float64, ops = computes_in_float64(like), lib.ops(like)
+    integers, fraction = parse(source.values, like, lib).read(lib, ops, use_float64)
+    integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))
+    return rounded_angle(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
 
 
 def with_axes_of(like: Any, pos: Any, source: Positions) -> Any:

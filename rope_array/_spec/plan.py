@@ -152,9 +152,7 @@ class Plan:
         self.exact = exact
         self.frequencies = Constants(frequencies)
         self.eighth_turns = Constants([omega * 4 / pi for omega in frequencies])
-        self.turns_q64 = Constants(_signed64(turns64))
-        upper, lower = [f >> 32 for f in turns96], [f & 0xFFFFFFFF for f in turns96]
-        self.turns_q96 = Constants(_signed64(upper)), Constants(lower)
+        self.set_turns(turns64, turns96)
         drivers = coordinates and (
             coordinates.number,
             coordinates.of_pairs.values,
@@ -165,6 +163,12 @@ class Plan:
         self._hash = hash(self._key)
         self.check()
         self.inverse = inverse or self._make_inverse(turns64, turns96)
+
+    def set_turns(self, turns64: Sequence[int], turns96: Sequence[int]) -> None:
+        """Set the fixed-point frequencies, of a plan that is being made."""
+        self.turns_q64 = Constants(_signed64(turns64))
+        upper, lower = [f >> 32 for f in turns96], [f & 0xFFFFFFFF for f in turns96]
+        self.turns_q96 = Constants(_signed64(upper)), Constants(lower)
 
     def _make_inverse(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
         """Negate the frequencies and transpose the layout: the inverse is a rotation too."""
@@ -215,6 +219,10 @@ class Plan:
             self.derived.units = Plan(layout, True, *self.words(), None, self.coordinates)
         return self.derived.units
 
+    def of_turns(self, heads: int) -> "TurnsPlan":
+        """Return a plan like `of_units`, without frequencies, and with the pairs of so many heads in a row."""
+        return TurnsPlan(self, heads)
+
     def __dask_tokenize__(self) -> str:
         """Return a text by which dask names results: equal plans have equal texts, in every process."""
         if self.derived.token is None:
@@ -251,6 +259,26 @@ def _make_without_frequencies(plan: Plan, coordinates: int = 0) -> Plan:
 without_frequencies: Callable[..., Plan] = traced_memo(_make_without_frequencies)
 
 
+class TurnsPlan(Plan):
+    """A plan that `Plan.of_turns` returns: as kernels read it, for one call.
+
+    It is neither hashed nor compared, and has no inverse.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, plan: Plan, heads: int):
+        width = 2 * heads * plan.layout.num_pairs
+        self.layout = Layout(width, 0, width, "half", "half", plan.layout.amplitude)
+        self.coordinates, self.exact, self.derived = plan.coordinates, True, Derived()
+        if plan.coordinates is not None:
+            number, of_pairs, _ = plan.coordinates
+            self.coordinates = Coordinates(number, Constants(of_pairs.values * heads))
+
+    def check(self) -> None:
+        """Raise nothing: the plan is not made by hand."""
+
+
 class Derived:
     """Forms of a plan that cost time to make, each cached by the backend that needs it first.
 
@@ -266,9 +294,11 @@ class Derived:
         The plan that `Plan.of_units` returns.
     on_devices
         The numbers of `_gpu.plan_rows` in the memory of each GPU that has used them, by device.
+    lost
+        Of a `TurnsPlan` that a device has computed: NaN for each pair whose frequency is no finite number.
     """
 
-    __slots__ = ("kernel", "on_devices", "text", "token", "units")
+    __slots__ = ("kernel", "lost", "on_devices", "text", "token", "units")
 
     def __init__(self) -> None:
         self.kernel: Any = None
@@ -276,6 +306,7 @@ class Derived:
         self.token: str | None = None
         self.units: Plan | None = None
         self.on_devices: dict[Any, Any] = {}
+        self.lost: Any = None
 
 
 class Constants:
