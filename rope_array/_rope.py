@@ -8,14 +8,14 @@ from typing import Any, Never
 
 from . import _dispatch
 from ._array_api import builders
-from ._array_api.checks import check_frequencies
+from ._array_api.checks import check_angles, check_frequencies
 from ._array_api.library import numpy_library
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._dynamo import traced_constant
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
-from ._spec.plan import Pairing, without_frequencies
+from ._spec.plan import Pairing, plan_of_angles, without_frequencies
 from ._spec.shape_rule import is_unknown_size
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
@@ -271,9 +271,10 @@ class RoPE(Spec):
         >>> bool(np.allclose(rotation.apply(x), ra.apply(x, range(3))))
         True
         """
-        lib = _dispatch.library_of_like(like)
         plan = require_plan(self)
-        return type_of_plan(plan)(*builders.of_angles(angles, plan, like, lib))
+        check_angles(angles, plan.layout.num_pairs, like, _dispatch.library_of_like(like))
+        cos, sin, _ = _dispatch.make_tables(Positions(angles, plan_of_angles(plan)), like)
+        return type_of_plan(plan)(cos, sin)
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""

@@ -13,7 +13,7 @@ import jax
 from jax import export
 
 from rope_array._array_api import tables as _tables
-from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.angles import cos_sin, rounded_angle
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
@@ -73,11 +73,31 @@ def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, seq_axis: int) -> A
 @partial(_program, static_argnames=("plan", "use_float64"))
 def _make_tables(pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
     ops = LIBRARY.ops(pos)
+    if plan.takes_angles:
+        constant = jax.lax.stop_gradient(pos)
+        return _with_angle(pos, *cos_sin(constant, None, plan, use_float64, ops))
     if fraction is None:
         pos, fraction = split_floats(pos, ops)
-    if fraction is None and inv_freq is None and plan.exact:
+    if inv_freq is not None and plan.exact:
+        angle = rounded_angle(pos, fraction, plan, use_float64, ops, inv_freq)
+        fraction, inv_freq = (x if x is None else jax.lax.stop_gradient(x) for x in (fraction, inv_freq))
+        return _with_angle(angle, *cos_sin(pos, fraction, plan, use_float64, ops, inv_freq))
+    if fraction is None and plan.exact:
         return tables_by_positions(pos, plan, use_float64)
     return cos_sin(pos, fraction, plan, use_float64, ops, inv_freq)
+
+
+@jax.custom_jvp
+def _with_angle(angle: Any, cos: Any, sin: Any) -> Any:
+    """Return tables as functions of their angle, which gives them its gradient and no value."""
+    return cos, sin
+
+
+@_with_angle.defjvp
+def _jvp(primals: Any, tangents: Any) -> Any:
+    cos, sin = _with_angle(*primals)
+    change = tangents[0].astype(cos.dtype)  # angles may be wider than the tables
+    return (cos, sin), (-sin * change, cos * change)
 
 
 @partial(_program, static_argnames=("layout", "seq_axis"))

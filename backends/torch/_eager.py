@@ -28,7 +28,7 @@ from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
 
 from ._gradient import adjoint, record_angle, rotate_by_operations, rotate_recorded
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_exported
 
 # ---- why a kernel declines a call ----
 
@@ -216,7 +216,8 @@ def make_tables_by_kernel(
     `TurnsPlan` of frequencies in an array, or None.
     """
     pos, plan, inv_freq = source
-    if not plan.exact or (inv_freq is not None and inv_freq.ndim == 3 and inv_freq.shape[1] != 1):
+    is_mixed = inv_freq is not None and inv_freq.ndim == 3 and inv_freq.shape[1] != 1
+    if not plan.exact or plan.takes_angles or is_mixed:
         return NotImplemented
     use_float64 = computes_in_float64(like)
     integers, fraction = parse(pos, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), use_float64)
@@ -240,8 +241,10 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
 
     Without this, autograd would keep an array of the tables' size for each operation of the angles.
     """
-    is_plain = source.inv_freq is not None and source.plan.exact and is_recorded(source.arrays)
-    if not is_plain or torch.compiler.is_compiling() or _active_interceptor() is not None:
+    is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
+    if not is_served or not is_recorded(source.arrays):
+        return make(source, like)
+    if is_exported() or TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
         return make(source, like)
     with torch.no_grad():
         tables = make(source, like)

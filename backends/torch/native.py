@@ -65,7 +65,7 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
     pos, plan, inv_freq = source
     if not type(like) is type(pos) is torch.Tensor or not like.is_cpu or like.dtype not in _COMPUTE_DTYPES:
         return NotImplemented
-    if inv_freq is not None or not plan.exact or not _native.kernel.has_memory(like):
+    if inv_freq is not None or not plan.exact or plan.takes_angles or not _native.kernel.has_memory(like):
         return NotImplemented
     of_units = plan.of_units()
     _native.prepare(of_units)

@@ -94,6 +94,8 @@ def cos_sin(
     Errors for integer positions of int32: at most 9.5e-8 in float32 and 1.7e-16 in float64, before the
     amplitude (proof/).
     """
+    if plan.takes_angles:
+        return _cos_sin_of_radians(integers, plan, use_float64, ops)
     if not plan.exact:
         return _float32_angles(integers, fraction, plan, use_float64, ops, inv_freq)
     if inv_freq is None:
@@ -126,7 +128,7 @@ def _cos_sin_of_terms(
     return _cos_sin_of_quadrant(quadrant, u, amplitude, dtype, ops)
 
 
-def cos_sin_of_radians(radians: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+def _cos_sin_of_radians(radians: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin of angles in float32 or float64, of any size, times the plan's amplitude.
 
     The angles are reduced exactly. So the errors are at most those of `cos_sin`.
@@ -241,7 +243,7 @@ def _term_of_array(
         digit = [ops.cast(d, ops.xp.uint32) for d in digit]
         lower = (digit[2] & 0x3FF) * 2**22 + digit[3] * 2**8 + (digit[4] >> 6)
         words = [lower, _upper_word(in_turns, ops)]
-    return Term(pos, fraction, words, plan, inv_freq, in_turns.lost)
+    return Term(pos, fraction, [ops.stored(word) for word in words], plan, inv_freq, in_turns.lost)
 
 
 def _upper_word(in_turns: Turns, ops: ArrayOps, use_float64: bool = True) -> Any:

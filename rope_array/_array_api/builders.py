@@ -1,4 +1,4 @@
-"""Tables of angles, of xPos, and of given arrays. Array API only."""
+"""Tables of xPos, and of given arrays. Array API only."""
 
 import math
 from typing import Any
@@ -6,33 +6,12 @@ from typing import Any
 from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
 from rope_array._spec.plan import Constants, Layout, Plan
 
-from .angles import cos_sin_of_radians, floats
+from .angles import floats
 from .checks import check_arrays
-from .library import Library, computes_in_float64, dtype_name
+from .library import Library, computes_in_float64
 from .position_input import parse
 from .source import Positions, Tables
 from .tables import CosSin, arranged, one_per_pair
-
-
-def of_angles(angles: Any, plan: Plan, like: Any, lib: Library) -> CosSin:
-    """Return cos and sin of angles in radians, reduced exactly, in the compute dtype of `like`."""
-    if not lib.is_array(angles) or dtype_name(angles) not in ("float32", "float64"):
-        raise ArrayTypeError(
-            f"angles is {describe(angles)}; give an array of float32 or float64, of the library of "
-            f"{describe(like)}. 16-bit floats have errors of 0.001 and more from 1 radian on."
-        )
-    lib.check_supported(angles)
-    if not lib.same_device(angles, like):
-        raise ArrayTypeError(
-            f"angles is on {lib.device(angles)} and like on {lib.device(like)}; move one of them."
-        )
-    count = plan.layout.num_pairs
-    if not angles.ndim or angles.shape[-1] != count:
-        raise ShapeError(
-            f"angles has the shape {tuple(angles.shape)}; its last axis must hold the {count} pairs of a "
-            f"rotary_dim of {2 * count}."
-        )
-    return cos_sin_of_radians(angles, plan, computes_in_float64(like), lib.ops(like))
 
 
 def xpos(

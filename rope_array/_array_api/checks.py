@@ -210,6 +210,21 @@ def check_frequencies(inv_freq: Any, num_pairs: int, like: Any, lib: Library, mi
         )
 
 
+def check_angles(angles: Any, num_pairs: int, like: Any, lib: Library) -> None:
+    """Check that angles are an array of float32 or float64 of the library, with one for each pair."""
+    if not lib.is_array(angles) or dtype_name(angles) not in ("float32", "float64"):
+        raise ArrayTypeError(
+            f"angles is {describe(angles)}; give an array of float32 or float64, of the library of "
+            f"{describe(like)}. In 16 bits an angle of 4 radians has an error of 0.001 or more."
+        )
+    shape = tuple(angles.shape)
+    if shape[-1:] != (num_pairs,):
+        raise ShapeError(
+            f"angles has the shape {shape}; its last axis must hold the {num_pairs} pairs of a rotary_dim of "
+            f"{2 * num_pairs}."
+        )
+
+
 def _check_heads(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], like: Any) -> None:
     """Raise if `like` has no axis for heads, or positions have one too."""
     if not pos_shape and shape[1:-1] not in ((), (1,)):

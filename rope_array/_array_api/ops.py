@@ -38,6 +38,10 @@ class ArrayOps:
         """Make an array of plain numbers."""
         return self.xp.asarray(numbers.values, dtype=dtype, **self.creation_kwargs)
 
+    def stored(self, array: Any) -> Any:
+        """Return an array that a compiler computes once, not again in each loop that reads it."""
+        return array
+
     def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
         """Return an array of the numbers at these indices."""
         row = self.constants(numbers, dtype)

@@ -71,13 +71,15 @@ def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
     """
     use_float64, ops = computes_in_float64(like), lib.ops(like)
     pos = parse(source.values, like, lib)
-    integers, fraction = pos.read(lib, ops, use_float64)
+    integers, fraction = pos.read(lib, ops, use_float64, split=not source.plan.takes_angles)
     integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))
     return cos_sin(integers, fraction, source.plan, use_float64, ops, source.inv_freq)
 
 
 def angle_of(source: Positions, like: Any, lib: Library) -> Any:
     """Return the angles of frequencies in an array, rounded: for their gradient, not for cos and sin."""
+    if source.plan.takes_angles:
+        return source.values
     use_float64, ops = computes_in_float64(like), lib.ops(like)
     integers, fraction = parse(source.values, like, lib).read(lib, ops, use_float64)
     integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))

@@ -77,11 +77,14 @@ class Coordinates(NamedTuple):
         The coordinate of each pair.
     driven_mask
         1.0 for each pair that a coordinate drives and 0.0 for the others; None if all are driven.
+    are_angles
+        Whether coordinates are the angles of the pairs in radians: see `RoPE.rotation_of_angles`.
     """
 
     number: int
     of_pairs: "Constants"
     driven_mask: "Constants | None" = None
+    are_angles: bool = False
 
 
 def _is_flag(value: Any) -> bool:
@@ -157,6 +160,7 @@ class Plan:
             coordinates.number,
             coordinates.of_pairs.values,
             coordinates.driven_mask and coordinates.driven_mask.values,
+            coordinates.are_angles,
         )
         words = (words.values for words in self.turns_q96)
         self._key: tuple[Any, ...] = (layout, drivers, exact, self.frequencies.values, *words)
@@ -219,6 +223,11 @@ class Plan:
             self.derived.units = Plan(layout, True, *self.words(), None, self.coordinates)
         return self.derived.units
 
+    @property
+    def takes_angles(self) -> bool:
+        """Whether positions are the angles of the pairs."""
+        return self.coordinates is not None and self.coordinates.are_angles
+
     def of_turns(self, heads: int) -> "TurnsPlan":
         """Return a plan like `of_units`, without frequencies, and with the pairs of so many heads in a row."""
         return TurnsPlan(self, heads)
@@ -248,6 +257,16 @@ class Plan:
         return isinstance(other, Plan) and self._key == other._key
 
 
+def _make_plan_of_angles(plan: Plan) -> Plan:
+    count = plan.layout.num_pairs
+    drivers = Coordinates(count, Constants(range(count)), None, True)
+    return Plan(plan.layout, plan.exact, [1] * count, [0] * count, [0] * count, None, drivers)
+
+
+# The plan of a layout whose positions are angles in radians, one for each pair: `plan_of_angles(plan)`.
+plan_of_angles: Callable[[Plan], Plan] = traced_memo(_make_plan_of_angles)
+
+
 def _make_without_frequencies(plan: Plan, coordinates: int = 0) -> Plan:
     zeros = [0] * plan.layout.num_pairs
     drivers = Coordinates(coordinates, Constants(zeros)) if coordinates else plan.coordinates
@@ -272,8 +291,8 @@ class TurnsPlan(Plan):
         self.layout = Layout(width, 0, width, "half", "half", plan.layout.amplitude)
         self.coordinates, self.exact, self.derived = plan.coordinates, True, Derived()
         if plan.coordinates is not None:
-            number, of_pairs, _ = plan.coordinates
-            self.coordinates = Coordinates(number, Constants(of_pairs.values * heads))
+            of_pairs = Constants(plan.coordinates.of_pairs.values * heads)
+            self.coordinates = Coordinates(plan.coordinates.number, of_pairs)
 
     def check(self) -> None:
         """Raise nothing: the plan is not made by hand."""
