@@ -172,7 +172,8 @@ MAY_IMPORT = {
     "_array_api": "._errors ._dynamo ._spec ._array_api",
     "_array_api.ops": "._spec.plan",
     "_array_api.digits": "._spec.plan ._array_api.ops",
-    "_array_api.angles": "._spec.plan ._array_api.digits ._array_api.ops",
+    "_array_api.turns": "._spec.frequencies ._spec.plan ._array_api.ops",
+    "_array_api.angles": "._spec.plan ._array_api.digits ._array_api.ops ._array_api.turns",
     "_array_api.pairs": "._spec.plan ._spec.shape_rule ._array_api.ops",
     # NumPy late: for an argument or a result of NumPy.
     "_array_api.library": "._errors ._dynamo ._spec ._array_api =array_api_compat "
@@ -208,7 +209,7 @@ MAY_IMPORT = {
     "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
     "hf": "._errors ._dynamo ._spec ._array_api.source ._config._model_defaults ._dispatch ._rope .hf torch",
-    "torch": "._errors ._spec.validation ._array_api.position_input ._rope ._rotation .torch torch",
+    "torch": "._errors ._spec ._array_api.position_input ._array_api.source ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
