@@ -41,7 +41,7 @@ def apply(
         S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all
         rows. So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). A number is the
         position of all tokens, not an offset: that is ``range(offset, offset + S)``. An array must be of x's
-        library; JAX and dask accept NumPy arrays too.
+        library; JAX and dask accept NumPy arrays too, and copy them in the call.
     rope : RoPE, optional
         The model's rotary embedding. By default it is made from x's width and the fields in `spec`.
     *more

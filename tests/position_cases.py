@@ -3,6 +3,7 @@
 import numpy as np
 
 import rope_array as ra
+from rope_array.testing._contract import assert_contract
 
 MAKE = ra.positions
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
@@ -27,6 +28,19 @@ def check(name, make, to_numpy):
     """Compare positions with NumPy's."""
     found, wanted = to_numpy(MAKERS[name](make)), MAKERS[name](np.asarray)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if wanted.dtype.kind == "i" else 1e-6)
+
+
+def check_written_after_the_call(make, compute):
+    """Write to NumPy positions between a call and the computation of its result."""
+    x = make(X)
+    arrays = [np.arange(5, dtype=dtype) for dtype in ("int64", "int8", "uint32", "float32", "float64")]
+    for pos in (*arrays, np.array(3), np.array([3]), np.arange(10).reshape(5, 2)):
+        axes = None if pos.ndim < 2 else {"coordinates": (0, 1) * 4}
+        rope, given = ra.RoPE(16, axes=axes and ra.Axes(**axes)), pos.copy()
+        ys = rope.apply((x, x), pos)[1], rope.rotation(pos, like=x).apply(x)
+        pos += pos.dtype.type(7)
+        for y in ys:
+            assert_contract(compute(y), X, given, flushes=True, axes=axes)
 
 
 def check_as_many_coordinates_as_pairs(make, to_numpy):

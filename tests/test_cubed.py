@@ -85,6 +85,11 @@ def test_functions_that_make_positions(spec):
     position_cases.check_as_many_coordinates_as_pairs(eight, cubed.Array.compute)
 
 
+def test_positions_are_those_of_the_call(spec):
+    make = functools.partial(cubed.from_array, chunks=(2, 16), spec=spec)
+    position_cases.check_written_after_the_call(make, cubed.Array.compute)
+
+
 def test_one_operation_rotates(spec):
     x, pos = chunked(X, spec), cubed.from_array(BS, chunks=(2, 4), spec=spec)
     assert ra.explain(x, BS, ROPE).backend == "cubed"

@@ -9,6 +9,7 @@ import pickle
 import child
 import cluster_cases
 import numpy as np
+import position_cases
 import pytest
 
 import rope_array as ra
@@ -175,6 +176,20 @@ def test_misfits_raise_at_once(lazily):
     for call in (functools.partial(ROPE.apply, pos=3), ROPE.rotation(3, like=array(X)).apply):
         with pytest.raises(ra.ArrayTypeError, match="masked"):
             call(masked)
+
+
+def test_positions_are_those_of_the_call():
+    """Of NumPy, however x is chunked, and in a loop that reuses one array."""
+    for chunks in (2, (5, 16)):
+        position_cases.check_written_after_the_call(
+            functools.partial(array, chunks=chunks), lambda y: y.compute()
+        )
+    pos, shards = np.arange(S), []
+    for _ in range(3):
+        shards.append(ROPE.apply(array(X, chunks=CHUNKS), pos))
+        pos += S
+    for i, shard in enumerate(shards):
+        assert_contract(shard.compute(), X, np.arange(i * S, (i + 1) * S), **HALF)
 
 
 # ---- unknown sizes ----

@@ -98,6 +98,17 @@ def test_positions_of_32_bits_are_exact(x64):
         judge(run(x, jnp.asarray(UINT32)), x, UINT32, **HALF)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int16", "uint32", "float64"])
+def test_positions_are_those_of_the_call(dtype, x64):
+    """A program that is traced reads NumPy's when it is compiled, and an eager one runs asynchronously."""
+    x, pos = normal(2, 5, 16), np.arange(5).astype(dtype)
+    calls = (ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x).apply(x))
+    traced = [jax.jit(lambda x, call=call: call(x, pos)).trace(x) for call in calls]
+    pos += pos.dtype.type(7)
+    for program in traced:
+        judge(program.lower().compile()(x), x, np.arange(5).astype(dtype), **HALF)
+
+
 TOO_FAR = [
     *(2**31, -(2**31) - 1, 2**70, np.int64(2**33), float("nan"), float("inf"), 3e9),
     *([0, 2**31], [0.5, 3e9], np.array([2**33]), np.array([np.nan]), np.array([0.0, -(2.0**31)])),

@@ -315,9 +315,12 @@ def test_tensorflow_rotates_in_graphs_of_version_1():
     x = values(2, 3, 5, 16)
     for fields in FIELDS.values():
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            y = session.run(ra.apply(tf.constant(x), tf.constant(FAR), **fields))
+            pos = FAR.copy()
+            ys = [ra.apply(tf.constant(x), p, **fields) for p in (tf.constant(pos), pos)]
+            pos += 7  # the graph keeps the positions of the call
+            ys = session.run(ys)
         expected = ra.apply(x, FAR, backend="array-api", **fields)
-        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(ys, [expected] * 2, rtol=0, atol=1e-5)
 
 
 @pytest.mark.library("tensorflow")

@@ -114,7 +114,8 @@ def rotate(call: Call) -> Any:
     # Checks the values, whose range depends on their type.
     call.pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
     pos = call.pos.values
-    pos = pos if LIBRARY.is_array(pos) else np.asarray(pos)
+    # Copy NumPy's: the operation runs later, when the caller may have written to the array.
+    pos = pos if LIBRARY.is_array(pos) else np.array(pos)
     return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
 
 

@@ -170,7 +170,8 @@ def _checked(pos: PositionInput, plan: Plan) -> Any:
     pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
     if pos.form == "range" and plan.coordinates is None:
         return pos.values  # each task contains its own range, three numbers
-    return np.asarray(pos.values) if isinstance(pos.values, (range, list)) else pos.values
+    # Copy NumPy's: the tasks run later, when the caller may have written to the array.
+    return np.array(pos.values) if isinstance(pos.values, (range, list, np.ndarray)) else pos.values
 
 
 def _shape(pos: Any) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ class PositionInput(NamedTuple):
     ----------
     form
         "range"; "numbers": a Python number, or nested lists of them; "symbol": a symbolic number of PyTorch;
-        "numpy": an array of NumPy for an x of another library; "array": an array of x's library.
+        "numpy": an array of NumPy for an x of another library, to be copied if it is read after the call; "array": an array of x's library.
     values
         The positions, without subclasses of Python's types.
     shape
@@ -253,10 +253,13 @@ def _read_range(pos: range, ops: ArrayOps) -> Any:
 
 
 def _read_numpy(pos: Any, dtype: str, ops: ArrayOps) -> tuple[Any, Any]:
-    """Check NumPy positions before the library narrows them to its dtypes; split floats in float64."""
+    """Check NumPy positions before the library narrows them to its dtypes; split floats in float64.
+
+    Each array is a copy: a lazy or asynchronous library reads it after the call.
+    """
     integer = "int64" if ops.has_int64 else "int32"
     if dtype == "uint32" and not ops.has_int64:
-        return _from_host(pos, ops), None  # all uint32 values are served as they are
+        return _from_host(pos.copy(), ops), None  # all uint32 values are served as they are
     if dtype in _FLOATS:
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
