@@ -13,6 +13,8 @@ MAKERS = {
     "grid": lambda make: MAKE.grid(2, 3, like=make(X)),
     "normalized grid": lambda make: MAKE.normalized_grid(2, 3, like=make(X)),
     "packed": lambda make: MAKE.packed(make(np.array([0, 2, 5, 5, 6])), 7),
+    "documents": lambda make: MAKE.documents(make(np.array([[4, 4, 1, 1, 1], [1, 1, 1, 7, -1]]))),
+    "documents of a row": lambda make: MAKE.documents(make(np.array([0, 0, 0, 1, 1, 2]))),
     "mask": lambda make: MAKE.from_mask(make(np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))),
     "zigzag": lambda make: MAKE.context_parallel(8, 1, 2, layout="zigzag", like=make(X)),
     "zigzag of packed": lambda make: MAKE.context_parallel(

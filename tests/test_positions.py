@@ -97,7 +97,7 @@ def test_offset(length, offsets):
         is_made(positions.offset(length, first), expected, (*np.shape(offsets), length))
 
 
-PACKS = [([3, 2], 0), ([], 4), ([], 0), ([0], 2), ([0, 3, 0, 0, 2, 0], 3)]
+PACKS = [([3, 2], 0), ([], 4), ([], 0), ([0], 3), ([0, 3, 0, 0, 2, 0], 3)]
 
 
 @pytest.mark.parametrize(("lengths", "padding"), PACKS, ids=str)
@@ -137,6 +137,41 @@ def test_from_mask(mask):
     for pad, dtype in itertools.product((0, 1, np.int8(-1)), (None, "bool", "uint8", "int8", "int64")):
         typed_mask = mask if dtype is None else np.array(mask, dtype)
         is_made(positions.from_mask(typed_mask, pad=pad), loop_mask(mask, pad))
+
+
+IDS = [[0, 0, 0, 1, 1, 2], [7, 7, -1, 7, 7, 7], [[1, 1, 2, 0], [0, 0, 0, 0]], [[[3], [3]]], [5], [], [[], []]]
+
+
+def loop_documents(row):
+    if row and isinstance(row[0], list):
+        return [loop_documents(inner_row) for inner_row in row]
+    return [len([*itertools.takewhile(row[i].__eq__, row[:i][::-1])]) for i in range(len(row))]
+
+
+@pytest.mark.parametrize("ids", IDS, ids=words)
+def test_documents(ids):
+    for dtype in (None, "int8", ">i4", "int64"):
+        is_made(positions.documents(ids if dtype is None else np.array(ids, dtype)), loop_documents(ids))
+
+
+def test_ids_are_compared_before_they_are_cast():
+    is_made(positions.documents(np.array([0, 2**32, 2**32]), dtype="int32"), [0, 0, 1], dtype=np.int32)
+
+
+# Lengths of one token or none, in calls that mean them: by their offsets, or with padding.
+FEW_TOKENS = [
+    ("packed([0, 1, 1, 2], offsets=[5, 6, 7])", [5, 7]),
+    ("packed([0, 1, 1, 2], offsets=5)", [5, 5]),
+    ("packed([0, 1, 1, 2], 3, pad=-1)", [0, 0, -1]),
+    ("packed([0, 1, 2, 3], 4, pad=-1)", [0, 0, 0, -1]),
+    ("packed([0, 0, 0], 5)", [0] * 5),
+    ("packed([0, 0])", []),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), FEW_TOKENS, ids=[call for call, _ in FEW_TOKENS])
+def test_packed_sequences_of_one_token_or_none(call, expected):
+    is_made(evaluate(call), expected)
 
 
 # ---- context_parallel ----
@@ -377,6 +412,8 @@ def calls(a):
         "offset": positions.offset(3, a["offsets"]),
         "packed": positions.packed(a["cu"], 8, offsets=a["offsets"], pad=-1),
         "packed with empty sequences": positions.packed(a["parts"], 36),
+        "documents": positions.documents(a["ids"]),
+        "documents of a row": positions.documents(a["parts"]),
         "mask": positions.from_mask(a["mask"], pad=1),
         "rank": zigzag(8, a["rank"], 2),
         "rank of packed": cut(32, a["rank"], 2, cu_seqlens=a["parts"]),
@@ -403,6 +440,10 @@ def edges(a):
         "packed of none": positions.packed(a["none"][:1], 4, pad=-1),
         "packed of no token": positions.packed(a["none"], 0),
         "packed of the host": positions.packed([0, 2, 5], offsets=[1, 0], like=like),
+        "documents of the host": positions.documents([[3, 3, -1]], like=like),
+        "documents of bytes": positions.documents(a["bytes"]),
+        "documents of no row": positions.documents(a["mask"][:0, ...]),
+        "documents of no column": positions.documents(a["mask"][:, :0]),
         "mask of booleans": positions.from_mask(a["kept"]),
         "mask of bytes": positions.from_mask(a["bytes"]),
         "mask of no row": positions.from_mask(a["mask"][:0, ...]),
@@ -428,6 +469,7 @@ def arguments(lib):
         "parts": integers(lib, [0, 4, 4, 4, 24, 24, 28]),
         "none": integers(lib, [0, 0]),
         "mask": integers(lib, mask),
+        "ids": integers(lib, [[[5, 5, 5, -2], [-2, -2, 5, 5]], [[0, 1, 1, 1], [1, 1, 1, 1]]]),
         "kept": lib.asarray(np.array(mask, bool)),
         "bytes": lib.asarray(np.ones(300, np.uint8)),  # their sum does not fit a byte
         "rank": integers(lib, 1),
@@ -476,6 +518,7 @@ def of_length(x, start, cu, mask):
     return {
         "offset": positions.offset(n, start, like=x),
         "packed": positions.packed(cu, n),
+        "documents": positions.documents(mask),
         "mask": positions.from_mask(mask),
         "grid": positions.grid(n, 2, like=x),
         "contiguous": positions.context_parallel(2 * n, 1, 2, like=x),
@@ -551,6 +594,19 @@ REFUSED = [
     ("packed([0, 2], offsets=[1, 2])", Shape, r"offsets has the shape \(2,\)"),
     ("packed([0, 2], offsets=[2**31 - 1], dtype='int32')", Position, "offsets holds"),
     ("packed([0, 2], pad=HUGE)", Position, "pad holds"),
+    # As cumulative lengths, ids of documents would give zeros.
+    ("packed([0, 0, 0, 1, 1, 2])", Position, r"6 numbers that rise by 0 or 1.*positions\.documents\(ids\)"),
+    ("packed(np.array([0, 0, 1]), 3)", Position, "as document ids of 3 tokens"),
+    ("packed([0, 0, 0], 3)", Position, "as document ids of 3 tokens"),
+    ("packed([1, 1, 2])", Position, r"begins with 1.*positions\.documents"),
+    ("packed([0, 0, 1, -1])", Position, r"falls from 1 to -1.*positions\.documents"),
+    ("packed([[0, 0, 1]])", Shape, r"n \+ 1.*positions\.documents"),
+    ("mrope([0, 0, 0], cu_seqlens=[0, 0, 1])", Position, "as document ids of 3 tokens"),
+    ("context_parallel(4, 0, 2, cu_seqlens=[0, 0, 1, 1])", Position, "as document ids of 4 tokens"),
+    ("documents(3)", Shape, "ids is 3 "),
+    ("documents([True, False])", Type, "a bool"),
+    ("documents(np.ones(2))", Type, "ids is float64"),
+    ("documents([0, HUGE])", Position, "ids holds"),
     ("from_mask(1)", Shape, "mask is 1"),
     ("from_mask([0, 2])", Position, "another number than 0 and 1"),
     ("context_parallel(7, 0, 2)", Shape, "7 tokens, no multiple of size = 2"),

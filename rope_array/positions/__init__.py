@@ -12,10 +12,11 @@ float64 by `dtype`; never 16-bit floats, which skip integers.
 
 from ._grids import grid, normalized_grid, video_grid
 from ._mrope import mrope
-from ._sequences import context_parallel, from_mask, offset, packed, text
+from ._sequences import context_parallel, documents, from_mask, offset, packed, text
 
 __all__ = [
     "context_parallel",
+    "documents",
     "from_mask",
     "grid",
     "mrope",

@@ -11,7 +11,7 @@ from rope_array._spec import validation
 from rope_array._spec.float32_steps import float32
 
 from . import _factory
-from ._sequences import count_sequences, total_of
+from ._sequences import count_sequences, refuse_document_ids, total_of
 
 Advance = Literal["max", "last", "spatial"]
 TimeRounding = Literal["interval", "seconds"]
@@ -287,6 +287,7 @@ def _packed(
     ends, _ = _read("cu_seqlens", cu_seqlens)
     count_sequences(ends)
     total_of(ends, len(row))
+    refuse_document_ids(ends, len(row))
     spans = [slice(start, end) for start, end in pairwise(ends)]
     return [row[span] for span in spans], [keep[span] for span in spans], len(row) - ends[-1]
 

@@ -96,17 +96,18 @@ def packed(
     ShapeError
         `cu_seqlens` is not of shape (n + 1,), `offsets` not of shape (n,), or `total` negative or unknown.
     PositionError
-        `cu_seqlens`, on the host, does not begin at 0, decreases, or ends beyond `total`; or a position is
-        out of the range of the dtype.
+        `cu_seqlens`, on the host, does not begin at 0, decreases, ends beyond `total`, or holds document ids;
+        or a position is out of the range of the dtype.
 
     See Also
     --------
+    documents : of a document id for each token, in place of cumulative lengths.
     context_parallel : with `cu_seqlens`, one rank's part of packed sequences.
 
     Notes
     -----
     The values of a `cu_seqlens` on a device are not checked: tokens beyond `total` are left out, and the
-    positions are meaningless if the lengths decrease or do not begin at 0.
+    positions are meaningless if the lengths decrease or do not begin at 0, or if they are document ids.
 
     Examples
     --------
@@ -118,7 +119,9 @@ def packed(
     """
     factory = _factory.integers(dtype, like, cu_seqlens=cu_seqlens, offsets=offsets)
     count = count_sequences(cu_seqlens)
-    total = total_of(cu_seqlens, total)
+    given, total = total, total_of(cu_seqlens, total)
+    if offsets is None:
+        refuse_document_ids(cu_seqlens, given)
     pad = _factory.pad_of(pad, factory)
     _check_offsets(offsets, count, total, factory)
     ends = factory.array("cu_seqlens", cu_seqlens)
@@ -134,6 +137,67 @@ def packed(
         first = factory.array("offsets", offsets)
         position = position + (xp.take(first, index, axis=0) if first.ndim else first)
     return xp.where(inside, position, factory.scalar(pad))
+
+
+def documents(ids: Any, *, like: Any = None, dtype: Any = None) -> Any:
+    """Return positions that restart where the document id of the tokens changes.
+
+    For packed rows that hold a document id for each token, as the masks of FlexAttention and the segment ids
+    of attention in JAX do [1]_, in place of cumulative lengths.
+
+    Parameters
+    ----------
+    ids : sequence, or integer array of shape (..., S)
+        The document of each token. Equal neighbours are of one document; any integers are ids, and they need
+        not rise. Padding needs an id that differs from the last document's.
+    like, dtype
+        See `offset`.
+
+    Returns
+    -------
+    array of shape (..., S)
+        The number of tokens of the same document before each token, in its row.
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported.
+    ShapeError
+        `ids` is a single value, or ragged.
+    PositionError
+        An id on the host does not fit the dtype of the result.
+
+    See Also
+    --------
+    packed : of cumulative lengths.
+
+    References
+    ----------
+    .. [1] PyTorch, "FlexAttention", document masking: ``document_id[q_idx] == document_id[kv_idx]``; JAX,
+       ``jax.experimental.pallas.ops.tpu.splash_attention.SegmentIds``.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.documents([0, 0, 0, 1, 1, 2])
+    array([0, 1, 2, 0, 1, 0])
+    """
+    factory = _factory.integers(dtype, like, ids=ids)
+    if not _factory.shape_of("ids", ids):
+        raise ShapeError(f"ids is {describe(ids)}; give an array of shape (..., S).")
+    if factory.lib.is_array(ids):
+        factory.check("ids", ids, _factory.SIGNED, _factory.need_of(False))
+    else:
+        _factory.check_range("ids", ids, factory)
+        ids = factory.array("ids", ids)
+    column = factory.cumulative_sum(factory.cast(ids) * 0 + 1) - 1
+    if ids.ndim == 1:
+        return _within_runs(ids, column, factory)
+    flat, columns = (factory.ops.reshape(array, (-1,)) for array in (ids, column))
+    position = _within_runs(flat, columns, factory)
+    if any(map(is_unknown_size, ids.shape)):
+        return factory.ops.with_shape_of(position, ids)
+    return factory.ops.reshape(position, ids.shape)
 
 
 def from_mask(mask: Any, *, pad: int = 0, like: Any = None, dtype: Any = None) -> Any:
@@ -327,6 +391,25 @@ def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
 
 # ---- packed sequences ----
 
+_FOR_IDS = "Of a document id for each token, call positions.documents(ids)."
+
+
+def refuse_document_ids(cu_seqlens: Any, total: Any) -> None:
+    """Raise for checked host values that are the document ids of all tokens: each rises by 0 or 1.
+
+    As cumulative lengths they mean sequences of one token or none, whose positions are all 0.
+    """
+    if not _factory.is_host(cu_seqlens):
+        return
+    ends = _factory.as_lists(cu_seqlens)
+    rises = {end - before for before, end in pairwise(ends)}
+    if 0 in rises and rises <= {0, 1} and (total == len(ends) if total is not None else ends[-1] > 0):
+        raise PositionError(
+            f"cu_seqlens has {len(ends)} numbers that rise by 0 or 1, as document ids of {len(ends)} tokens "
+            f"do. {_FOR_IDS} If they are cumulative lengths, leave out the empty sequences."
+        )
+
+
 
 def count_sequences(cu_seqlens: Any) -> Any:
     """Return the number of sequences that cumulative lengths describe."""
@@ -334,7 +417,7 @@ def count_sequences(cu_seqlens: Any) -> Any:
     if len(shape) != 1 or is_unknown_size(shape[0]) or shape[0] < 1:
         raise ShapeError(
             f"cu_seqlens is {describe(cu_seqlens)}; give the cumulative lengths of n sequences, from 0, in "
-            "one array of n + 1."
+            f"one array of n + 1. {_FOR_IDS}"
         )
     return shape[0] - 1
 
@@ -357,18 +440,28 @@ def total_of(cu_seqlens: Any, total: Any) -> Any:
     if ends[0] != 0:
         raise PositionError(
             f"cu_seqlens begins with {short(ends[0])}; it must begin with 0. Give cumulative lengths, not "
-            "lengths: 0, then the end of each sequence."
+            f"lengths: 0, then the end of each sequence. {_FOR_IDS}"
         )
     for before, end in pairwise(ends):
         if end < before:
             raise PositionError(
-                f"cu_seqlens falls from {before} to {end}; give cumulative lengths, not lengths."
+                f"cu_seqlens falls from {before} to {end}; give cumulative lengths, not lengths. {_FOR_IDS}"
             )
     if total is not None and ends[-1] > total:
         raise PositionError(
             f"cu_seqlens ends with {short(ends[-1])}, beyond total {total}; give a larger total."
         )
     return ends[-1] if total is None else total
+
+
+def _within_runs(ids: Any, columns: Any, factory: _factory.ArrayFactory) -> Any:
+    """Return the index of each token in its run of equal ids. A run also ends where `columns` is 0 again."""
+    xp = factory.xp
+    token = factory.cumulative_sum(columns * 0 + 1) - 1
+    # A slice without the first token would add a guard on its size in torch.export.
+    before = xp.take(ids, xp.where(token > 0, token - 1, token), axis=0)
+    number = factory.cumulative_sum(factory.cast((ids != before) | (columns == 0)))
+    return token - factory.cast(xp.searchsorted(number, number))  # a run starts at its number's first place
 
 
 def _sequence_of(token: Any, ends: Any, factory: _factory.ArrayFactory) -> Any:
@@ -420,6 +513,7 @@ def _check_lengths(cu_seqlens: Any, total: Any, size: int, pieces: int) -> None:
     """Check the shape of cumulative lengths, and their values on the host."""
     count_sequences(cu_seqlens)
     total_of(cu_seqlens, total)
+    refuse_document_ids(cu_seqlens, total)
     if not _factory.is_host(cu_seqlens):
         return
     for i, (before, end) in enumerate(pairwise(_factory.as_lists(cu_seqlens))):
