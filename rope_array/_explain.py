@@ -143,6 +143,8 @@ def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     text = f"along axis {axis} of x (seq_axis={axis - x.ndim}), of size {x.shape[axis]}"
     if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
         text += _at_one_position(x, shape, seq_axis)
+    elif differ := _differing_axes(x, shape, seq_axis):
+        text += f", other positions{differ}"
     equal = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
     return text + (f"; not along axis {', '.join(map(str, equal))}, of the same size" if equal else "")
 
@@ -153,9 +155,14 @@ def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     tokens = (
         ", all at one position" if is_unknown_size(size) or size == 1 else f", all {size} at one position"
     )
-    paired = paired_axes(x.ndim, len(shape), seq_axis)
-    apart = [str(a) for a, n in zip(paired, shape, strict=True) if n != 1]
-    return tokens + (f" for each index of axis {' and '.join(apart)}" if apart else "")
+    return tokens + _differing_axes(x, shape, seq_axis)
+
+
+def _differing_axes(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
+    """Name the axes of x along which positions differ, besides the axis that they run along."""
+    paired = paired_axes(x.ndim, len(shape), seq_axis)[:-1]
+    axes = [str(a) for a, n in zip(paired, shape, strict=False) if n != 1]
+    return f" for each index of axis {' and '.join(axes)}" if axes else ""
 
 
 def _declined(backends: _registry.Backends, chosen: Any, call: Call, requested: Any) -> dict[str, str]:

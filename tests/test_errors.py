@@ -584,6 +584,17 @@ def test_two_libraries(first, second):
     refused(ArrayTypeError, says[:3], lambda: RoPE(4).rotation(pos, like=x))
 
 
+@pytest.mark.library("torch")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*deprecated:UserWarning")
+def test_a_quantised_tensor_needs_its_scale():
+    torch = importlib.import_module("torch")
+    x = torch.quantize_per_tensor(torch.ones(2, 4), 0.5, 0, torch.qint8)
+    for call in (ra.apply, lambda x, pos: RoPE(4).rotation(pos, like=x)):
+        with pytest.raises(ArrayTypeError, match=r"Rotate before you quantise.* (x|like)\.dequantize\(\)"):
+            call(x, 3)
+    assert torch.equal(ra.apply(x.dequantize(), 3), ra.apply(torch.ones(2, 4), 3))
+
+
 @pytest.mark.library("torch", "numpy")
 def test_an_array_of_no_axes_is_an_array_of_its_library():
     """A 0-d tensor is no number: it is refused with NumPy, and a 0-d NumPy array with PyTorch."""

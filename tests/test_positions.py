@@ -564,6 +564,23 @@ def test_exported_over_lengths():
     assert all(map(torch.equal, program.module()(*inputs(9)), Module()(*inputs(9))))
 
 
+@pytest.mark.library("torch")
+@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_trace_counts_positions_by_the_library():
+    """Its sizes are tensors; a size of the host would be a constant of the program."""
+    import torch
+
+    def count(x, start):
+        return start + torch.arange(x.shape[-2], device=x.device)
+
+    arguments_of_trace = torch.ones(2, 3, 4), torch.tensor(5)
+    with pytest.raises(ra.ArrayTypeError, match=r"start \+ torch\.arange\(x\.shape\[-2\], device=x\.device\)"):
+        torch.jit.trace(lambda x, start: positions.offset(x.shape[-2], start), arguments_of_trace)
+    traced = torch.jit.trace(count, arguments_of_trace)
+    assert traced(torch.ones(2, 6, 4), torch.tensor(9)).tolist() == [*range(9, 15)]
+
+
 # ---- errors ----
 
 Type, Shape, Spec, Position = ra.ArrayTypeError, ra.ShapeError, ra.SpecError, ra.PositionError

@@ -98,6 +98,8 @@ def _dtype_remedy(dtype: str, name: str) -> str:
             f"Rotate before you quantise, or give {name} dequantised: cast, and multiplied by its scale. A "
             "cast alone leaves out the scale."
         )
+    if dtype.startswith(("qint", "quint")):
+        return f"Rotate before you quantise, or give {name} dequantised: {name}.dequantize() in PyTorch."
     return f"If it holds positions, give them second: apply(x, pos). Otherwise cast {name} first."
 
 

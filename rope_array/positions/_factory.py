@@ -233,7 +233,13 @@ def size_of(name: str, value: Any, minimum: int = 0) -> Any:
     """Return a size as a Python int, or as the symbol of a tracer."""
     symbol = type(value).__name__ == "SymInt"
     if isinstance(value, bool) or not (isinstance(value, Integral) or symbol):
-        raise ArrayTypeError(f"{name} is {describe(value)}; give a Python int of at least {minimum}.")
+        text = f"{name} is {describe(value)}; give a Python int of at least {minimum}."
+        if value is None or is_array(value):
+            text += (
+                " In a trace or a graph, whose sizes are arrays or unknown, count positions by the library: "
+                "start + torch.arange(x.shape[-2], device=x.device), or start + tf.range(tf.shape(x)[-2])."
+            )
+        raise ArrayTypeError(text)
     if value < minimum:
         raise ShapeError(f"{name} is {short(value)}; give an int of at least {minimum}.")
     return value if isinstance(value, int) or symbol else operator.index(value)
