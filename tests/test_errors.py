@@ -518,6 +518,38 @@ def test_one_new_token_in_each_sequence(shape, seq_axis, coordinates, form, axis
     rope.apply(x, pos, seq_axis=axis)
 
 
+@pytest.mark.parametrize(
+    ("shape", "pos_shape", "seq_axis", "axes"),
+    [
+        ((2, 6, 3, 5, 4), (15, 2), -2, (2, 3)),
+        ((2, 3, 5, 6, 4), (15, 2), -3, (1, 2)),
+        ((2, 3, 5, 6, 4), (1, 15, 2), -2, (1, 2)),
+        ((2, 6, 3, 5, 4), (3, 5, 2), -2, (2, 3)),
+        ((7, 2, 3, 5, 4), (7, 30, 2), -2, (1, 3)),
+        ((2, 6, 3, 5, 4), (15,), -2, (2, 3)),
+    ],
+    ids=str,
+)
+def test_the_axes_of_a_grid_are_flattened(shape, pos_shape, seq_axis, axes):
+    """The remedy gives each point of the image its own coordinates."""
+    rope = ONE if pos_shape == (15,) else AXIAL
+    x, pos = np.random.default_rng(0).standard_normal(shape), np.arange(np.prod(pos_shape)).reshape(pos_shape)
+    says = f"If axes {axes[0]} {'and' if axes[1] == axes[0] + 1 else 'to'} {axes[1]} of x hold the"
+    text = refused(ShapeError, says, lambda: rope.apply(x, pos, seq_axis=seq_axis))
+    flat, tokens, axis = re.search(
+        r"x\.reshape(\(.*?\))(?:, pos the shape (\(.*?\)),)? and seq_axis=(-\d+)", text
+    ).groups()
+    moved = pos if tokens is None else pos.reshape(eval(tokens))
+    y = rope.apply(x.reshape(eval(flat)), moved, seq_axis=int(axis)).reshape(shape)
+    sizes = shape[axes[0] : axes[1] + 1]
+    per_point = pos.reshape(-1, *sizes, *(pos_shape[-1:] if rope is AXIAL else ()))
+    for batch, *point in np.ndindex(shape[0], *sizes):
+        index = (batch, *(slice(None),) * (axes[0] - 1), *point)
+        position = per_point[(batch % len(per_point), *point)]
+        expected = rope.apply(x[index].reshape(-1, 4), position[None])
+        np.testing.assert_array_equal(y[index].reshape(-1, 4), expected)
+
+
 def test_arrays_of_different_lengths_are_two_calls():
     q, k = np.ones((2, 3, 5, 4)), np.ones((2, 1, 7, 4))
     for xs in ((q, k), (k, q)):

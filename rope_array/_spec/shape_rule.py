@@ -1,6 +1,8 @@
 """The shape rule: how the axes of positions pair with the axes of x. Plain integers and tuples."""
 
 from collections.abc import Sequence
+from itertools import combinations
+from math import prod
 from numbers import Integral
 from typing import Any
 
@@ -182,6 +184,7 @@ def _line_up_error(
         _hint_for_several(shape, pos_shape, seq_axis, others)
         or _hint_for_decoding(shape, pos_shape, axis, coordinates)
         or _hint_for_other_axis(shape, pos_shape, axis, coordinates)
+        or _hint_for_grid(shape, pos_shape, axis, coordinates)
         or _hint_for_more_tokens(shape, pos_shape, axis, coordinates)
     )
     return f"{text} {hint or _accepted_shapes(shape, axis, last)}"
@@ -235,6 +238,30 @@ def _hint_for_other_axis(
     form = _shape((*tokens_shape, coordinates) if coordinates else tokens_shape)
     also = "" if axis in axes else f" It would then fit with {choices}."
     return f"Give pos the shape {form}, without its axis of size 1.{also}"
+
+
+def _hint_for_grid(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int) -> str:
+    """Return the remedy if adjacent axes of x hold the tokens together, as of an image that is not flat.
+
+    Positions of one coordinate may have such a size by chance: then `axis` has to be one of these axes.
+    """
+    for first, last in combinations(range(len(shape) - 1), 2):
+        sizes = shape[first : last + 1]
+        if any(map(is_unknown_size, sizes)) or not (coordinates or first <= axis <= last):
+            continue
+        count, lead = prod(sizes), pos_shape[: -len(sizes)]
+        flat = (*shape[:first], count, *shape[last + 1 :])
+        has_axes_of_grid = pos_shape == (*lead, *sizes)
+        tokens = (*lead, count) if has_axes_of_grid else pos_shape
+        if count > 1 and tokens[-1] == count and _lines_up(flat, tokens, first):
+            form = _shape((*tokens, coordinates) if coordinates else tokens)
+            also = f", pos the shape {form}," if has_axes_of_grid else ""
+            return (
+                f"If axes {first} {'to' if last - first > 1 else 'and'} {last} of x hold the {count} tokens, as of a grid, flatten them: give "
+                f"x.reshape{_shape(flat)}{also} and seq_axis={first - len(flat)}, and reshape the result to "
+                "x's shape."
+            )
+    return ""
 
 
 def _hint_for_more_tokens(
