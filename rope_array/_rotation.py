@@ -40,9 +40,9 @@ class Rotation(_CosSin, metaclass=_RotationType):
     registration, and keep its type: cos and sin are the leaves, and the layout is structure. So a Rotation
     passes through jax.jit, jax.vmap, jax.lax.scan, torch.func and torch.export as it is.
 
-    Two limits in PyTorch: a reentrant checkpoint takes no gradient of a tuple, so pass it cos and sin of learned
-    frequencies one by one, and call `RoPE.rotation_from` inside. Training refuses tables that were made under
-    ``torch.inference_mode()``; ``type(rotation)(*map(torch.clone, rotation))`` makes others.
+    Two limits in PyTorch: a reentrant checkpoint takes no gradient of a tuple, so pass it cos and sin of
+    learned frequencies one by one, and call `RoPE.rotation_from` inside. Training refuses tables that were
+    made under ``torch.inference_mode()``; ``type(rotation)(*map(torch.clone, rotation))`` makes others.
 
     Examples
     --------

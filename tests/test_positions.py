@@ -575,7 +575,7 @@ def test_a_trace_counts_positions_by_the_library():
         return start + torch.arange(x.shape[-2], device=x.device)
 
     arguments_of_trace = torch.ones(2, 3, 4), torch.tensor(5)
-    with pytest.raises(ra.ArrayTypeError, match=r"start \+ torch\.arange\(x\.shape\[-2\], device=x\.device\)"):
+    with pytest.raises(ra.ArrayTypeError, match=r"start \+ torch\.arange\(x\.shape\[-2\], device"):
         torch.jit.trace(lambda x, start: positions.offset(x.shape[-2], start), arguments_of_trace)
     traced = torch.jit.trace(count, arguments_of_trace)
     assert traced(torch.ones(2, 6, 4), torch.tensor(9)).tolist() == [*range(9, 15)]

@@ -43,7 +43,7 @@ class PositionInput(NamedTuple):
     ----------
     form
         "range"; "numbers": a Python number, or nested lists of them; "symbol": a symbolic number of PyTorch;
-        "numpy": an array of NumPy for an x of another library, to be copied if it is read after the call; "array": an array of x's library.
+        "numpy": the caller's array of NumPy for an x of another library; "array": an array of x's library.
     values
         The positions, without subclasses of Python's types.
     shape

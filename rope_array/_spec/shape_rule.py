@@ -256,8 +256,9 @@ def _hint_for_grid(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int
         if count > 1 and tokens[-1] == count and _lines_up(flat, tokens, first):
             form = _shape((*tokens, coordinates) if coordinates else tokens)
             also = f", pos the shape {form}," if has_axes_of_grid else ""
+            axes = f"axes {first} {'to' if last - first > 1 else 'and'} {last}"
             return (
-                f"If axes {first} {'to' if last - first > 1 else 'and'} {last} of x hold the {count} tokens, as of a grid, flatten them: give "
+                f"If {axes} of x hold the {count} tokens, as of a grid, flatten them: give "
                 f"x.reshape{_shape(flat)}{also} and seq_axis={first - len(flat)}, and reshape the result to "
                 "x's shape."
             )

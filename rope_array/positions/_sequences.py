@@ -410,7 +410,6 @@ def refuse_document_ids(cu_seqlens: Any, total: Any) -> None:
         )
 
 
-
 def count_sequences(cu_seqlens: Any) -> Any:
     """Return the number of sequences that cumulative lengths describe."""
     shape = _factory.shape_of("cu_seqlens", cu_seqlens)

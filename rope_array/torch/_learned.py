@@ -61,8 +61,8 @@ class LearnedRotaryEmbedding(LearnedModule):
     The frequency is the rope's own, a real number, plus ``rope.frequencies[i] * expm1(log_scale[i])``, computed in
     float64 where the device has it. Angles are exact for this sum, as for the frequencies of a rope.
 
-    A checkpoint with ``use_reentrant=True`` takes no gradient of a tuple. Pass it cos and sin of `rotation` as
-    arguments of their own, and call ``rope.rotation_from(cos, sin)`` inside.
+    A checkpoint with ``use_reentrant=True`` takes no gradient of a tuple. Pass it cos and sin of `rotation`
+    as arguments of their own, and call ``rope.rotation_from(cos, sin)`` inside.
 
     References
     ----------
