@@ -193,6 +193,8 @@ def documents(ids: Any, *, like: Any = None, dtype: Any = None) -> Any:
     column = factory.cumulative_sum(factory.cast(ids) * 0 + 1) - 1
     if ids.ndim == 1:
         return _within_runs(ids, column, factory)
+    if 0 in ids.shape:  # dask cannot reshape it
+        return column
     flat, columns = (factory.ops.reshape(array, (-1,)) for array in (ids, column))
     position = _within_runs(flat, columns, factory)
     if any(map(is_unknown_size, ids.shape)):
