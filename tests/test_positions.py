@@ -442,6 +442,7 @@ def edges(a):
         "packed of the host": positions.packed([0, 2, 5], offsets=[1, 0], like=like),
         "documents of the host": positions.documents([[3, 3, -1]], like=like),
         "documents of bytes": positions.documents(a["bytes"]),
+        "documents of unsigned ids": positions.documents(a["unsigned"]),
         "documents of no row": positions.documents(a["mask"][:0, ...]),
         "documents of no column": positions.documents(a["mask"][:, :0]),
         "mask of booleans": positions.from_mask(a["kept"]),
@@ -472,6 +473,7 @@ def arguments(lib):
         "ids": integers(lib, [[[5, 5, 5, -2], [-2, -2, 5, 5]], [[0, 1, 1, 1], [1, 1, 1, 1]]]),
         "kept": lib.asarray(np.array(mask, bool)),
         "bytes": lib.asarray(np.ones(300, np.uint8)),  # their sum does not fit a byte
+        "unsigned": lib.asarray(np.array([2**32 - 1, 2**32 - 1, 7], np.uint32)),
         "rank": integers(lib, 1),
         "coords": lib.asarray(np.array([[-0.5, 0.25], [0.75, -1.0], [0.0, 0.5]], np.float32)),
         "floats": lib.asarray(np.array([0.25, 0.75], np.float32)),

@@ -5,7 +5,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, Literal, get_args
 
-from rope_array._array_api.library import POSITION_DTYPES, Library
+from rope_array._array_api.library import POSITION_DTYPES, Library, dtype_name
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe, short
 from rope_array._spec import validation
 from rope_array._spec.shape_rule import is_unknown_size
@@ -148,8 +148,8 @@ def documents(ids: Any, *, like: Any = None, dtype: Any = None) -> Any:
     Parameters
     ----------
     ids : sequence, or integer array of shape (..., S)
-        The document of each token. Equal neighbours are of one document; any integers are ids, and they need
-        not rise. Padding needs an id that differs from the last document's.
+        The document of each token: equal neighbours are of one document. Ids are any integers, and need not
+        rise. Padding with an id of its own counts as a document, as nothing attends to it.
     like, dtype
         See `offset`.
 
@@ -187,6 +187,8 @@ def documents(ids: Any, *, like: Any = None, dtype: Any = None) -> Any:
         raise ShapeError(f"ids is {describe(ids)}; give an array of shape (..., S).")
     if factory.lib.is_array(ids):
         factory.check("ids", ids, _factory.SIGNED, _factory.need_of(False))
+        if dtype_name(ids) != "int64":  # a cast to 32 bits could make its ids equal
+            ids = factory.cast(ids)
     else:
         _factory.check_range("ids", ids, factory)
         ids = factory.array("ids", ids)
