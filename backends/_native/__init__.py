@@ -103,7 +103,10 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
     of_omegas = turns_of_floats(omegas, 64, 96)
     made = plan.of_turns(heads)
     made.set_turns(
-        *([n + m for n, m in zip(turns, words * heads, strict=True)] for turns, words in zip(of_omegas, own, strict=True))
+        *(
+            [n + m for n, m in zip(turns, words * heads, strict=True)]
+            for turns, words in zip(of_omegas, own, strict=True)
+        )
     )
     return made
 

@@ -56,7 +56,19 @@ def _asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     return tf.identity(value) if copy else tf.convert_to_tensor(value, dtype)
 
 
-_NAMES = ("broadcast_to", "cos", "exp", "eye", "floor", "reshape", "round", "sin", "stack", "where", "zeros_like")
+_NAMES = (
+    "broadcast_to",
+    "cos",
+    "exp",
+    "eye",
+    "floor",
+    "reshape",
+    "round",
+    "sin",
+    "stack",
+    "where",
+    "zeros_like",
+)
 _DTYPES = ("int32", "int64", "uint32", "float32", "float64")
 _XP = SimpleNamespace(
     **{name: getattr(tf, name) for name in (*_NAMES, *_DTYPES)},

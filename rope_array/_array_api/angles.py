@@ -196,7 +196,11 @@ def _parts(
     if inv_freq.ndim == 3 and inv_freq.shape[1] != 1:
         integers = ops.cast(integers, ops.xp.int64) if ops.has_int64 else integers
         parts = [
-            (integers[..., a, None], None if fraction is None else fraction[..., a, None], inv_freq[:, a, None, :])
+            (
+                integers[..., a, None],
+                None if fraction is None else fraction[..., a, None],
+                inv_freq[:, a, None, :],
+            )
             for a in range(inv_freq.shape[1])
         ]
     else:
@@ -409,9 +413,7 @@ _SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
 _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 
 
-def _add_fractions(
-    quadrant: Any, u: Any, terms: list[Term], dtype: Any, ops: ArrayOps
-) -> tuple[Any, Any]:
+def _add_fractions(quadrant: Any, u: Any, terms: list[Term], dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Add the angles of the fractions of positions; reduce the sum to at most an eighth of a turn."""
     for term in terms:
         u = u + ops.xp.astype(term.fraction, dtype) * _eighth_turns(term, dtype, ops)
@@ -486,7 +488,11 @@ def rounded_angle(
 def product_cos_sin(angle: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin of float32 angles by the library's own functions, times the plan's amplitude."""
     xp, dtype = ops.xp, ops.xp.float64 if use_float64 else ops.xp.float32
-    cos, sin, amplitude = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan.layout.amplitude
+    cos, sin, amplitude = (
+        xp.astype(xp.cos(angle), dtype),
+        xp.astype(xp.sin(angle), dtype),
+        plan.layout.amplitude,
+    )
     return (cos, sin) if amplitude == 1.0 else _amplified(cos, sin, amplitude, dtype, ops)
 
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
-from rope_array._spec.plan import Constants, Layout, Plan
+from rope_array._spec.plan import Constants, Layout
 
 from .angles import floats
 from .checks import check_arrays

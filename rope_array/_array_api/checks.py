@@ -230,7 +230,9 @@ def check_angles(angles: Any, num_pairs: int, like: Any, lib: Library) -> None:
 def _check_heads(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], like: Any) -> None:
     """Raise if `like` has no axis for heads, or positions have one too."""
     if not pos_shape and shape[1:-1] not in ((), (1,)):
-        raise ShapeError(f"pos is one position of {shape[1]} coordinates; give it the shape (..., S, {shape[1]}).")
+        raise ShapeError(
+            f"pos is one position of {shape[1]} coordinates; give it the shape (..., S, {shape[1]})."
+        )
     if like.ndim < 3 or len(pos_shape) > like.ndim - 2:
         raise ShapeError(
             f"inv_freq {shape} has frequencies of each head, pos the shape {pos_shape} without coordinates, and "

@@ -104,9 +104,7 @@ def _carried(columns: list[Any], ops: ArrayOps) -> list[Any]:
     return digits
 
 
-def _split_turns(
-    columns: list[Any], widths: tuple[int, ...], dtype: Any, ops: ArrayOps
-) -> tuple[Any, Any]:
+def _split_turns(columns: list[Any], widths: tuple[int, ...], dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Return the quadrant and the rest of turns modulo 1, of which each column has so many bits that count."""
     *lower, upper = _top_bits(columns, widths, ops)
     right_angles, lower_bits = _split(upper, _BITS - 2, ops)

@@ -13,7 +13,7 @@ change it: no float is that near to a tie (`tests/test_turns.py` shows it by con
 are those of `_spec.frequencies.turns` for the same floats.
 """
 
-from math import inf
+from math import inf, nan
 from typing import Any, NamedTuple
 
 from rope_array._spec.frequencies import inverse_two_pi
@@ -104,7 +104,9 @@ def turns(radians: Any, word_bits: int, ops: ArrayOps, added: list[int] | None =
         m: ops.look_up(limbs, place + (m + radix.digits - 2), digits[0].dtype)
         for m in range(2 - radix.digits, count + 1)
     }
-    half_column, half_bit = divmod(radix.bits * count - word_bits - 1, radix.bits)  # of half a unit, from below
+    half_column, half_bit = divmod(
+        radix.bits * count - word_bits - 1, radix.bits
+    )  # of half a unit, from below
     words: list[Any] = []
     carry: Any = None
     for c in range(count, 0, -1):
@@ -145,8 +147,7 @@ def _read(radians: Any, key: tuple[bool, int], ops: ArrayOps) -> tuple[list[Any]
         digits.append(ops.cast(digit, integer) * sign)
         # Of the integer, which has no gradient. Every sum is exact.
         number = number + ops.cast(digits[-1], dtype) * 2.0 ** (-radix.bits * j)
-    # NaN and infinities: their difference from themselves is NaN.
-    return digits, place, radians - xp.where(abs(radians) < inf, number / scale, radians)
+    return digits, place, xp.where(abs(radians) < inf, radians - number / scale, zeros + nan)
 
 
 def _added_digits(added: list[int], word_bits: int, c: int, bits: int, like: Any, ops: ArrayOps) -> Any:
