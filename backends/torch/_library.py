@@ -74,8 +74,10 @@ class TorchOps(ArrayOps):
     def right_shift(self, array: Any, count: int) -> Any:
         # The TorchScript ONNX exporter rounds a shift toward zero, and OpenVINO miscomputes the newer
         # exporter's shift. Both exporters divide non-negative integers correctly. AOTInductor makes slow code
-        # of a division.
-        return array // 2**count if _is_for_other_tools() else array >> count
+        # of a division. ExecuTorch has no kernel for the operator `>>`, __rshift__.
+        if _is_for_other_tools():
+            return array // 2**count
+        return torch.bitwise_right_shift(array, count) if self.is_exported else array >> count
 
 
 class Torch(Library):
@@ -114,6 +116,8 @@ class Torch(Library):
     def check_mix(self, xs: Any, source: Source) -> None:
         if isinstance(source.arrays[0], range) and torch.compiler.is_dynamo_compiling():
             _refuse_range()
+        if any([x is earlier for i, x in enumerate(xs) for earlier in xs[:i]]):
+            _refuse_repeated_in_export()
         if _distributed.has_dtensor(*xs, *source.arrays):
             _distributed.check(xs, source)
 
@@ -166,6 +170,23 @@ def _refuse_range() -> None:
         "pos is a range inside a compiled function, which torch.compile would compile anew for each length, "
         "up to its limit of recompilations; give torch.arange(start, stop, device=x.device)."
     )
+
+
+# A constant, as _refuse_range. torch.jit.trace and the older ONNX exporter give each input a tensor of its own.
+@_dynamo.traced_constant
+def _refuse_repeated_in_export() -> None:
+    """Raise for a tensor given twice to a call that torch.export records.
+
+    torch.export makes one input of an example tensor that is given twice, and ignores the others.
+    """
+    if torch.compiler.is_compiling() and torch.compiler.is_exporting():
+        raise ArrayTypeError(
+            "two tensors of one call, such as q and k, are the same tensor, and torch.export records the call: "
+            "if an example tensor is given twice, the program reads one input for both, and ignores the "
+            "other. Give each input of the example a tensor of its own, such as q.clone(). If the model means "
+            "one tensor, rotate it once: rope.apply(q, positions), or module.rotation(positions, "
+            "like=q).apply(q)."
+        )
 
 
 def _check_not_transformed() -> None:
