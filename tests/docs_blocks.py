@@ -10,6 +10,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(
@@ -42,15 +43,16 @@ class Program:
     def id(self) -> str:
         return f"{self.page}: {self.section}"
 
-    def run(self) -> None:
-        """Run the blocks; fail if a block prints other text than the page shows."""
-        names = {"__name__": "program"}
+    def run(self) -> dict[str, Any]:
+        """Run the blocks; fail if a block prints other text than the page shows. Return their names."""
+        names: dict[str, Any] = {"__name__": "program"}
         for code, output in self.blocks:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(code, self.id, "exec"), names)
             if output is not None and printed.getvalue().strip() != output.strip():
                 raise AssertionError(f"{self.id} prints\n{printed.getvalue()}\nand shows\n{output}")
+        return names
 
 
 def programs(edge: bool = False) -> list[Program]:
