@@ -172,20 +172,19 @@ def _refuse_range() -> None:
     )
 
 
-# A constant, as _refuse_range. torch.jit.trace and the older ONNX exporter give each input a tensor of its own.
+# A constant, as _refuse_range. torch.jit.trace, and so the older ONNX exporter, keeps two inputs apart.
 @_dynamo.traced_constant
 def _refuse_repeated_in_export() -> None:
     """Raise for a tensor given twice to a call that torch.export records.
 
     torch.export makes one input of an example tensor that is given twice, and ignores the others.
     """
-    if torch.compiler.is_compiling() and torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and _is_exporting():
         raise ArrayTypeError(
-            "two tensors of one call, such as q and k, are the same tensor, and torch.export records the call: "
-            "if an example tensor is given twice, the program reads one input for both, and ignores the "
-            "other. Give each input of the example a tensor of its own, such as q.clone(). If the model means "
-            "one tensor, rotate it once: rope.apply(q, positions), or module.rotation(positions, "
-            "like=q).apply(q)."
+            "two tensors of one call, such as q and k, are the same tensor, and torch.export makes one input "
+            "of them: the program would ignore k. Give each input of the example a tensor of its own, such "
+            "as q.clone(). If the model means one tensor, rotate it once: rope.apply(q, positions), or "
+            "module.rotation(positions, like=q).apply(q)."
         )
 
 

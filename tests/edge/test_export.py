@@ -4,6 +4,7 @@ Each case is recorded with one batch and length, and run with others, at far and
 """
 
 import io
+from functools import partial
 
 import numpy as np
 import onnx
@@ -264,6 +265,18 @@ def test_openvino_which_has_32_bits_for_integers(name, form, tmp_path):
         case.check(in_openvino(FORMS[form](case, tmp_path)))
 
 
+def test_openvino_rounds_positions_of_float64_to_float32():
+    positions = torch.tensor(
+        [0.1, 99.7, 4000.3, 5001.3, 8191.9, 10000.1, 12345.6, 16383.7], dtype=torch.float64
+    )
+    case = ExportCase(ra.torch.RotaryEmbedding(HALF), OF_HALF, positions)
+    run = in_openvino(FORMS["traced"](case, None))
+    y = run(*case.inputs())[0]
+    rounded = ExportCase(case.module, OF_HALF, positions.float())
+    np.testing.assert_allclose(y, rounded.want(case.inputs()[0]), rtol=0, atol=2e-6)
+    assert 1e-4 < np.abs(y - case.want(case.inputs()[0])).max() < 2e-3
+
+
 # ---- torch.export and torch.jit.trace ----
 
 
@@ -287,6 +300,77 @@ def test_a_recorded_program_has_the_bits_of_the_array_api_backend(name, tracer, 
                 torch.testing.assert_close(y, expected, rtol=0, atol=case.tolerance)
             else:
                 assert torch.equal(y, expected)
+
+
+MIXED = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=1).requires_grad_(False)
+REPEATED = {name: CASES[name].module for name in ("apply", "module", "rotation", "learned")}
+REPEATED |= {"mixed": MIXED}
+MERGING = {  # they make one input of a tensor that an example has twice
+    "export": torch.export.export,
+    "export, strict": partial(torch.export.export, strict=True),
+    "ONNX, dynamo": partial(torch.onnx.export, verbose=False),
+}
+
+
+def example_of_repeated(name):
+    positions = torch.arange(7)
+    return torch.ones(2, 4, 7, 16), positions[:, None] if name == "mixed" else positions
+
+
+# The newer ONNX exporter takes seconds.
+@pytest.mark.parametrize(
+    ("name", "recorder"),
+    [(name, r) for name in REPEATED for r in MERGING if "ONNX" not in r or name == "module"],
+)
+def test_an_example_with_one_tensor_as_q_and_k_is_refused(name, recorder):
+    q, positions = example_of_repeated(name)
+    with pytest.raises(Exception, match="two tensors of one call, such as q and k, are the same tensor"):
+        MERGING[recorder](REPEATED[name], (q, q, positions))
+    MERGING[recorder](REPEATED[name], (q, q.clone(), positions))
+    REPEATED[name](q, q, positions)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_torch_jit_trace_keeps_two_inputs_for_one_tensor(name):
+    q, positions = example_of_repeated(name)
+    program = torch.jit.trace(REPEATED[name], (q, q, positions), check_trace=False)
+    for y, expected in zip(program(q, 2 * q, positions), REPEATED[name](q, 2 * q, positions), strict=True):
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+
+
+SHIFT = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
+
+
+def test_a_program_has_the_operators_that_executorch_takes():
+    """ExecuTorch takes Core ATen, and has a kernel for one operator more. It ignores checks of metadata."""
+    operators = {
+        name: operators_beyond_core(case.module, case.example(), dims_of(case))
+        for name, case in CASES.items()
+    }
+    assert operators == {name: {SHIFT} for name in CASES} | {"float32 angles": set()}
+    rotate = FunctionModule(lambda q, k, tables: HALF.rotation_from(*tables).apply((q, k)))
+    example = *CASES["module"].arrays(2, 7), (torch.ones(7, 8), torch.ones(7, 8))
+    assert operators_beyond_core(rotate, example) == set()
+
+
+def operators_beyond_core(module, example, shapes=None):
+    program = torch.export.export(module, example, dynamic_shapes=shapes).run_decompositions()
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    operators = {target for target in targets if isinstance(target, torch._ops.OpOverload)}
+    ignored = {torch.ops.aten._assert_tensor_metadata.default}
+    return {operator for operator in operators if torch.Tag.core not in operator.tags} - ignored
+
+
+def test_a_package_of_aotinductor_reads_the_strides_of_its_example(tmp_path):
+    """PyTorch's own fault. If this test fails, take the paragraph about strides from the page."""
+    double = FunctionModule(lambda q, k, p: q * 2)
+    x, wide = torch.arange(12.0).reshape(3, 4), torch.arange(15.0).reshape(3, 5)
+    program = torch.export.export(double, (x, torch.ones(1), torch.ones(2)))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "double.pt2"))
+    run = torch._inductor.aoti_load_package(path)
+    part = wide[:, :4]
+    assert torch.equal(run(part.contiguous(), torch.ones(1), torch.ones(2)), 2 * part)
+    assert not torch.equal(run(part, torch.ones(1), torch.ones(2)), 2 * part)
 
 
 def test_frequencies_of_each_head_are_recorded():
