@@ -177,14 +177,14 @@ def _refuse_range() -> None:
 def _refuse_repeated_in_export() -> None:
     """Raise for a tensor given twice to a call that torch.export records.
 
-    torch.export makes one input of an example tensor that is given twice, and ignores the others.
+    torch.export makes one input of an example tensor that is given twice, the last, and ignores the others.
     """
     if torch.compiler.is_compiling() and _is_exporting():
         raise ArrayTypeError(
             "two tensors of one call, such as q and k, are the same tensor, and torch.export makes one input "
-            "of them: the program would ignore k. Give each input of the example a tensor of its own, such "
-            "as q.clone(). If the model means one tensor, rotate it once: rope.apply(q, positions), or "
-            "module.rotation(positions, like=q).apply(q)."
+            "of them: the program would return rotated keys as queries. Give each input of the example a "
+            "tensor of its own, such as q.clone(). If the model means one tensor, rotate it once: "
+            "rope.apply(q, positions), or module.rotation(positions, like=q).apply(q)."
         )
 
 
