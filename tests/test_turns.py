@@ -122,10 +122,18 @@ BOUND = {"float32": 9.5e-8, "float64": 1.7e-16}
 
 def exact(pos, omegas):
     """cos and sin of the sums of pos·ω over the last axis of pos and the first of omegas."""
-    sums = [[sum(oracle.real(p) * oracle.real(w) for p, w in zip(row, column, strict=True)) for column in omegas.T]
-            for row in pos]  # fmt: skip
-    return [np.array([[float(f(angle)) for angle in row] for row in sums])
-            for f in (oracle.CONTEXT.cos, oracle.CONTEXT.sin)]  # fmt: skip
+
+    def angle(row, column):
+        return sum(oracle.real(p) * oracle.real(w) for p, w in zip(row, column, strict=True))
+
+    sums = [[angle(row, column) for column in omegas.T] for row in pos]
+    functions = oracle.CONTEXT.cos, oracle.CONTEXT.sin
+    return [np.array([[float(function(a)) for a in row] for row in sums]) for function in functions]
+
+
+def of_heads(pos, omegas):
+    """The tables of each head, stacked."""
+    return [np.stack(tables) for tables in zip(*(exact(pos, of_head) for of_head in omegas), strict=True)]
 
 
 def check(lib, rotation, expected, dtype):
@@ -139,7 +147,7 @@ def dtypes_of(lib):
 
 
 def test_frequencies_in_an_array(lib):
-    """Of each float dtype, for tables of each; equal to the bits of a rope with these frequencies in NumPy."""
+    """Of each float dtype, for tables of each; with the bits of a rope that has these frequencies."""
     for dtype in dtypes_of(lib):
         like = lib.asarray(np.zeros((2, 3, 7, 16)), dtype)
         for source in dtypes_of(lib):
@@ -157,8 +165,7 @@ def test_frequencies_of_each_head(lib, form):
     omegas = np.array([OMEGAS, OMEGAS[::-1], [2.0] * 8], np.float32)
     like = lib.asarray(np.zeros((2, 3, 7, 16)), "float32")
     array = lib.asarray(omegas if form == "(heads, pairs)" else omegas[:, None], "float32")
-    truth = [np.stack(tables) for tables in zip(*(exact(np.array(POSITIONS)[:, None], w[None]) for w in omegas),
-                                                strict=True)]  # fmt: skip
+    truth = of_heads(np.array(POSITIONS)[:, None], omegas[:, None])
     rotation = ROPE.rotation(POSITIONS, like=like, inv_freq=array)
     assert tuple(rotation.cos.shape) == (1, 3, 7, 8)
     check(lib, rotation, [table[None] for table in truth], "float32")
@@ -176,7 +183,7 @@ def test_mixed_frequencies(lib):
     omegas = np.array(
         [[OMEGAS, OMEGAS[::-1], OMEGAS[1:] + OMEGAS[:1]], [[0.1] * 8, [2.0] * 8, [1e-3] * 8]], "f4"
     )
-    truth = [np.stack(tables)[None] for tables in zip(*(exact(pos, w) for w in omegas), strict=True)]
+    truth = [table[None] for table in of_heads(pos, omegas)]
     for dtype in dtypes_of(lib):
         like = lib.asarray(np.zeros((2, 2, 5, 16)), dtype)
         rotation = ROPE.rotation_mixed(pos.tolist(), like=like, inv_freq=lib.asarray(omegas, "float32"))

@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from math import isfinite
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def prepare(plan: Plan) -> None:
 
 
 def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
-    """Return the plan of frequencies in an array of host memory, plus its plan's; None for NaN and infinities."""
+    """Return the plan of frequencies in an array, plus its plan's; None for NaN and infinities."""
     plan, omegas = source.plan, source.inv_freq.reshape(-1).tolist()
     heads = len(omegas) // max(1, plan.layout.num_pairs)
     if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
@@ -99,15 +100,9 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
         omegas = [omega * m for omega, m in zip(omegas, mask, strict=True)]
     if not all(map(isfinite, omegas)):
         return None
-    _, *own = plan.words()
-    of_omegas = turns_of_floats(omegas, 64, 96)
-    made = plan.of_turns(heads)
-    made.set_turns(
-        *(
-            [n + m for n, m in zip(turns, words * heads, strict=True)]
-            for turns, words in zip(of_omegas, own, strict=True)
-        )
-    )
+    made, (_, own64, own96) = plan.of_turns(heads), plan.words()
+    turns64, turns96 = turns_of_floats(omegas, 64, 96)
+    made.set_turns([*map(add, turns64, own64 * heads)], [*map(add, turns96, own96 * heads)])
     return made
 
 

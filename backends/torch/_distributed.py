@@ -56,7 +56,7 @@ def make_sharded_tables(source: Positions, like: Any, lib: Library) -> Any:
     shape, out = (*lead, plan.layout.num_pairs), placements
     if inv_freq is not None and inv_freq.ndim > 1:  # heads are before the sequence
         missing = max(0, like.ndim - 2 - len(lead))
-        *batch, seq = (*(1,) * missing, *lead)
+        *batch, seq = [1] * missing + list(lead)
         shape, at = (*batch, inv_freq.shape[0], seq, plan.layout.num_pairs), len(batch)
         placements = tuple([_shifted(p, 0, missing) for p in placements])
         out = tuple([_shifted(p, at, 1) for p in placements])

@@ -65,11 +65,8 @@ class TorchOps(ArrayOps):
 
     def stored(self, array: Any) -> Any:
         # The compiler stores what it takes a strided view of.
-        return (
-            array.as_strided(array.shape, array.stride())
-            if torch.compiler.is_dynamo_compiling() and not self.is_exported
-            else array
-        )
+        stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
+        return array.as_strided(array.shape, array.stride()) if stores else array
 
     def right_shift(self, array: Any, count: int) -> Any:
         # The TorchScript ONNX exporter rounds a shift toward zero, and OpenVINO miscomputes the newer

@@ -65,9 +65,9 @@ class Term(NamedTuple):
     fraction
         The rest of float positions, |f| ≤ 1/2, or None.
     words
-        The frequencies in turns. For float32 int64 in units of 2^-64, or without int64 the lower and the upper
-        32 bits as uint32. For float64 the upper 64 and the lower 32 bits in units of 2^-96, as int64. For
-        exports the digits that `digits` multiplies.
+        The frequencies in turns. For float32 one int64 in units of 2^-64; without int64 its lower and its
+        upper 32 bits as uint32. For float64 the upper 64 and the lower 32 bits in units of 2^-96, as int64.
+        For exports the digits that `digits` multiplies.
     plan, inv_freq
         The frequencies as floats, for fractions: of a plan, of an array, or the sum of both.
     lost
@@ -363,7 +363,7 @@ def _phase_in_uint32(terms: list[Term], ops: ArrayOps) -> Any:
         bits = xp.astype(pos, xp.uint32)
         product, product_low = bits * high + _high_word(bits, low), bits * low
         if "uint" not in str(pos.dtype):
-            # As uint32, a negative position is pos + 2^32: subtract 2^32·F, whose top word is the lower word of F.
+            # As uint32, a negative position is pos + 2^32: subtract 2^32·F, whose top word is F's lower word.
             product = product - xp.where(pos < 0, low, xp.zeros_like(low))
         if total is None:
             total, total_low = product, product_low

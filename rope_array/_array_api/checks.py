@@ -235,7 +235,7 @@ def _check_heads(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], like: Any) 
         )
     if like.ndim < 3 or len(pos_shape) > like.ndim - 2:
         raise ShapeError(
-            f"inv_freq {shape} has frequencies of each head, pos the shape {pos_shape} without coordinates, and "
-            f"like {describe(like)}. Give like axes of heads and of the sequence, such as (batch, heads, S, "
-            "head_dim), and pos the shape (S,) or (batch, S), without heads."
+            f"inv_freq {shape} has frequencies of each head, pos has the shape {pos_shape} without "
+            f"coordinates, and like is {describe(like)}. Give like axes of heads and of the sequence, for "
+            "example (batch, heads, S, head_dim), and pos the shape (S,) or (batch, S), without heads."
         )

@@ -105,7 +105,7 @@ def _carried(columns: list[Any], ops: ArrayOps) -> list[Any]:
 
 
 def _split_turns(columns: list[Any], widths: tuple[int, ...], dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
-    """Return the quadrant and the rest of turns modulo 1, of which each column has so many bits that count."""
+    """Return the quadrant and the rest of turns modulo 1, of columns with so many bits."""
     *lower, upper = _top_bits(columns, widths, ops)
     right_angles, lower_bits = _split(upper, _BITS - 2, ops)
     fraction: Any = 0.0

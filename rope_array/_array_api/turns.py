@@ -9,8 +9,8 @@ integers have 32 bits. The exponent e places the first digit of the float:
     =   t1 t2 t3 t4 t5         t_c: the sum of x_j·L(e+c-1-j) over j, and the carry of t_(c+1)
 
 The result is rounded to the nearest unit of the word, from so many columns that the columns left out cannot
-change it: no float is that near to a tie (`tests/test_turns.py` shows it by continued fractions). So the words
-are those of `_spec.frequencies.turns` for the same floats.
+change it: no float is that near to a tie (`tests/test_turns.py` shows it by continued fractions). So a word
+has the bits of `_spec.frequencies.turns` for the same float.
 """
 
 from math import inf, nan
@@ -161,6 +161,6 @@ def _shift(column: Any, bits: int, ops: ArrayOps) -> Any:
     """Return a sum of products without its lowest bits, rounded down."""
     if not ops.is_exported:
         return ops.right_shift(column, bits)
-    # No negative integer is shifted: see `digits`. Columns of float32 are above -2^30, of float64 above -2^31.
+    # No negative integer is shifted: see `digits`. Columns are above -2^30, those of float64 above -2^31.
     bias = 2**30 if "int32" in str(column.dtype) else 2**31
     return ops.right_shift(column + bias, bits) - (bias >> bits)

@@ -229,7 +229,7 @@ class Plan:
         return self.coordinates is not None and self.coordinates.are_angles
 
     def of_turns(self, heads: int) -> "TurnsPlan":
-        """Return a plan like `of_units`, without frequencies, and with the pairs of so many heads in a row."""
+        """Return a plan like `of_units`, with the pairs of so many heads in a row, and no frequencies yet."""
         return TurnsPlan(self, heads)
 
     def __dask_tokenize__(self) -> str:
@@ -273,8 +273,8 @@ def _make_without_frequencies(plan: Plan, coordinates: int = 0) -> Plan:
     return Plan(plan.layout, plan.exact, zeros, zeros, zeros, None, drivers)
 
 
-# A plan with frequencies of 0, to which those of an array are added: `without_frequencies(plan)`. With a number
-# of coordinates, each of them drives every pair: mixed frequencies.
+# A plan with frequencies of 0, to which those of an array are added: `without_frequencies(plan)`. With a
+# number of coordinates, each of them drives every pair: mixed frequencies.
 without_frequencies: Callable[..., Plan] = traced_memo(_make_without_frequencies)
 
 

@@ -58,8 +58,8 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     Notes
     -----
-    The frequency is the rope's own, a real number, plus ``rope.frequencies[i] * expm1(log_scale[i])``, computed in
-    float64 where the device has it. Angles are exact for this sum, as for the frequencies of a rope.
+    The frequency is the rope's own, a real number, plus ``rope.frequencies[i] * expm1(log_scale[i])``, which
+    is computed in float64 where the device has it. The angles of this sum are exact, as those of a rope.
 
     A checkpoint with ``use_reentrant=True`` takes no gradient of a tuple. Pass it cos and sin of `rotation`
     as arguments of their own, and call ``rope.rotation_from(cos, sin)`` inside.
@@ -157,7 +157,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         return self.rope._rotation(Positions(positions, require_plan(self.rope), change), like)
 
     def _parts(self) -> tuple[Any, Any]:
-        """Return the rope's frequencies and the learned change of each, in float64 where the device has it."""
+        """Return the rope's frequencies and their learned changes, in float64 where the device has it."""
         log_scale = _checked_parameter("log_scale", self.log_scale)
         log_scale = log_scale.to(torch.float32 if log_scale.device.type == "mps" else torch.float64)
         start = torch.tensor(self.rope.frequencies, dtype=log_scale.dtype, device=log_scale.device)
