@@ -74,12 +74,6 @@ class _Ops(ArrayOps):
 OPS = _Ops(XP, True, {})
 
 
-def _plan(amplitude: Any = 1.0) -> Any:
-    return SimpleNamespace(
-        coordinates=None, eighth_turns="eighth_turns", layout=SimpleNamespace(amplitude=amplitude)
-    )
-
-
 def remainder(dtype: str) -> Remainder:
     """Return the rest of a phase that `_quadrant` splits, checked to be an angle from the nearest axis."""
     bits = PHASE_BITS[dtype]
@@ -123,6 +117,9 @@ def _sign(table: Real) -> tuple[Real, float]:
     return value, sign.operands[0]
 
 
+_NONE = SimpleNamespace(values=())  # the frequencies of a plan to which an array's are added
+
+
 class _Quadrant:
     """A quadrant that records each number added to it."""
 
@@ -132,12 +129,17 @@ class _Quadrant:
         self.added = other
 
 
-def sum_with_fraction(dtype: str) -> Real:
-    """Return u plus the angle of a fraction of a position, checked to be reduced to the nearest axis."""
-    quadrant = _Quadrant()
-    fraction, u = leaf("fraction", "float64"), leaf("u", dtype)
+def sum_with_fraction(dtype: str, of_array: bool) -> Real:
+    """Return u plus the angle of a fraction of a position, checked to be reduced to the nearest axis.
+
+    The frequencies are a plan's, or `of_array` those of an array of `dtype`.
+    """
+    quadrant, plan = _Quadrant(), SimpleNamespace(eighth_turns="eighth_turns", frequencies=_NONE)
+    array = leaf("inv_freq", dtype) if of_array else None
+    term: Any = angles.Term(None, leaf("fraction", "float64"), None, plan, array)
+    u = leaf("u", dtype)
     rest: Real
-    _, rest = angles._add_fraction(quadrant, u, fraction, _plan(), dtype, OPS)
+    _, rest = angles._add_fractions(quadrant, u, [term], dtype, OPS)
     total: Real = rest.operands[0]
     # rest = total - 2·q and quadrant + q, for q = round(total / 2). The products by powers of two and the
     # difference are exact: |rest| <= 1, and rest is a multiple of total's last bit.
@@ -150,7 +152,7 @@ def sum_with_fraction(dtype: str) -> Real:
 def amplified(dtype: str) -> Tables:
     """Return tables times an amplitude, a float64 of the host."""
     amplitude = cast(leaf("amplitude", "float64"), dtype) if dtype != "float64" else leaf("amplitude", dtype)
-    return Tables(*angles._amplified(leaf("cos", dtype), leaf("sin", dtype), _plan(amplitude), dtype, OPS))
+    return Tables(*angles._amplified(leaf("cos", dtype), leaf("sin", dtype), amplitude, dtype, OPS))
 
 
 class _Features:

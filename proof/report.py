@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from rope_array.testing._contract import AMPLIFIED, AT_FLOATS, AT_INTEGERS, ROTATED
+from rope_array.testing._contract import AMPLIFIED, AT_FLOATS, AT_FLOATS_OF_ARRAY, AT_INTEGERS, ROTATED
 
 from .theorems import DTYPES, Bounds, prove
 
@@ -34,6 +34,11 @@ def rows_of(dtype: str, bounds: Bounds) -> list[Row]:
         Row(f"{dtype}: cos", bounds.cos, AT_INTEGERS[dtype]),
         Row(f"{dtype}: sin", bounds.sin, AT_INTEGERS[dtype]),
         Row(f"{dtype}: cos and sin at float positions, over max(1, θ)", bounds.floats, AT_FLOATS[dtype]),
+        Row(
+            f"{dtype}: the same with frequencies in an array of {dtype}",
+            bounds.floats_of_array,
+            AT_FLOATS_OF_ARRAY[dtype],
+        ),
         Row(
             f"{dtype}: cos and sin with an amplitude, over the amplitude", bounds.amplified, AMPLIFIED[dtype]
         ),

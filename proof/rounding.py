@@ -128,16 +128,18 @@ class Errors:
         self.script, self.count = script, 0
 
     def of(
-        self, expression: Real, leaves: dict[str, tuple[str, str]], last_rounded: bool = True
+        self, expression: Real, leaves: dict[str | float, tuple[str, str]], last_rounded: bool = True
     ) -> tuple[str, str]:
-        """Define an expression of leaves with errors; return the names of its exact value and its error."""
+        """Define an expression of leaves with errors; return the names of its exact value and its error.
+
+        A constant is a leaf too, by its number.
+        """
         both: dict[int, tuple[str, str]] = {}
         for node in expression.nodes():
             found = [both[id(operand)] for operand in node.operands if isinstance(operand, Real)]
             rounded = last_rounded or node is not expression
-            both[id(node)] = (
-                leaves[node.operands[0]] if node.op == "leaf" else self._node(node, found, rounded)
-            )
+            is_leaf = node.op in ("leaf", "constant")
+            both[id(node)] = leaves[node.operands[0]] if is_leaf else self._node(node, found, rounded)
         return both[id(expression)]
 
     def _node(self, node: Real, found: list[tuple[str, str]], rounded: bool) -> tuple[str, str]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, pi
 from os import cpu_count
 from typing import NamedTuple, TypeVar
+
+from rope_array._spec.float32_steps import float32
 
 from . import approximation, kernel, recorded
 from .approximation import Interval
@@ -29,6 +31,8 @@ R = TypeVar("R")
 LARGEST_POSITION = 2**31
 # 4/π and π/4, rounded up.
 FOUR_OVER_PI, QUARTER_PI = Fraction(1367130552, 2**30), Fraction(3373259427, 2**32)
+# π to 30 digits, rounded down and up.
+PI = Interval(*(Fraction(3141592653589793238462643383279 + i, 10**30) for i in (0, 1)))
 # Ends of cells of ω; a sum that reaches 2 at 1.57 has a larger last bit.
 FREQUENCIES = [Fraction(n, 256) for n in (0, 256, 320, 384, 402, 448, 512, 640, 768, 1024)]
 # The largest frequency for which the error of a float position is much smaller than a cell.
@@ -65,8 +69,8 @@ class Bounds(NamedTuple):
         Of each polynomial from its function.
     cos, sin
         At int32 positions, without an amplitude.
-    floats
-        At float positions, over max(1, ω).
+    floats, floats_of_array
+        At float positions, over max(1, ω): with the frequencies of a plan, and with those of an array.
     amplified
         At int32 positions, with an amplitude, over the amplitude.
     rotated
@@ -80,6 +84,7 @@ class Bounds(NamedTuple):
     cos: Fraction
     sin: Fraction
     floats: Fraction
+    floats_of_array: Fraction
     amplified: Fraction
     rotated: tuple[Fraction, Fraction]
     narrowed: tuple[Fraction, Fraction]
@@ -99,7 +104,8 @@ def prove(dtype: str, fused: bool = True) -> Bounds:
         approximation=norms,
         cos=max(cell.error["cos"] for cell in cells),
         sin=max(cell.error["sin"] for cell in cells),
-        floats=_floats(dtype, cells),
+        floats=_floats(dtype, cells, of_array=False),
+        floats_of_array=_floats(dtype, cells, of_array=True),
         amplified=max(max(error.values()) for error in scaled_errors),
         rotated=(worst[0] / eps, worst[1] / eps),
         narrowed=(narrowed[0] / eps, narrowed[1] / eps),
@@ -201,22 +207,27 @@ def _cell(
     return script.run_for("all", "polynomial", "value")
 
 
-def _floats(dtype: str, cells: list[Cell]) -> Fraction:
+def _floats(dtype: str, cells: list[Cell], of_array: bool) -> Fraction:
     """Return the bound of cos and sin at float positions, over max(1, ω)."""
-    turned = _sum_error(dtype)
+    turned = _sum_error(dtype, of_array)
     near = [cell.polynomial[name] + cell.slope[name] * turned for cell in cells for name in NAMES]
     # For larger frequencies the angle may be in another cell; the slope is at most π/4.
     largest: Fraction = max(max(cell.polynomial.values()) for cell in cells)
     return max(*near, largest / LOCAL + turned * QUARTER_PI)
 
 
-def _sum_error(dtype: str) -> Fraction:
+def _sum_error(dtype: str, of_array: bool) -> Fraction:
     """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω)."""
     found: list[Fraction] = []
     for low, high in pairwise(FREQUENCIES):
         largest = 1 + FOUR_OVER_PI * high / 2 + Fraction(1, 2**13)  # more than all errors
-        found.append(_sum_error_at(dtype, low, high) + _half_ulp(dtype, largest) / max(ONE, low))
-    return max(*found, _sum_error_at(dtype, FREQUENCIES[-1], None))
+        found.append(_sum_error_at(dtype, low, high, of_array) + _half_ulp(dtype, largest) / max(ONE, low))
+    return max(*found, _sum_error_at(dtype, FREQUENCIES[-1], None, of_array))
+
+
+def _rounded(number: float, dtype: str) -> Fraction:
+    """Return a float64 as a constant of a dtype."""
+    return Fraction(float32(number) if dtype == "float32" else number)
 
 
 def _half_ulp(dtype: str, largest: Fraction) -> Fraction:
@@ -224,7 +235,7 @@ def _half_ulp(dtype: str, largest: Fraction) -> Fraction:
     return unit(dtype) * (1 << (int(largest).bit_length() - 1))
 
 
-def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None) -> Fraction:
+def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None, of_array: bool) -> Fraction:
     """Return the error of the sum over max(1, ω) for frequencies from `low` to `high`; None is any beyond.
 
     The sum is divided by max(1, ω). Its own rounding is left out, except beyond all frequencies.
@@ -235,12 +246,20 @@ def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None) -> Fraction:
     script.assume("U", Interval(-largest, largest))
     script.assume("dU", Interval(-off, off))
     script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
-    script.assume("W", Interval(ZERO, FOUR_OVER_PI))
-    # The float64 of ω·4/π: ω, π (whose float64 is off by 0.36 units) and the quotient are rounded.
-    off = 3 * unit("float64")
-    script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
-    leaves = {"u": ("U", "dU"), "fraction": ("F", "0"), "eighth_turns": ("W", "dW")}
-    errors = Errors(script).of(recorded.sum_with_fraction(dtype), leaves, last_rounded=high is None)
+    leaves: dict[str | float, tuple[str, str]] = {"u": ("U", "dU"), "fraction": ("F", "0")}
+    if of_array:
+        script.assume("W", Interval(ZERO, ONE))
+        script.assume("K", Interval(4 / PI.high, 4 / PI.low))
+        off = max(abs(_rounded(4 / pi, dtype) - 4 / end) for end in PI)
+        leaves |= {"inv_freq": ("W", "0"), 4 / pi: ("K", script.assume("dK", Interval(-off, off)))}
+    else:
+        script.assume("W", Interval(ZERO, FOUR_OVER_PI))
+        # The float64 of ω·4/π: ω, π (whose float64 is off by 0.36 units) and the quotient are rounded.
+        off = 3 * unit("float64")
+        script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
+        leaves["eighth_turns"] = ("W", "dW")
+    expression = recorded.sum_with_fraction(dtype, of_array)
+    errors = Errors(script).of(expression, leaves, last_rounded=high is None)
     return size(script.run_for(errors[1])[errors[1]])
 
 

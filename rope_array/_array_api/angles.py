@@ -265,8 +265,11 @@ def _eighth_turns(term: Term, dtype: Any, ops: ArrayOps) -> Any:
     """Return the frequencies of a term in eighths of a turn per position."""
     if term.inv_freq is None:
         return _row(term.plan.eighth_turns, term.fraction, dtype, ops)
-    eighths = _in_eighths(term.inv_freq, dtype, ops)
-    return eighths + _row(term.plan.eighth_turns, eighths, dtype, ops)
+    if not any(term.plan.frequencies.values):
+        return _in_eighths(term.inv_freq, dtype, ops)
+    wide = term.inv_freq.dtype if "float64" in str(term.inv_freq.dtype) else dtype
+    eighths = _in_eighths(term.inv_freq, wide, ops)
+    return ops.cast(eighths + _row(term.plan.eighth_turns, eighths, wide, ops), dtype)
 
 
 def _in_eighths(radians: Any, dtype: Any, ops: ArrayOps) -> Any:

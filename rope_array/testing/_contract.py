@@ -38,6 +38,8 @@ FORMATS = {
 # Largest error of cos and sin at integer positions, and at float positions for a frequency of at most 1.
 AT_INTEGERS = {"float32": 9.5e-8, "float64": 1.7e-16}
 AT_FLOATS = {"float32": 2.1e-7, "float64": 4.2e-16}
+# The same with frequencies in an array of the dtype.
+AT_FLOATS_OF_ARRAY = {"float32": 2.3e-7, "float64": 4.2e-16}
 # Largest error of cos and sin with an amplitude other than 1, over the amplitude.
 AMPLIFIED = {"float32": 1.7e-7, "float64": 3.1e-16}
 # Largest error of a rotated pair before its last rounding, in eps(compute)·A·|pair|, by x's dtype: for an
