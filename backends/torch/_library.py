@@ -68,6 +68,10 @@ class TorchOps(ArrayOps):
         stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
         return array.as_strided(array.shape, array.stride()) if stores else array
 
+    def from_values(self, values: list[Any], dtype: Any) -> Any:
+        # In a compiled function asarray reduces integers modulo 2**32 (PyTorch 2.13); tensor does not.
+        return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
+
     def right_shift(self, array: Any, count: int) -> Any:
         # The TorchScript ONNX exporter rounds a shift toward zero, and OpenVINO miscomputes the newer
         # exporter's shift. Both exporters divide non-negative integers correctly. AOTInductor makes slow code

@@ -48,6 +48,10 @@ class ArrayOps:
         flat = self.reshape(indices, (-1,))  # the standard takes one axis of indices
         return self.reshape(self.xp.take(row, flat, axis=0), indices.shape)
 
+    def from_values(self, values: list[Any], dtype: Any) -> Any:
+        """Make an array of nested lists of Python numbers."""
+        return self.xp.asarray(values, dtype=dtype, **self.creation_kwargs)
+
     def cast(self, array: Any, dtype: Any) -> Any:
         """Cast an array to a dtype."""
         return self.xp.astype(array, dtype, copy=False)

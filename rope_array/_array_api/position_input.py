@@ -230,7 +230,7 @@ def _refused_dtype(pos: Any, dtype: str) -> ArrayTypeError:
 def _from_values(values: Any, dtype: Any, ops: ArrayOps) -> Any:
     """Make an array of a number or a nested list."""
     if isinstance(values, list):
-        return ops.xp.asarray(values, dtype=dtype, **ops.creation_kwargs)
+        return ops.from_values(values, dtype)
     # Not asarray: torch.compile would make the number a constant and recompile for each new one.
     return ops.xp.full((), values, dtype=dtype, **ops.creation_kwargs)
 
@@ -248,7 +248,7 @@ def _read_range(pos: range, ops: ArrayOps) -> Any:
         if min(pos[0], pos[-1]) < -limit or max(pos[0], pos[-1]) >= limit:
             raise _integer_out_of_range(max(pos[0], pos[-1], key=abs), ops)
     if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # arange's own sums might overflow
-        return ops.xp.asarray([*pos], dtype=dtype, **ops.creation_kwargs)
+        return ops.from_values([*pos], dtype)
     return ops.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **ops.creation_kwargs)
 
 

@@ -305,7 +305,7 @@ def _is_supported(x: Any, cos: Any) -> bool:
     """Return whether tables of (S, width) or (B, S, width) have the compute dtype, and line up with x."""
     ndim, dtype = cos.ndim, cos.dtype
     return bool(
-        (ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+        (ndim == 2 or (ndim == 3 and x.ndim == 4 and (cos.shape[0] == 1 or cos.shape[0] == x.shape[0])))
         and (x.dtype is not torch.float64 if dtype is torch.float32 else dtype is x.dtype is torch.float64)
     )
 

@@ -41,7 +41,7 @@ class ArrayFactory(NamedTuple):
         return self.xp.full((), value, dtype=self.dtype, **self.ops.creation_kwargs)
 
     def from_values(self, values: Any) -> Any:
-        return self.xp.asarray(values, dtype=self.dtype, **self.ops.creation_kwargs)
+        return self.ops.from_values(values, self.dtype)
 
     def cumulative_sum(self, array: Any) -> Any:
         # array-api-compat's cumulative_sum looks up PyTorch by a cached function, and Dynamo warns of that.

@@ -476,7 +476,7 @@ def _sequence_of(token: Any, ends: Any, factory: _factory.ArrayFactory) -> Any:
 
 def _check_offsets(offsets: Any, count: Any, total: Any, factory: _factory.ArrayFactory) -> None:
     shape = () if offsets is None else _factory.shape_of("offsets", offsets)
-    if shape not in ((), (count,)):
+    if shape and (len(shape) > 1 or shape[0] != count):  # Dynamo finds no symbol among the items of a tuple
         raise ShapeError(
             f"offsets has the shape {shape}, and cu_seqlens is of {count} sequences; give one number, or "
             f"({count},)."

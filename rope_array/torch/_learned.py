@@ -296,7 +296,7 @@ class MixedRotaryEmbedding(LearnedModule):
             return
         heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
         count = self.inv_freq.shape[0]
-        if count in (1, heads):
+        if count == 1 or count == heads:  # Dynamo finds no symbol among the items of a tuple
             return
         remedy = (
             "mixed frequencies need as many key heads as query heads: repeat k's heads."
