@@ -6,6 +6,7 @@ from typing import Any, Never, Unpack
 from . import _dispatch
 from ._array_api.checks import MAKE_KNOWN, check_arrays
 from ._dispatch import ArrayOrTuple, without_autograph
+from ._dynamo import known
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
 from ._spec.shape_rule import is_unknown_size
@@ -114,6 +115,8 @@ def apply(
 def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
     """Return the plan of a rope, or of spec fields for the width of x, an array or a tuple of arrays."""
     if rope is None:
+        if spec:
+            spec = {name: known(field) for name, field in spec.items()}
         head_dim = spec.pop("head_dim") if "head_dim" in spec else _width(x)
         plan: Plan = plan_of(head_dim, **spec)
         return plan

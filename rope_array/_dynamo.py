@@ -36,6 +36,19 @@ def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def known(value: Any) -> Any:
+    """Return a value for a traced constant, whose numbers Dynamo has to know.
+
+    Dynamo holds a number that differs between calls as a symbol. For an item of a set it takes the symbol's
+    value as a constant, and compiles anew for another value.
+    """
+    if type(value) is float or type(value) is int:
+        (value,) = {value}
+    elif type(value) is tuple:
+        value = tuple([known(item) for item in value])
+    return value
+
+
 _marked: set[type] = set()
 
 

@@ -12,12 +12,12 @@ from ._array_api.checks import check_angles, check_frequencies
 from ._array_api.library import numpy_library
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
-from ._dynamo import traced_constant
+from ._dynamo import known, traced_constant
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.plan import Pairing, plan_of_angles, without_frequencies
 from ._spec.shape_rule import is_unknown_size
-from ._spec.spec import Spec, require_plan
+from ._spec.spec import Spec, require_plan, rule_at_length
 from ._spec.validation import integer, number, positive
 
 
@@ -316,7 +316,9 @@ class RoPE(Spec):
         0.270296
         """
         length = integer("length", length, 1)
-        scaling = self.scaling and self.scaling._at_length(length)
+        if self.scaling is None:
+            return self
+        scaling = rule_at_length(self.scaling, known(self.scaling._representative(length)))
         return self if scaling == self.scaling else replace(self, scaling=scaling)
 
     def rotation_mixed(self, pos: Any, *, like: Any, inv_freq: Any) -> Rotation:

@@ -181,7 +181,7 @@ MAY_IMPORT = {
     "_array_api.out": "._errors ._spec ._array_api late numpy",
     "_registry": "._errors ._dynamo ._array_api",
     "_dispatch": "._errors ._array_api ._registry",
-    "_apply": "._errors ._spec ._array_api ._dispatch",
+    "_apply": "._errors ._dynamo ._spec ._array_api ._dispatch",
     "_rotation": "._errors ._dynamo ._spec ._array_api ._dispatch",
     "_rope": "._errors ._dynamo ._spec ._array_api ._dispatch ._rotation late ._config",
     "_explain": "._errors ._spec ._array_api ._registry ._dispatch ._apply ._rope",

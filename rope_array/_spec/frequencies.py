@@ -70,6 +70,10 @@ class Scaling:
         """Return the rule for a sequence of `length` positions."""
         return self
 
+    def _representative(self, length: int) -> int:
+        """Return one length for all lengths at which the rule is the same. Dynamo traces it."""
+        return 1
+
     def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...] | None:
         """Return the frequencies as real numbers, None if the rule is stated in float64."""
         return None

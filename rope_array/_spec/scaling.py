@@ -194,7 +194,7 @@ class DynamicNTK(Scaling):
         self._check_fields(_size, "length", optional=True)
         if self.length is not None:
             # One record for all lengths of the same meaning: a spec is static under jit.
-            self._set_fields(length=max(self.length, self.max_position_embeddings))
+            self._set_fields(length=self._representative(self.length))
 
     @property
     def resolved(self) -> bool:
@@ -202,6 +202,9 @@ class DynamicNTK(Scaling):
 
     def _at_length(self, length: int) -> "DynamicNTK":
         return replace(self, length=length)
+
+    def _representative(self, length: int) -> int:
+        return max(length, self.max_position_embeddings)
 
     def _new_base(self, base: float, width: int) -> float:
         assert self.length is not None
@@ -475,7 +478,7 @@ class LongRoPE(Scaling):
         self._check_fields(_size, "length", optional=True)
         if self.length is not None:
             # One record for all lengths of the same meaning: a spec is static under jit.
-            self._set_fields(length=trained + (self.length > trained))
+            self._set_fields(length=self._representative(self.length))
 
     @property
     def resolved(self) -> bool:
@@ -499,6 +502,10 @@ class LongRoPE(Scaling):
 
     def _at_length(self, length: int) -> "LongRoPE":
         return replace(self, length=length)
+
+    def _representative(self, length: int) -> int:
+        trained = self.original_max_position_embeddings
+        return trained + 1 if length > trained else trained
 
     def _check_series(self, width: int, count: int) -> None:
         for name, divisors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
@@ -681,6 +688,9 @@ class Reversed(Scaling):
 
     def _at_length(self, length: int) -> "Reversed":
         return Reversed(self.rule and self.rule._at_length(length))
+
+    def _representative(self, length: int) -> int:
+        return self.rule._representative(length) if self.rule else 1
 
     def _check_series(self, width: int, count: int) -> None:
         self._rule._check_series(width, count)

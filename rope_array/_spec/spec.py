@@ -7,7 +7,7 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
-from rope_array._dynamo import traced_memo
+from rope_array._dynamo import known, traced_memo
 from rope_array._errors import SpecError, describe, short
 
 from .axes import Axes, series_lengths
@@ -79,7 +79,7 @@ class Spec:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        values = _build(*[getattr(self, name) for name in FIELDS])
+        values = _build(*[known(getattr(self, name)) for name in FIELDS])
         for name, value in zip((*FIELDS, "_plan"), values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -162,6 +162,10 @@ def _key(*values: Any) -> tuple[Any, ...]:
 
 # The checked fields and the plan of a spec. A memo, so that a compiled function may make a spec.
 _build = traced_memo(_check_and_plan, _key)
+
+
+# The rule at a length, by a memo too.
+rule_at_length = traced_memo(lambda rule, length: rule._at_length(length), _key)
 
 
 def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:

@@ -8,6 +8,7 @@ from itertools import islice
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
+from rope_array._dynamo import known
 from rope_array._errors import SpecError, describe, short
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -20,7 +21,8 @@ def integer(name: str, value: Any, minimum: int, maximum: int = 2**63 - 1) -> in
     try:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
-        number = operator.index(value)
+        # Not for an int: Dynamo would compile for each number that it holds as a symbol.
+        number = value if type(value) is int else operator.index(value)
     except TypeError:
         raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {minimum}.") from None
     if number < minimum:
@@ -35,7 +37,7 @@ def number(name: str, value: Any, remedy: str = "a finite number") -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
-        finite = float(value)
+        finite = float(known(value))  # Dynamo's isfinite takes no symbol
     except (TypeError, OverflowError):
         raise SpecError(f"{name} is {describe(value)}; give {remedy}.") from None
     if not math.isfinite(finite):
