@@ -7,6 +7,8 @@ from itertools import count
 from threading import RLock
 from typing import Any
 
+from ._internals import CONSTANT_MARK, internal
+
 _LIMIT = 256  # values in one memo; the oldest goes when it is full
 
 # Held while a memo or the table of libraries changes. Reentrant: finalizers that run then may rotate arrays.
@@ -29,10 +31,9 @@ class _Values:
 def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that Dynamo calls while it traces, taking the result as a constant.
 
-    Dynamo traces neither the function's body nor the dicts that it reads. Setting this attribute is all that
-    `torch.compiler.assume_constant_result` does.
+    Dynamo traces neither the function's body nor the dicts that it reads.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(function, CONSTANT_MARK, True)
     return function
 
 
@@ -63,12 +64,12 @@ def mark_as_constant(cls: type) -> None:
     if cls in _marked or not isinstance(version, str):
         return
     has_to_know = version < "2.12"  # PyTorch's own type of text, which compares 2.9 as less
-    pytree: Any = getattr(getattr(torch, "utils", None), "_pytree", None)  # None while a thread imports it
-    if has_to_know and not hasattr(pytree, "register_constant"):
+    register_constant = internal("torch.utils._pytree.register_constant")  # None while a thread imports it
+    if has_to_know and register_constant is None:
         return
     with lock:
         if cls not in _marked and has_to_know:
-            pytree.register_constant(cls)
+            register_constant(cls)
         _marked.add(cls)
 
 

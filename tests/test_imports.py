@@ -163,11 +163,12 @@ def test_using_one_library_brings_in_no_other():
 # inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
-NO_IMPORTS = "_errors _dynamo _version _backends testing._rules testing._fault"
+NO_IMPORTS = "_errors _internals _version _backends testing._rules testing._fault"
 MAY_IMPORT = {
     "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
     ".positions .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
+    "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
     "_array_api": "._errors ._dynamo ._spec ._array_api",
     "_array_api.ops": "._spec.plan",
@@ -198,9 +199,9 @@ MAY_IMPORT = {
     **dict.fromkeys(["_backends._native", "_backends._gpu"], OF_A_BACKEND),
     "_backends.numpy": f"{OF_A_BACKEND} ._backends.numpy",
     # _rotation: exports of JAX and PyTorch ask for a name of each type.
-    "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._rotation torch triton "
+    "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._internals ._rotation torch triton "
     "=array_api_compat.torch",
-    "_backends.jax": f"{OF_A_BACKEND} ._backends.jax ._rotation jax jaxlib",
+    "_backends.jax": f"{OF_A_BACKEND} ._backends.jax ._internals ._rotation jax jaxlib",
     "_backends.dask": f"{OF_A_BACKEND} ._backends.dask =array_api_compat.dask.array dask",
     "_backends.cubed": f"{OF_A_BACKEND} ._backends.cubed cubed",
     "_backends.cupy": f"{OF_A_BACKEND} ._backends.cupy cupy",
@@ -208,7 +209,8 @@ MAY_IMPORT = {
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
     "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
-    "hf": "._errors ._dynamo ._spec ._array_api.source ._config._model_defaults ._dispatch ._rope .hf torch",
+    "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults ._dispatch "
+    "._rope .hf torch",
     "torch": "._errors ._spec ._array_api.position_input ._array_api.source ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.

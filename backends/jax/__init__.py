@@ -4,7 +4,6 @@ An eager call is one program; a traced call is part of the caller's program. Pos
 values of the program, so a new offset compiles nothing. The plan is static.
 """
 
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from rope_array._array_api.angles import cos_sin, rounded_angle
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
+from rope_array._internals import internal
 from rope_array._rotation import name_types
 from rope_array._spec.plan import Layout, Plan
 
@@ -108,15 +108,15 @@ def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for jax.export; a program is deserialized where this type exists."""
-    with suppress(ValueError):  # a copy of this package, imported before, has given the name
+    # A copy of this package, imported before, has given the name; or the function has changed.
+    with suppress(Exception):
         export.register_namedtuple_serialization(cls, serialized_name=_name(cls))
 
 
 def _unregister_type(cls: Any) -> None:
     """Remove a type from the tables of `register_namedtuple_serialization`: JAX has no function for it."""
-    tables = sys.modules.get("jax._src.export._export")
-    getattr(tables, "serialization_registry", {}).pop(cls, None)
-    getattr(tables, "deserialization_registry", {}).pop(_name(cls), None)
+    for registry, key in {"serialization_registry": cls, "deserialization_registry": _name(cls)}.items():
+        (internal(f"jax._src.export._export.{registry}") or {}).pop(key, None)
 
 
 def _name(cls: Any) -> str:

@@ -57,9 +57,10 @@ def serves(ctx: Any, plan: Plan | None) -> bool:
     module, x, kernel = ctx.module_context, ctx.avals_in[0], _native.kernel
     if _reason or kernel is None or x.ndim > kernel.MAX_AXES:
         return False
-    if module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
+    # Fields that JAX does not document.
+    parameters, context = getattr(module, "lowering_parameters", None), getattr(module, "axis_context", None)
+    if getattr(parameters, "for_export", True) or context is None or tuple(module.platforms) != ("cpu",):
         return False
-    context = module.axis_context
     if hasattr(context, "manual_axes"):
         return set(context.manual_axes) == set(context.mesh.axis_names)
     return plan is not None or not _may_be_split(ctx)

@@ -3,7 +3,7 @@
 Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
 from rope_array._dynamo import mark_as_constant, traced_constant
+from rope_array._internals import internal
 from rope_array._rotation import load_rotation, name_types
 from rope_array._spec.plan import Layout, Plan
 
@@ -68,22 +69,25 @@ _NOTHING = nullcontext()
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for torch.export.save; a program loads only after this type is registered."""
-    if cls not in torch.utils._pytree.SUPPORTED_NODES:
-        torch.utils._pytree._register_namedtuple(cls, serialized_type_name=_name(cls))
+    if cls not in (internal(f"{_TREES}.SUPPORTED_NODES") or ()):
+        with suppress(Exception):  # of a changed function: torch.export.save then refuses the type itself
+            _register_namedtuple(cls, serialized_type_name=_name(cls))
 
 
 def _unregister_type(cls: Any) -> None:
     """Remove a type from the registries of `_register_namedtuple`: PyTorch has no function for it."""
     keys = {"SUPPORTED_NODES": cls, "SUPPORTED_SERIALIZED_TYPES": cls}
     for registry, key in {**keys, "SERIALIZED_TYPE_TO_PYTHON_TYPE": _name(cls)}.items():
-        getattr(torch.utils._pytree, registry, {}).pop(key, None)
+        (internal(f"{_TREES}.{registry}") or {}).pop(key, None)
 
 
 def _name(cls: Any) -> str:
     return f"rope_array.Rotation{list(cls.layout)}"
 
 
-if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
+_TREES = "torch.utils._pytree"
+_register_namedtuple: Any = internal(f"{_TREES}._register_namedtuple")
+if _register_namedtuple is not None:
     name_types(_register_type, _unregister_type)
     # A saved program contains its example inputs: torch.export.load unpickles them only if these are allowed.
     torch.serialization.add_safe_globals([load_rotation, Layout])

@@ -10,7 +10,6 @@ another process compiled carries its plan.
 
 import hashlib
 import json
-import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
+from rope_array._internals import FORWARD_LEVEL, internal
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
 from ._gradient import adjoint, rotate_by_operations, rotate_recorded
@@ -35,7 +35,7 @@ def why_call_unserved(xs: Any, source: Source) -> str | None:
     """Return why a compiled call has no operator and no rule for its gradient, or None."""
     if is_exported():
         return "the call is exported, as PyTorch's own operations: they run where rope_array is not installed"
-    if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
+    if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
         return "the compiled function transforms the call"
     for array in source.arrays:
         if isinstance(array, torch.Tensor) and array.requires_grad and torch.is_grad_enabled():
@@ -221,7 +221,7 @@ def _refuse_gradients(values: Any) -> None:
 
 def _refuse_tangents(values: Any) -> None:
     """Raise for dual numbers of forward-mode differentiation, whose tangents the operator would lose."""
-    if getattr(forward_ad, "_current_level", -1) < 0:
+    if getattr(forward_ad, FORWARD_LEVEL, -1) < 0:
         return
     for value in values:
         if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
@@ -326,8 +326,7 @@ def _empty_like(xs: Any, *arguments: Any) -> list[Any]:
 
 def _refuse_cpp_wrapper(*arguments: Any) -> None:
     """Raise if Inductor writes a program in C++."""
-    config = sys.modules.get("torch._inductor.config")
-    if getattr(config, "cpp_wrapper", False):
+    if internal("torch._inductor.config.cpp_wrapper"):
         # In PyTorch 2.13 the C++ code crashes at operators of other packages that take lists of tensors.
         raise BackendError(
             "Inductor's option cpp_wrapper calls no operator of another package; leave the option out, or "

@@ -12,6 +12,7 @@ from typing import Any
 from rope_array._array_api.library import Library
 from rope_array._array_api.position_input import parse_host
 from rope_array._errors import ArrayTypeError, ShapeError, describe
+from rope_array._internals import internal
 from rope_array._spec.shape_rule import paired_axes, without_coordinates
 from rope_array.backend_tools import Call, Positions, Source, Tables, make_tables_for, rotate_by
 
@@ -218,5 +219,4 @@ def _strides(local: Any, shape: Any) -> tuple[Any, ...]:
 
 
 def _implicit_replication() -> bool:
-    dispatcher = getattr(sys.modules[_MODULE].DTensor, "_op_dispatcher", None)
-    return bool(getattr(dispatcher, "_allow_implicit_replication", False))
+    return bool(internal(f"{_MODULE}.DTensor._op_dispatcher._allow_implicit_replication"))

@@ -18,28 +18,32 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._array_api.tables import angle_of, with_axes_of
 from rope_array._backends.torch import no_autocast
+from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 from rope_array._spec.plan import Plan
 
 from ._gradient import adjoint, record_angle, rotate_by_operations, rotate_recorded
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_exported
+from ._library import (
+    CAN_JUDGE_VIEWS,
+    LIBRARY,
+    PLAIN_TYPES,
+    TRANSFORMED,
+    can_be_written,
+    count_writes,
+    is_exported,
+)
 
 # ---- why a kernel declines a call ----
 
-# Private names. If PyTorch renames one, kernels decline every call: an interception would go unseen.
-_DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
-_TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
-_FUNCTION_MODE_STACK: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
-# Each returns a true value while something intercepts operations.
-_INTERCEPTORS = (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING)
-CAN_DETECT_MODES = None not in _INTERCEPTORS and hasattr(forward_ad, "_current_level")
+# Each returns a true value while something intercepts operations. If PyTorch lacks one, kernels decline every
+# call: an interception would go unseen.
+_INTERCEPTORS = _, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING = tuple(map(internal, INTERCEPTORS))
+CAN_DETECT_MODES = None not in _INTERCEPTORS and hasattr(forward_ad, FORWARD_LEVEL)
 
 
 def register_gate(kernel: Any) -> None:
@@ -73,19 +77,22 @@ def _active_interceptor() -> str | None:
         return "this version of PyTorch does not report whether its operations are transformed"
     if TRANSFORMED():
         return "a functorch transform is active"
-    if forward_ad._current_level >= 0:
+    if getattr(forward_ad, FORWARD_LEVEL) >= 0:
         return "forward-mode differentiation is active"
     if _DISPATCH_MODES() or (_FUNCTION_MODES() and not _sets_default_device_only()):
         return "a mode watches PyTorch's operations"
-    if _TRACING() is not None:
+    if _TRACING():
         return "the call is traced by torch.jit"
     return None
 
 
 def _sets_default_device_only() -> bool:
     """Return whether all modes of functions set the default device, which no kernel uses."""
-    modes = _FUNCTION_MODE_STACK() if _FUNCTION_MODE_STACK else [None]
-    return all(isinstance(mode, DeviceContext) for mode in modes)
+    modes = internal("torch.overrides._get_current_function_mode_stack")
+    device_mode = internal("torch.utils._device.DeviceContext")
+    if modes is None or device_mode is None:
+        return False
+    return all(isinstance(mode, device_mode) for mode in modes())
 
 
 def is_recorded(xs: Any) -> bool:
@@ -170,7 +177,11 @@ def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: 
     """
     ys: list[Any] = []
     for x, out in zip(xs, outs, strict=True):
-        if x.requires_grad:
+        if x.requires_grad and not CAN_JUDGE_VIEWS:
+            y = rotate_eagerly(kernel, (x,), source, seq_axis, None, transposed)
+            if y is not NotImplemented:
+                y = (out.copy_(*y),)  # which raises, before it writes, at views that autograd does not take
+        elif x.requires_grad:
             # The bools: checked, transposed, in_place.
             y = rotate_recorded((kernel, _rotate_back_eagerly, source, seq_axis, True, transposed, True), x)
         else:

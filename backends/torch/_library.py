@@ -14,13 +14,18 @@ from rope_array._array_api.library import Library, Memory
 from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.source import Source
 from rope_array._errors import ArrayTypeError, describe
+from rope_array._internals import CREATION, internal
 from rope_array._spec.plan import Constants
 
 from . import _distributed
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tensor that a module owns
-# Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
-TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+# Returns whether a functorch transform is active; None if this PyTorch does not report it.
+TRANSFORMED: Any = internal("torch._C._are_functorch_transforms_active")
+_IS_ZEROTENSOR: Any = internal("torch.Tensor._is_zerotensor")
+_CREATION, _DEFAULT, _IS_VIEW, _BASE = map(internal, CREATION)
+_JIT: Any = torch.jit  # its type lacks is_tracing
+CAN_JUDGE_VIEWS = None not in (_CREATION, _DEFAULT, _IS_VIEW, _BASE)
 
 
 # is_dynamo_compiling is True only in code that Dynamo traces. is_compiling is True also in code that PyTorch
@@ -33,7 +38,7 @@ def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
         return bool(_is_exporting())
-    return torch._C._get_tracing_state() is not None  # of torch.jit.trace
+    return bool(_JIT.is_tracing())
 
 
 @_dynamo.traced_constant  # before 2.13, Dynamo evaluates is_exporting() as True
@@ -154,7 +159,7 @@ def _is_for_other_tools() -> bool:
     """Return whether torch.jit.trace or an ONNX exporter records operations, not torch.export alone."""
     if torch.compiler.is_compiling():
         return bool(_in_onnx_export())
-    return torch._C._get_tracing_state() is not None
+    return bool(_JIT.is_tracing())
 
 
 # A constant: Dynamo, which exports with strict=True, evaluates is_in_onnx_export() as False. Older versions
@@ -190,11 +195,10 @@ def _refuse_repeated_in_export() -> None:
 
 
 def _check_not_transformed() -> None:
-    """Raise if operations are transformed."""
-    if TRANSFORMED is None or TRANSFORMED():
+    """Raise if operations are transformed. Where PyTorch does not report it, no kernel writes."""
+    if TRANSFORMED is not None and TRANSFORMED():
         raise ArrayTypeError(
-            "out is given inside a functorch transform, or PyTorch does not report them; transforms do not "
-            "see writes into memory. Omit out."
+            "out is given inside a functorch transform; transforms do not see writes into memory. Omit out."
         )
 
 
@@ -236,17 +240,15 @@ def _why_out_refused(x: Any) -> str | None:
     """Return why autograd refuses to write into x, or None. It would raise after the kernel has written."""
     if x.is_leaf:
         return "a leaf"
-    # Compiled calls write by copy_, which raises at views that autograd does not take.
-    if not torch.compiler.is_compiling() and x._is_view():
-        if x._base.is_leaf and x._base.requires_grad:
+    # Compiled calls write by copy_, which raises at views that autograd does not take. So do calls where
+    # CAN_JUDGE_VIEWS is false.
+    if CAN_JUDGE_VIEWS and not torch.compiler.is_compiling() and _IS_VIEW(x):
+        base = _BASE.__get__(x)
+        if base.is_leaf and base.requires_grad:
             return "a view of a leaf"
-        if _CREATION is None or _CREATION(x) != torch._C._autograd.CreationMeta.DEFAULT:
+        if _CREATION(x) != _DEFAULT:
             return "a view made under no_grad, or by a function that returns several, such as unbind or split"
     return None
-
-
-# Returns how a view was made. A private name: None if this PyTorch lacks it.
-_CREATION: Any = getattr(torch._C._autograd, "_get_creation_meta", None)
 
 
 def _why_tensor_unusable(x: Any, written: bool) -> str | None:
@@ -255,7 +257,7 @@ def _why_tensor_unusable(x: Any, written: bool) -> str | None:
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
     if not x.data_ptr() and x.numel():  # fully sharded training frees the memory of a tensor
         return "a tensor whose memory has been freed"
-    if written and (x.is_neg() or x._is_zerotensor()):
+    if written and is_lazy(x):
         return "a lazily negated or zero tensor, whose memory differs from its values"
     if written and x.is_inference() and not torch.is_inference_mode_enabled():
         return "of torch.inference_mode(), and can be written only inside it"
@@ -270,12 +272,21 @@ def can_be_written(out: Any) -> bool:
     return torch.is_inference_mode_enabled() or not out.is_inference()
 
 
+def is_lazy(x: Any) -> bool:
+    """Return whether a tensor is lazily negated, or a zero tensor: its memory differs from its values.
+
+    A zero tensor has no address, by which it is found too.
+    """
+    return x.is_neg() or bool(_IS_ZEROTENSOR is not None and _IS_ZEROTENSOR(x))
+
+
 def _load_count_writes() -> Any:
+    increment_version: Any = internal("torch._C._increment_version")
     try:
-        torch._C._increment_version(())
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor
-        return lambda outs: [torch.autograd.graph.increment_version(out) for out in outs]
-    return torch._C._increment_version
+        increment_version(())
+    except (RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor; or None
+        return lambda outs: [out[:0].zero_() for out in outs]  # nothing is written, and each write is counted
+    return increment_version
 
 
 # Counts a write to each tensor of a tuple, as operations in place do, so that autograd sees saved tensors

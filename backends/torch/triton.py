@@ -18,9 +18,11 @@ from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 from rope_array._errors import printable
+from rope_array._internals import internal
 
 from . import _eager
 from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
+from ._library import is_lazy
 
 name = "triton"
 accepts_outs = True
@@ -57,7 +59,7 @@ def _why_triton_fails() -> str:
     try:
         import triton
 
-        triton.runtime.driver.active.get_current_device()
+        internal("triton.runtime.driver.active.get_current_device")()
     except Exception as error:  # of any kind: before any call, so calls are served without Triton
         return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
     if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
@@ -125,7 +127,7 @@ def _why_tensor_unreadable(x: Any) -> str | None:
     """Return why the kernel cannot read the memory of a tensor, or None."""
     if (reason := why_tensor_not_plain(x)) is not None:
         return reason
-    if x.is_neg() or x._is_zerotensor() or (x.numel() and not x.data_ptr()):
+    if is_lazy(x) or (x.numel() and not x.data_ptr()):
         return (
             "a tensor's numbers are not in memory as they are: the memory has been freed, or it is a lazily "
             "negated view"

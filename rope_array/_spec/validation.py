@@ -16,13 +16,17 @@ MAX_WIDTH = 2**16  # of the rotated slice: far beyond every model, and below a s
 MAX_PAIRS = MAX_WIDTH // 2  # and the most frequencies, divisors or coordinates of one spec
 
 
+def plain_int(value: Any) -> int:
+    """Return an integer as an int of Python. A symbol of Dynamo stays one; index would make it a constant."""
+    return value if type(value) is int else operator.index(value)
+
+
 def integer(name: str, value: Any, minimum: int, maximum: int = 2**63 - 1) -> int:
     """Return a Python int from `minimum` to `maximum`, by default of 64 bits."""
     try:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
-        # Not for an int: Dynamo would compile for each number that it holds as a symbol.
-        number = value if type(value) is int else operator.index(value)
+        number = plain_int(value)
     except TypeError:
         raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {minimum}.") from None
     if number < minimum:

@@ -330,9 +330,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_JIT: Any = torch.jit  # its type lacks is_tracing
+
+
 def is_recorded() -> bool:
     """Return whether the call is compiled, exported or traced, and the value of a position not known."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or bool(_JIT.is_tracing())
 
 
 def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Function:

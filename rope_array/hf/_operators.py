@@ -20,11 +20,12 @@ from rope_array import _dispatch
 from rope_array._array_api.source import Tables
 from rope_array._dynamo import traced_constant
 from rope_array._errors import PatchError
+from rope_array._internals import internal
 from rope_array._rope import RoPE
 from rope_array._spec.plan import Layout
 
-# Private: without it, Dynamo traces the calls.
-_TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+# If this PyTorch lacks it, Dynamo traces the calls.
+_TRANSFORMED: Any = internal("torch._C._are_functorch_transforms_active")
 _is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 

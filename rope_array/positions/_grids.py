@@ -1,7 +1,6 @@
 """Coordinates of the patches of images and videos."""
 
 import math
-import operator
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -224,7 +223,7 @@ def _for_each_axis(name: str, value: Any, count: int) -> list[Any]:
     if len(numbers) != count:
         raise ShapeError(f"{name} has {len(numbers)} numbers for {count} axes; give one, or one for each.")
     return [
-        (number if type(number) is int else operator.index(number))  # a symbol of Dynamo stays one
+        validation.plain_int(number)
         if isinstance(number, Integral) and not isinstance(number, bool)
         else validation.number(name, number, "a finite number, or one for each axis")
         for number in numbers

@@ -164,10 +164,13 @@ class LearnedRotaryEmbedding(LearnedModule):
         return start, start * _expm1(log_scale)
 
 
+_JIT: Any = torch.jit  # its type lacks is_tracing
+
+
 def _expm1(x: Any) -> Any:
     """Return exp(x) - 1, without cancellation."""
     # Dynamo evaluates is_compiling, and skips the rest. PyTorch's older ONNX exporter has no expm1.
-    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+    if not torch.compiler.is_compiling() and _JIT.is_tracing():
         return torch.tanh(0.5 * x) * (x.exp() + 1.0)
     return x.expm1()
 
