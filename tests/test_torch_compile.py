@@ -128,9 +128,108 @@ CALLS["decoding"] = (
 )
 
 
+# The rest of the front, over four sizes n: the function, its arguments, and the most graphs. A number that
+# becomes part of a rope needs a graph for each value.
+DYNAMIC = ra.RoPE(16, scaling=ra.DynamicNTK(2.0, max_position_embeddings=6))
+LONG_ROPE = ra.RoPE(16, scaling=ra.LongRoPE((1.0,) * 8, (2.0,) * 8, original_max_position_embeddings=6))
+MIXED = ra.torch.MixedRotaryEmbedding(ra.RoPE(16), 3)
+x_at = lambda n: (normal(2, n, 16), torch.arange(n) - 2)  # noqa: E731
+heads_at = lambda n: (normal(2, 3, n, 16), normal(2, 3, n, 16), torch.arange(n))  # noqa: E731
+ends_of = lambda n, count: torch.tensor([0, *range(2, count + 1), n])  # noqa: E731
+
+
+def packed(q, cu_seqlens, offsets):
+    return ra.positions.packed(cu_seqlens, total=q.shape[-2], offsets=offsets, pad=1)
+
+
+def by_given_tables(x, pos):
+    cos, sin = HALF.rotation(pos, like=x).full_width(x.dtype)
+    return HALF.rotation_from(cos, sin).apply(x), HALF.matrix(pos, like=x)
+
+
+FRONT = {
+    f"packed, {count} sequences": (
+        packed,
+        lambda n, count=count: (normal(n, 16), ends_of(n, count), torch.arange(count) + n),
+        2,
+    )
+    for count in (1, 2, 3)
+}
+FRONT |= {
+    "one offset of packed sequences": (packed, lambda n: (normal(n, 16), ends_of(n, 2), n), 2),
+    "an offset for each": (
+        lambda x, offsets: ra.positions.offset(x.shape[-2], offsets, like=x),
+        lambda n: (normal(2, n, 16), [n, 2**40 + n]),
+        2,
+    ),
+    "mask": (lambda mask: ra.positions.from_mask(mask), lambda n: (torch.arange(n)[None] > 1,), 2),
+    "zigzag": (
+        lambda x, rank: ra.positions.context_parallel(x, rank, 2, layout="zigzag", axis=-2),
+        lambda n: (normal(2, 4 * n, 16), n % 2),
+        3,
+    ),
+    "grids": (
+        lambda x, n: (
+            ra.positions.grid(x.shape[-2], 2, origin=n, like=x),
+            ra.positions.video_grid(n, 2, 4, like=x),
+        ),
+        lambda n: (normal(2, n, 16), n),
+        3,
+    ),
+    "rotary module": (ra.torch.RotaryEmbedding(HALF), heads_at, 2),
+    "learned module": (ra.torch.LearnedRotaryEmbedding(OTHER), heads_at, 2),
+    "mixed module": (
+        MIXED,
+        lambda n: (*heads_at(n)[:2], torch.stack([torch.arange(n), torch.arange(n) % 2], -1)),
+        2,
+    ),
+    "given tables": (by_given_tables, x_at, 2),
+    "xPos": (
+        lambda x, pos, base: tuple([r.apply(x) for r in HALF.rotation_xpos(pos, like=x, scale_base=base)]),
+        lambda n: (*x_at(n), 500.0 + n),
+        4,
+    ),
+    "base": (lambda x, pos, base: ra.apply(x, pos, base=base), lambda n: (*x_at(n), 1000.1 * n), 4),
+    "width": (lambda x, pos, n: ra.apply(x, pos, rotary_dim=n), lambda n: (*x_at(n), 2 * (n % 8)), 4),
+    "frequencies": (
+        lambda x, pos, inv_freq: ra.RoPE(16, inv_freq=inv_freq, attention_factor=inv_freq[0]).apply(x, pos),
+        lambda n: (*x_at(n), tuple(n / i for i in range(1, 9))),
+        4,
+    ),
+    "rope of x's width": (lambda x, pos: ra.RoPE(x.shape[-1], base=77.0).apply(x, pos), x_at, 2),
+    "at_length, dynamic NTK": (lambda x, pos: DYNAMIC.at_length(x.shape[-2]).apply(x, pos), x_at, 4),
+    "at_length, LongRoPE": (lambda x, pos: LONG_ROPE.at_length(x.shape[-2]).apply(x, pos), x_at, 3),
+    "at_length, a number": (lambda x, pos: LONG_ROPE.at_length(4096).apply(x, pos), x_at, 2),
+    "shift_keys": (
+        lambda x, n: ra.convert.shift_keys((x, 2 * x), n, OTHER),
+        lambda n: (normal(2, n, 16), -n),
+        3,
+    ),
+    "shift_keys at a length": (lambda x, pos: ra.convert.shift_keys(x, pos, DYNAMIC.at_length(9)), x_at, 2),
+    "rerotate": (
+        lambda x, pos: ra.convert.rerotate(x.bfloat16(), pos, LONG_ROPE.at_length(1), LONG_ROPE.at_length(9)),
+        x_at,
+        2,
+    ),
+    "conversions": (
+        lambda x, pos: (
+            ra.convert.keys(x, OTHER, "half"),
+            ra.convert.weights(x, HALF, "interleaved", axis=-1),
+        ),
+        x_at,
+        2,
+    ),
+}
+CALLS |= {name: (f, [of(n) for n in (3, 4, 9, 17)], frames) for name, (f, of, frames) in FRONT.items()}
+BASIC = "rope", "inline", "rotation", *FRONT
+
+
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [*((name, None) for name in CALLS), *((name, True) for name in ("rope", "inline", "rotation"))],
+    [
+        *(pytest.param(name, None, marks=[NIGHTLY] * (name in FRONT)) for name in CALLS),
+        *((name, True) for name in BASIC),
+    ],
 )
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_compiled_over_lengths_and_offsets(name, dynamic, compile_counting):
@@ -142,6 +241,41 @@ def test_compiled_over_lengths_and_offsets(name, dynamic, compile_counting):
         assert same(ys, wanted)
         assert type(ys[-1]) is type(wanted[-1])  # of a Rotation too
     assert 1 <= counter.frame_count <= most_frames
+
+
+class Layer(torch.nn.Module):
+    """Makes its rope in each call, of fields that other layers have with other values."""
+
+    def __init__(self, **fields):
+        super().__init__()
+        self.fields = fields
+
+    def forward(self, x, pos):
+        return ra.apply(x, pos, **self.fields), ra.RoPE(16, **self.fields).rotation(pos, like=x).apply(x)
+
+
+LAYERS = {
+    "base": [{"base": base} for base in (1e4, 2e4, 1e4, 123.456789)],
+    "width": [{"rotary_dim": width, "rotary_start": 16 - width} for width in (16, 4, 8)],
+    "amplitude": [{"attention_factor": factor} for factor in (1.5, 1.25, 2.0)],
+    "frequencies": [{"inv_freq": (1.0 / i,) * 8} for i in (1, 2, 3)],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_make_a_rope_are_compiled_one_by_one(name, fresh_dynamo):
+    x, pos = normal(2, 5, 16), torch.tensor(LIST)
+    for fields in LAYERS[name]:
+        for y in compiled(Layer(**fields))(x, pos):
+            judge(y, x, LIST, **fields)
+
+
+@by_compiler
+def test_positions_in_lists_keep_their_values(backend, fresh_dynamo):
+    """From the second call on, Dynamo holds the numbers as symbols."""
+    run, x = compiled(lambda x, pos: HALF.apply(x, pos), backend), normal(2, 2, 16)
+    for pos in ([1, 2], [2**31, 2**31 + 1], [-(2**33), 5], [2**40 + 3, -(2**31)]):
+        judge_half(run(x, pos), x, pos)
 
 
 def test_other_calls_compile_nothing_more(compile_counting, runs):
