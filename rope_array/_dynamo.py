@@ -40,8 +40,8 @@ def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 def known(value: Any) -> Any:
     """Return a value for a traced constant, whose numbers Dynamo has to know.
 
-    Dynamo holds a number that differs between calls as a symbol. For an item of a set it takes the symbol's
-    value as a constant, and compiles anew for another value.
+    Dynamo holds a number that differs between calls as a symbol. As an item of a set it becomes a constant
+    (`HashableTracker` in torch/_dynamo/variables), and another number compiles the function anew.
     """
     if type(value) is float or type(value) is int:
         (value,) = {value}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import child
 import pytest
 from test_imports import SOURCES
 
@@ -34,6 +35,25 @@ def test_no_other_module_has_such_names():
 def test_dynamo_knows_a_constant_by_its_mark():
     torch = pytest.importorskip("torch")
     assert vars(torch.compiler.assume_constant_result(lambda: 0)) == {CONSTANT_MARK: True}
+
+
+@pytest.mark.library("jax")
+def test_jax_without_names():
+    """Without the tables of jax.export a Rotation has no name there, and rotates as before."""
+    child.run(
+        """
+        import jax, numpy as np
+        from jax._src.export import _export
+        x, pos = np.ones((2, 3, 8), np.float32), np.arange(3)
+        del _export.serialization_registry, _export.deserialization_registry
+        import rope_array as ra
+        rope = ra.RoPE(8, base=7.0)
+        rotation = rope.rotation(pos, like=jax.numpy.asarray(x))
+        for y in (rotation.apply(jax.numpy.asarray(x)), jax.jit(rope.apply)(x, pos)):
+            assert np.array_equal(y, rope.apply(x, pos))
+        ra._rotation._release_types()
+        """
+    )
 
 
 @pytest.mark.slow

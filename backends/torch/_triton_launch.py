@@ -359,7 +359,7 @@ def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> No
             launch.compiled[0](*arguments)
             continue
         compiled = rotate_rows[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
-        if not interpreted:
+        if hasattr(compiled, "__getitem__"):  # Triton does not document it
             launch.compiled.append(compiled[(launch.programs, 1, 1)])
 
 

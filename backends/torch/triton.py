@@ -60,6 +60,7 @@ def _why_triton_fails() -> str:
         import triton
 
         internal("triton.runtime.driver.active.get_current_device")()
+        load_kernel()
     except Exception as error:  # of any kind: before any call, so calls are served without Triton
         return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
     if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
