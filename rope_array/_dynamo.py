@@ -45,8 +45,9 @@ def known(value: Any) -> Any:
     """
     if type(value) is float or type(value) is int:
         (value,) = {value}
-    elif type(value) is tuple:
-        value = tuple([known(item) for item in value])
+    elif type(value) is tuple or type(value) is list:
+        items = [known(item) for item in value]
+        value = items if type(value) is list else tuple(items)
     return value
 
 

@@ -39,8 +39,8 @@ INTERNALS = (
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication",
     "jax._src.export._export.serialization_registry",
     "jax._src.export._export.deserialization_registry",
-    "triton.runtime.driver.active.get_current_device",
-    "triton.runtime.driver.active.get_current_stream",
+    "triton.runtime.driver.driver.active.get_current_device",
+    "triton.runtime.driver.driver.active.get_current_stream",
 )
 
 # The attribute that torch.compiler.assume_constant_result sets on a function, which is all that it does.

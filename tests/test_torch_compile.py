@@ -258,7 +258,7 @@ LAYERS = {
     "base": [{"base": base} for base in (1e4, 2e4, 1e4, 123.456789)],
     "width": [{"rotary_dim": width, "rotary_start": 16 - width} for width in (16, 4, 8)],
     "amplitude": [{"attention_factor": factor} for factor in (1.5, 1.25, 2.0)],
-    "frequencies": [{"inv_freq": (1.0 / i,) * 8} for i in (1, 2, 3)],
+    "frequencies": [{"inv_freq": kind([1.0 / i] * 8)} for i in (1, 2, 3) for kind in (tuple, list)],
 }
 
 

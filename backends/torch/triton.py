@@ -59,7 +59,7 @@ def _why_triton_fails() -> str:
     try:
         import triton
 
-        internal("triton.runtime.driver.active.get_current_device")()
+        internal("triton.runtime.driver.driver.active.get_current_device")()
         load_kernel()
     except Exception as error:  # of any kind: before any call, so calls are served without Triton
         return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
