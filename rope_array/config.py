@@ -73,7 +73,7 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     config : str, PathLike, mapping or object with ``to_dict()``
         The path of a config.json, or of the folder that holds one; its content; or a config object. Also a
         params.json of Mistral, Meta or ExecuTorch, DeepSeek's inference config, gpt-oss's original config, a
-        GGUF file (with the package gguf), and a config.json or model object of diffusers.
+        GGUF file, and a config.json or model object of diffusers.
     part : str, optional
         The part of a config of several: "text", "vision", "audio", or a path of sub-config keys with dots,
         with or without "_config" ("thinker.text"); "indexer" for the indexer of sparse attention. By default

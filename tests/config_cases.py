@@ -1,5 +1,7 @@
 """Short forms for tests of configs."""
 
+from struct import pack
+
 import pytest
 
 import rope_array as ra
@@ -28,3 +30,32 @@ def refuse(text, config, **which):
 
 def heads(width, count):
     return {"hidden_size": width, "num_attention_heads": count}
+
+
+def gguf_file(path, keys, tensors=()):
+    """Write a GGUF 3 file (ggml's docs/gguf.md) of numbers, texts, lists of texts, and tensors."""
+
+    def text(value):
+        value = value if isinstance(value, bytes) else value.encode()
+        return pack("<Q", len(value)) + value
+
+    def typed(value):
+        if isinstance(value, list):
+            return pack("<I", 9), pack("<IQ", 8, len(value)) + b"".join(map(text, value))
+        if isinstance(value, str):
+            return pack("<I", 8), text(value)
+        return (
+            (pack("<I", 6), pack("<f", value))
+            if isinstance(value, float)
+            else (pack("<I", 4), pack("<I", value))
+        )
+
+    content = pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys))
+    content += b"".join(text(key) + b"".join(typed(value)) for key, value in keys.items())
+    offset, data = 0, b""
+    for name, values in dict(tensors).items():
+        content += text(name) + pack("<IQIQ", 1, len(values), 0, offset)
+        data += pack(f"<{len(values)}f", *values).ljust(-(-4 * len(values) // 32) * 32, b"\0")
+        offset = len(data)
+    path.write_bytes(content + bytes(-len(content) % 32) + data)
+    return path

@@ -9,12 +9,9 @@ import contextlib
 import json
 import math
 import re
-import sys
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from config_cases import half, model, refuse, rope
+from config_cases import gguf_file, half, model, refuse, rope
 
 import rope_array as ra
 from rope_array import ConfigError
@@ -303,17 +300,13 @@ def test_no_class_of_diffusers_leaves_a_doubt(name, tmp_path):
     assert re.search(" Notes .* Doubtful: nothing$", text)
 
 
-def test_the_divisors_of_a_gguf_file_are_of_layers_without_a_window(tmp_path, monkeypatch):
-    """A reader in place of the package gguf; tests/edge/test_gguf_configs.py reads files with the package."""
-    values = {"general.architecture": "gemma3", "gemma3.block_count": 6, "gemma3.rope.freq_base": 1e6}
-    values |= {"gemma3.attention.sliding_window": 512, "gemma3.attention.key_length": 4}
-    fields = {key: SimpleNamespace(contents=lambda v=v: v) for key, v in values.items()}
-    divisors = SimpleNamespace(name="rope_freqs.weight", data=np.array([1.0, 4.0]))
-    reader = SimpleNamespace(fields=fields, tensors=[divisors])
-    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=lambda path: reader))
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert rope(tmp_path / "m.gguf", layer_type=0) == half(4)
-    assert rope(tmp_path / "m.gguf", layer_type=5).frequencies == (1.0, 1e-3 / 4)
+def test_the_divisors_of_a_gguf_file_are_of_layers_without_a_window(tmp_path):
+    """More files are in tests/edge/test_gguf_configs.py."""
+    keys = {"general.architecture": "gemma3", "gemma3.block_count": 6, "gemma3.rope.freq_base": 1e6}
+    keys |= {"gemma3.attention.sliding_window": 512, "gemma3.attention.key_length": 4}
+    path = gguf_file(tmp_path / "m.gguf", keys, {"other": [7.0] * 9, "rope_freqs.weight": [1.0, 4.0]})
+    assert rope(path, layer_type=0) == half(4)
+    assert rope(path, layer_type=5).frequencies == (1.0, 1e-3 / 4)
 
 
 DIFFUSERS = {

@@ -190,7 +190,6 @@ MAY_IMPORT = {
     "positions": "._errors ._spec ._array_api ._registry .positions",
     "convert": "._errors ._spec ._array_api ._registry ._rope",
     "_config": "._errors ._spec ._config",  # the fields of a RoPE, without `RoPE`
-    "_config._gguf": "._errors ._spec ._config late gguf",
     "config": "._errors ._config ._rope",
     # These compute in NumPy, on the host.
     "_diagnose": "._errors ._spec ._array_api ._rope ._diagnose numpy",

@@ -1,10 +1,11 @@
-"""Read the metadata of a GGUF file, by the conventions of llama.cpp. Needs the package `gguf`.
+"""Read the metadata of a GGUF file, by the conventions of llama.cpp.
 
 `gguf.toml` has the architectures. Read from llama.cpp (the sources in llama-cpp-python 0.3.36): the factor on
 cos and sin in src/llama-context.cpp; rope_yarn and ggml_mrope_cache_init in ggml/src/ggml-cpu/ops.cpp.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 from rope_array._config._convention import Convention, Pairing
 from rope_array._config._format import Format, Metadata
-from rope_array._config._gguf_counts import check_counts
+from rope_array._config._gguf_file import read_gguf_file
 from rope_array._config._tables import read_table
 from rope_array._config._values import FULL, MOST_LAYERS, SLIDING, PartValues
 from rope_array._errors import ConfigError, short
@@ -23,42 +24,29 @@ from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 _TABLE = read_table("gguf.toml")
 # Tensors that divide the frequencies.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# The remedy for a file that is not read.
+_SOURCE = "the config.json of the model that the file was converted from"
 
 
 # The file
 
+# The values of a file that concern its rotary embedding, with its architecture before the first dot.
+_NEEDED = re.compile(
+    r"general\.(?:architecture|alignment)$"
+    r"|[^.]+\.(?:rope\.|attention\.|block_count$|context_length$|embedding_length$)"
+)
+
 
 def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
     """Return the values of a GGUF file that concern its rotary embedding."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ConfigError(
-            f"{name} is a GGUF file, which needs the package gguf: python -m pip install gguf, or give the "
-            "config.json of the model that the file was converted from."
-        ) from None
-    try:
-        check_counts(path, name)
-        return _values_of(GGUFReader(path), name)
-    except ConfigError:
-        raise
-    except Exception as problem:
-        raise ConfigError(f"{name} is no GGUF file that can be read: {short(str(problem))}.") from None
-
-
-def _values_of(reader: Any, name: str) -> Metadata:
-    field = reader.fields.get("general.architecture")
-    architecture = None if field is None else field.contents()
-    if not isinstance(architecture, str):
+    keys, tensors = read_gguf_file(path, name, lambda key: _NEEDED.match(key) is not None, _FACTORS)
+    if not isinstance(architecture := keys.get("general.architecture"), str):
         raise ConfigError(
             f"{name} states no general.architecture; of a model in several files give the first."
         )
     start = f"{architecture}."
-    fields = (
-        (key.removeprefix(start), field) for key, field in reader.fields.items() if key.startswith(start)
-    )
-    tensors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name in _FACTORS}
-    return _in_groups(architecture, {key: field.contents() for key, field in fields}, tensors)
+    of_architecture = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
+    return _in_groups(architecture, of_architecture, tensors)
 
 
 def _in_groups(architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
@@ -82,9 +70,12 @@ def read_gguf(content: Metadata) -> Format:
     """Return the format of a GGUF file's values."""
     architecture, rope = content["architecture"], content.get("rope", {})
     if unknown := sorted(rope.keys() - _TABLE["keys"]):
-        raise ConfigError(f"{architecture}.rope.{unknown[0]} is unknown; llama.cpp has no such key.")
+        raise ConfigError(
+            f"{architecture}.rope.{unknown[0]} is unknown: llama.cpp has no such key, and other programs, "
+            f"such as Ollama, write keys of their own; give {_SOURCE}."
+        )
     if rope.get("scaling.alpha"):
-        raise ConfigError(f"{architecture}.rope.scaling.alpha is not read; give the model's config.json.")
+        raise ConfigError(f"{architecture}.rope.scaling.alpha is not read; give {_SOURCE}.")
     convention = _convention(architecture, content)
     defaults: dict[str, Any] = {
         "alias": {"num_hidden_layers": "block_count", "max_position_embeddings": "context_length"},
@@ -120,8 +111,7 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
     pairing = next((name for name in pairings if architecture in _TABLE[name]), None)
     if pairing is None:
         raise ConfigError(
-            f"the architecture {short(architecture)} of a GGUF file is not known here; give the config.json "
-            "of the model that the file was converted from."
+            f"the architecture {short(architecture)} of a GGUF file is not known here; give {_SOURCE}."
         )
     convention = replace(plain, pairing=pairing)
     if architecture in _TABLE["latent"]:

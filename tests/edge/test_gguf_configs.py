@@ -4,7 +4,6 @@ The code is ggml's rope_yarn and ggml_mrope_cache_init, with the factor of llama
 """
 
 import math
-from struct import pack
 
 import gguf
 import numpy as np
@@ -219,7 +218,7 @@ def test_notes(file):
     ("architecture", "values", "message"),
     [
         ("gemma9", {}, "'gemma9' of a GGUF file is not known here; give the config.json"),
-        ("llama", {"rope__spiral": 1.0}, "llama.rope.spiral is unknown"),
+        ("llama", {"rope__spiral": 1.0}, "llama.rope.spiral is unknown: .* Ollama, .*; give the config.json"),
         ("hunyuan-dense", {"rope__scaling__alpha": 1000.0}, "alpha is not read"),
         ("llama", {"rope__scaling__type": "spiral"}, "'spiral'; llama.cpp has none, linear, yarn, longrope"),
         ("qwen2vl", {"rope__dimension_sections": [1] * 5}, "up to four"),
@@ -234,12 +233,6 @@ def test_files_that_are_broken_are_refused(file, tmp_path):
     for count in (4, 20, 60, len(content) // 2):
         (tmp_path / "part.gguf").write_bytes(content[:count])
         refuse("is no GGUF file that can be read", tmp_path / "part.gguf")
-    for length, text in (
-        (2**21, "no GGUF file .* claims more values than it has"),
-        (2**62, "more than 2097152"),
-    ):
-        (tmp_path / "array.gguf").write_bytes(pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"x", 9, 4, length))
-        refuse(text, tmp_path / "array.gguf")
     writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
     writer.kv_data[0].clear()
     writer.add_uint16("split.no", 1)
