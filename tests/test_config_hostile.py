@@ -79,7 +79,7 @@ FILES = {
     "digits": (b'{"rope_theta": ' + b"9" * 10_000 + b"}", "no JSON"),
     "NaN": (b'{"model_type": "llama", "rope_theta": NaN}', "rope_theta is nan"),
     "infinity": (b'{"model_type": "llama", "rope_theta": 1e999}', "rope_theta is inf"),
-    "too large": (bytes(2**21 + 1), "has more than 2097152 bytes"),
+    "too large": (bytes(2**23 + 1), "has more than 8388608 bytes"),
 }
 
 

@@ -93,7 +93,7 @@ def test_a_remedy_that_is_followed_gives_the_model_s_rope(row):
 
 
 def test_a_layer_type_is_chosen():
-    gemma = model("gemma3_text", head_dim=128, layer_types=["full_attention"])
+    gemma = model("gemma3_text", head_dim=128, layer_types=["full_attention", "sliding_attention"])
     refuse("choose with layer_type=", gemma)
     assert rope(gemma, layer_type="full_attention") == half(128, base=1e6)
 

@@ -102,6 +102,9 @@ ROWS = {
     "Falcon with ALiBi": (hub("RefinedWebModel", alibi=True), half(128, rotary_dim=0)),
     "Phi-1.5, older": (model("mixformer-sequential", **GPT, rotary_dim=32), half(64, rotary_dim=32)),
     "MOSS": (model("moss", **GPT, rotary_dim=64), ra.RoPE(64)),
+    "ProGen2": (model("progen", n_embd=1024, n_head=16, rotary_dim=32), ra.RoPE(64, rotary_dim=32)),
+    "CodeT5+, decoder": (model("codet5p_module", **GPT, rotary_dim=32), ra.RoPE(64, rotary_dim=32)),
+    "Ling 3": (model("bailing_moe_v3", num_hidden_layers=5), ra.RoPE(64, base=6e5, out_pairing="half")),
     "TeleChat-7B": (TELECHAT, half(128)),
     "Llama-Nemotron-51B": (model("nemotron-nas", **heads(8192, 64), rope_theta=5e5), half(128, base=5e5)),
     "Ling-lite": (model("bailing_moe", **heads(2048, 16), head_dim=128, rope_theta=6e5), half(128, base=6e5)),
@@ -155,6 +158,8 @@ def test_the_rule_beyond_the_trained_context_is_noted(config):
 
 M1 = model("baichuan_m1", **heads(5120, 40), num_swa_attention_heads=20, num_hidden_layers=4, rope_theta=1e6)
 PLAMO = model("plamo3", head_dim=128, rope_theta=1e6, rope_local_theta=1e4, num_hidden_layers=3)
+YARN_OF_PLAMO = {"rope_scaling_factor": 16, "initial_context_length": 4096, "sliding_window_pattern": 3}
+LONG_PLAMO = ra.YaRN(16.0, 4096, truncate=False)
 SLIDING_TWICE = ["sliding_attention", "sliding_attention", "full_attention"]
 # A config, and the ropes of groups of layers.
 LAYERS = {
@@ -163,6 +168,14 @@ LAYERS = {
         {(0, 1, 2, 4, 5, 6): half(128, rotary_dim=0), (3, 7): half(128, rotary_dim=64, base=1e7)},
     ),
     "PLaMo 3": ({**PLAMO, "layer_types": SLIDING_TWICE}, {(0, 1): half(128), (2,): half(128, base=1e6)}),
+    "PLaMo 3, YaRN": (
+        {**PLAMO, **YARN_OF_PLAMO},
+        {(0, 1): half(128), (2,): half(128, base=1e6, scaling=LONG_PLAMO)},
+    ),
+    "PLaMo 3, eight layers": (
+        {"model_type": "plamo3", "head_dim": 128, "rope_global_theta": 5e5, "num_hidden_layers": 9},
+        {(0, 1, 2, 3, 4, 5, 6, 8): half(128), (7,): half(128, base=5e5)},
+    ),
     "Baichuan-M1": (
         {**M1, "sliding_window_layers": [1, 3]},
         {(0, 2): half(128, base=1e6), (1, 3): half(256, base=1e6)},
@@ -175,6 +188,41 @@ LAYERS = {
 def test_the_ropes_of_layers(name):
     config, expected = LAYERS[name]
     assert {layers: reading.rope for layers, reading in read_layers(config)} == expected
+
+
+TEXT = model("bailing_hybrid", qk_rope_head_dim=64, rope_theta=6e6, num_hidden_layers=6, layer_group_size=3)
+LING_VL = model("bailing_moe_v3_vl", text_config=TEXT, vision_config={"hidden_size": 1152, "num_heads": 16})
+
+
+def test_the_sections_of_ling_3_vl_are_beside_its_text():
+    """vLLM, bailing_moe_v3_vl.py: MRotaryEmbedding over the rotated features of the latent head."""
+    for sections in (None, [16, 8, 8]):
+        reading = read({**LING_VL, "mrope_section": sections})
+        axes = ra.Axes.chunked(*(sections or (12, 10, 10)))
+        assert reading.rope == ra.RoPE(64, base=6e6, out_pairing="half", axes=axes)
+        assert reading.part == "text"
+    inner = {**TEXT, "rope_scaling": {"type": "default", "mrope_section": [16, 8, 8]}}
+    refuse(
+        "mrope_section is .* in the part", {**LING_VL, "text_config": inner, "mrope_section": [12, 10, 10]}
+    )
+    beside = model("zork_vl", text_config=model("llama"), mrope_section=[16, 24, 24])
+    assert any("mrope_section outside of the part" in note for note in read(beside).notes)
+
+
+ZAYA = model(
+    "zaya", cca=True, apply_rope_fusion=True, num_hidden_layers=4, rope_scaling=False, rope_theta=1e6
+)
+ZAYA |= {"partial_rotary_factor": 0.5, "swa_layers": [4096, 0, 0, 0], "swa_rotary_base": 2e4}
+
+
+def test_zaya_before_transformers_had_it():
+    """vLLM's plugin of Zyphra, zaya.py; convert_zaya_weights_to_hf.py of transformers makes the same bases."""
+    expected = {(0,): half(128, rotary_dim=64, base=2e4), (1, 2, 3): half(128, rotary_dim=64, base=1e6)}
+    assert {layers: reading.rope for layers, reading in read_layers(ZAYA)} == expected
+    assert rope({**ZAYA, "swa_layers": None}) == half(128, rotary_dim=64, base=1e6)
+    # In transformers the class drops a base outside of the parameters.
+    reading = read(model("zaya", rope_theta=1e6))
+    assert (reading.rope.base, len(reading.notes)) == (5e6, 1)
 
 
 REFUSED = {
@@ -217,7 +265,7 @@ def test_other_names_of_the_context():
 def test_the_page_lists_every_family():
     page = (docs_blocks.DOCS / "configs.md").read_text("utf-8")
     section = page.partition("## Models whose code is on the hub")[2].partition("```")[0]
-    assert {*re.findall(r"`([\w-]+)`", section)} >= {*REMOTE} - {"RefinedWebModel"}
+    assert {*re.findall(r"`([\w-]+)`", section)} >= {*REMOTE} - {"RefinedWebModel", "bailing_moe_v3_vl:text"}
 
 
 # Families with the convention of another family, which is tested, but for the types of layers.
@@ -235,7 +283,7 @@ def test_every_family_is_tested_or_alike():
     alike = {name: tested for tested, names in ALIKE.items() for name in names.split()}
     cases = (*ROWS.values(), *REFUSED.values(), *LAYERS.values())
     tested = {config.get("model_type") for config, _ in cases}
-    assert {*REMOTE} - tested == alike.keys() - tested
+    assert {*REMOTE} - tested - {"bailing_moe_v3_vl:text"} == alike.keys() - tested
     for names in alike.items():
         assert names[1] in tested
         conventions = [dataclasses.replace(convention_of(name), layer_types=None) for name in names]

@@ -1,9 +1,9 @@
 """From a model's config to the fields of a `RoPE`: no transformers, no array library, no network.
 
 A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
-`_formats` recognises configs that are not Hugging Face's, with `_gguf` and `_diffusers`, and returns their
-`Format` (`_format`), with a convention of its own. Modules that few configs need are imported when one needs
-them: these two, `_file`, `_rules`, and the modules of functions. The steps of a reading:
+`_formats` recognises configs that are not Hugging Face's, with `_formats_of_engines`, `_gguf` and `_diffusers`,
+and returns their `Format` (`_format`), with a convention of its own. Modules that few configs need are imported
+when one needs them: these three, `_file`, `_rules`, and the modules of functions. The steps of a reading:
 
 1. `_document` loads the config, from a file with `_file`. `_locate` finds the part to read, with its class's
    defaults (`_model_defaults`), and the convention of its model (`_conventions`, by the rows of
@@ -12,7 +12,8 @@ them: these two, `_file`, `_rules`, and the modules of functions. The steps of a
    convention names make parameters, `_parameters`, and layer types, `_layer_types`).
 3. `_layer_rope` makes the fields of the rope (with `_maps`); the scaling rule by its `rope_type` (`_rules`),
    from the parameters of one layer type (`_layer`).
-4. `_unused_keys` refuses or notes rotary keys that no step has read.
+4. `_unused_keys` refuses or notes rotary keys that no step has read, and `_unread_values` refuses defaults
+   of a class where an object of the config states the values.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from rope_array._config._document import Document, load, plain
 from rope_array._config._locate import convention_for, locate
 from rope_array._config._part import ConfigPart
 from rope_array._config._reader import Reader
+from rope_array._config._unread_values import check_unread_values
 from rope_array._config._values import MOST_LAYERS, PartValues
 from rope_array._errors import ConfigError, SpecError, short
 
@@ -40,7 +42,10 @@ def fields(
     convention = convention_for(config_part)
     if convention.refusal:
         raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
-    return Reader(config_part, convention, plain(layer_type)).fields(), config_part
+    reader = Reader(config_part, convention, plain(layer_type))
+    fields = reader.fields()
+    check_unread_values(config_part, convention, reader.values.asked, document.content)
+    return fields, config_part
 
 
 def find_part(document: Document, path: str | None) -> ConfigPart:

@@ -1,7 +1,7 @@
 """The convention of an unknown model type: the most common one, unless a key tells that it is not that."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rope_array._config._convention import Convention
@@ -11,14 +11,32 @@ from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
-# Keys that change the rotation or its place; `_unused_keys` looks at those with rope, rotary or ntk.
+# Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, TensorRT-LLM,
+# mlx-lm, Megatron-LM and DeepSpeed; `_unused_keys` looks at those with rope, rotary or ntk.
 _OTHER = re.compile(
-    r"(?:^|_)(?:alibi|nope|no_rope|xpos|yarn|longrope|interpolation)(?:_|$)"
-    r"|^position_encoding_2d$|^(?:swa|global|local)_head_dim$|_swa_.*heads$"
+    r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot|mrope|sinusoidal)(?:_|$)"
+    r"|^position_encoding_2d$|^(?:swa|global|local)_(?:head_dim|base_freq)$|_swa_.*heads$"
+    r"|^(?:beta_fast|beta_slow|mscale|mscale_all_dim|(?:short|long)_factor|(?:low|high)_freq_factor)$"
+    r"|^(?:position|pos)_(?:scale|scaling|ratio|factor|base)(?:_|$)|^n_rot$"
+    r"|relative_(?:attention|position|pos)|position_buckets|(?:learned|absolute)_(?:pos|position)"
+)
+# Keys of latent attention, whose rotated width is in qk_rope_head_dim.
+_LATENT = re.compile(
+    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$|(?:^|_)(?:mla|latent_attention)(?:_|$)"
+)
+# Keys of the kind of position embedding, or of attention, and the names of kinds that are no plain rotation.
+_KIND = re.compile(
+    r"^(?!max_|num_|n_|original_)(?:pe|posit\w+|pos\w*|\w*_pos|\w*(?:pos|position|positional)_?(?:emb\w*|enc\w*|bias|type)\w*)$"
+)
+_ATTENTION = re.compile(r"attn|attention|bias")
+_OTHER_KINDS = re.compile(r"alibi|xpos|kerple|nope|learned|sinusoid|relative|t5|mla|latent")
+# Words of model types and classes whose code pairs neighbours: a model with one of them may be their child.
+_INTERLEAVED = re.compile(
+    r"gpt_?j|codegen|progen|moss|chatglm|cohere|command_?r|helium|ernie4_?5|roformer|llama_?4"
 )
 # Switches: whether the model has a rotary embedding at all.
 _SWITCH = re.compile(r"^(?:use_|apply_)?(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?$")
-_READ_ELSEWHERE = frozenset(("qk_nope_head_dim", "no_rope_layers", "no_rope_layer_interval"))
+_READ_ELSEWHERE = frozenset((*KEYS["bases"], "no_rope_layers", "no_rope_layer_interval"))
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
 _ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
 _PARAMETERS = ("rope_parameters", "rope_scaling")
@@ -28,8 +46,11 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     """Return the convention for an unknown model type: the most common one, with the keys of older models."""
     _refuse_other_embeddings(name, content)
     _refuse_inner(name, content)
-    _refuse_two_bases(name, content)
+    _refuse_two_values(name, content, KEYS["bases"])
+    _refuse_two_values(name, content, [key for key in KEYS["widths"] if "/" not in key])
     interleaved = _is_interleaved(name, content)
+    if interleaved is None:
+        _refuse_children(name, content)
     if content.get("qk_rope_head_dim"):  # 0 in a model without latent attention
         return _latent(name, interleaved)
     parameters = content.get("rope_parameters") or content.get("rope_scaling")
@@ -72,23 +93,59 @@ def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
-    are_interleaved = {value is KEYS["pairings"][key] for key, value in flags.items()}
-    if len(are_interleaved) > 1:
-        raise ConfigError(f"{name}: {', '.join(flags)} contradict each other on the pairing.")
-    return next(iter(are_interleaved), None)
+    pairings = {key: value is KEYS["pairings"][key] for key, value in flags.items()}
+    for key, value in content.items():
+        kind = _kind_of(value) if isinstance(key, str) and _KIND.match(key) else None
+        if kind in ("half", "interleaved"):
+            pairings[key] = kind == "interleaved"
+    if len({*pairings.values()}) > 1:
+        raise ConfigError(f"{name}: {', '.join(pairings)} contradict each other on the pairing.")
+    return next(iter(pairings.values()), None)
+
+
+def _kind_of(embedding: Any) -> str | None:
+    """Return what the name of a position embedding states: "plain", "half", "interleaved", or None."""
+    word = embedding.lower().replace("-", "_") if isinstance(embedding, str) else None
+    return next((kind for kind, names in KEYS["embedding_names"].items() if word in names), None)
+
+
+def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse to guess the pairs of a model whose name, class or keys are of a family that pairs neighbours."""
+    classes = content.get("architectures")
+    names = [content.get("model_type"), *(classes if isinstance(classes, list) else ())]
+    words = [word.lower() for word in names if isinstance(word, str)]
+    family = next((match[0] for word in words if (match := _INTERLEAVED.search(word))), None)
+    # GPT-J's children pair neighbours, and Phi-1's pair halves.
+    if content.get("n_embd") is not None and content.get("rotary_dim") is not None:
+        family = "GPT-J (n_embd and rotary_dim)"
+    if content.get("multi_query_group_num") is not None or content.get("padded_vocab_size") is not None:
+        family = "ChatGLM (padded_vocab_size)"
+    if family:
+        raise ConfigError(
+            f"{name} is unknown, and may be a child of {family}, whose code pairs neighbours; read {BY_HAND}."
+        )
 
 
 def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
     """Refuse a config that states a position embedding other than a rotation, or layers without one."""
     for key, value in content.items():
-        if not isinstance(key, str) or value is None or key in _READ_ELSEWHERE:
+        if not isinstance(key, str) or value is None or key in KEYS["pairings"]:
             continue
-        names_embedding = key in KEYS["embeddings"] and isinstance(value, str)
-        is_other = names_embedding and not re.search("rope|rotary", value.lower())
         off = value is False and _SWITCH.match(key)
         neutral = value in (0, [], {}) or (value == 1 and key.endswith("factor"))  # False is 0 too
-        if is_other or off or (_OTHER.search(key) and not neutral):
+        is_latent = _LATENT.search(key) and not content.get("qk_rope_head_dim")
+        may_change_it = key not in _READ_ELSEWHERE and (is_latent or _OTHER.search(key))
+        if _is_other_kind(key, value) or off or (may_change_it and not neutral):
             raise ConfigError(may_change(name, key, value))
+
+
+def _is_other_kind(key: str, value: Any) -> bool:
+    """Return whether a key names a position embedding that is no plain rotation, or latent attention."""
+    if not isinstance(value, str):
+        return False
+    if _KIND.match(key):
+        return _kind_of(value) is None
+    return _ATTENTION.search(key) is not None and _OTHER_KINDS.search(value.lower()) is not None
 
 
 def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
@@ -97,16 +154,17 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
         has_rotary_key = any(isinstance(inner, str) and _ROTARY.search(inner) for inner in value)
-        if _INNER.search(key) and (has_rotary_key or _ROTARY.search(key)):
+        is_of_model = _INNER.search(key) or not key.endswith("_config")  # others are parts of the model
+        if (is_of_model and has_rotary_key) or _ROTARY.search(key):
             raise ConfigError(
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."
             )
 
 
-def _refuse_two_bases(name: str, content: Mapping[str, Any]) -> None:
-    bases = {key: content[key] for key in KEYS["bases"] if content.get(key) is not None}
-    first = next(iter(bases.values()), None)
-    if any(base != first for base in bases.values()):
-        values = ", ".join(f"{key} {short(base)}" for key, base in bases.items())
-        raise ConfigError(f"{name} is unknown, and states {values}; read {BY_HAND}.")
+def _refuse_two_values(name: str, content: Mapping[str, Any], keys: Sequence[str]) -> None:
+    values = {key: content[key] for key in keys if content.get(key) is not None}
+    first = next(iter(values.values()), None)
+    if any(value != first for value in values.values()):
+        listed = ", ".join(f"{key} {short(value)}" for key, value in values.items())
+        raise ConfigError(f"{name} is unknown, and states {listed}; read {BY_HAND}.")

@@ -9,7 +9,7 @@ from rope_array._config._tables import read_table
 from rope_array._errors import ConfigError, short
 
 # Far above every published config, and small enough that a hostile config costs no time.
-_MOST_BYTES = 2 * 2**20
+_MOST_BYTES = 8 * 2**20
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".onnx", ".pte", ".h5", ".msgpack")
 
 
@@ -30,7 +30,9 @@ def load_file(path: str) -> dict[str, Any]:
         why = getattr(problem, "strerror", None) or type(problem).__name__
         raise ConfigError(f"{name} cannot be read: {why}.") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{name} has more than {_MOST_BYTES} bytes; give a config.json, which is smaller.")
+        raise ConfigError(
+            f"{name} has more than {_MOST_BYTES} bytes, above the config.json of any model: give that file."
+        )
     return _parse(content, name)
 
 

@@ -1,10 +1,13 @@
-"""A `Format`: the config of a model in keys that are not Hugging Face's."""
+"""A `Format`: the config of a model in keys that are not Hugging Face's. `formats.toml` has the rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from rope_array._config._convention import Convention
+from rope_array._config._conventions import all_of, convention_from
+from rope_array._config._tables import read_table
 
 
 class Metadata(dict[str, Any]):
@@ -44,3 +47,17 @@ class Format:
     part_formats: "Mapping[str, Format]" = field(default_factory=dict)
     place: str | None = None
     main: tuple[str, ...] = ("text",)
+
+
+def table(section: str) -> dict[str, Any]:
+    """Return a section of formats.toml."""
+    return read_table("formats.toml")[section]  # type: ignore[no-any-return]
+
+
+@cache
+def format_of(name: str) -> Format:
+    """Return the format of a row."""
+    rows = table("rows")
+    row = all_of(rows[name], rows)
+    convention, notes = convention_from(row, rows), tuple(row.get("notes", ()))
+    return Format(name=row["name"], convention=convention, defaults=row.get("defaults", {}), notes=notes)

@@ -6,28 +6,12 @@ own keys is stated. `formats.toml` has the rows; `_gguf` and `_diffusers` have t
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from rope_array._config._conventions import all_of, convention_from
 from rope_array._config._conventions_unknown import BY_HAND
-from rope_array._config._format import Format, Metadata
-from rope_array._config._tables import read_table
+from rope_array._config._format import Format, Metadata, format_of, table
 from rope_array._config._values import value_at
 from rope_array._errors import ConfigError, short
-
-
-def _table(section: str) -> dict[str, Any]:
-    return read_table("formats.toml")[section]  # type: ignore[no-any-return]
-
-
-@cache
-def _format(name: str) -> Format:
-    """Return the format of a row."""
-    rows = _table("rows")
-    row = all_of(rows[name], rows)
-    convention, notes = convention_from(row, rows), tuple(row.get("notes", ()))
-    return Format(name=row["name"], convention=convention, defaults=row.get("defaults", {}), notes=notes)
 
 
 def recognise(content: Mapping[str, Any]) -> Format | None:
@@ -40,6 +24,11 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
 
         return read_gguf(content)
     _refuse_nameless(content)
+    if _may_be_of_an_engine(content):
+        from rope_array._config._formats_of_engines import read_engine
+
+        if (engine_format := read_engine(content)) is not None:
+            return engine_format
     if _has_keys_of_others(content):
         return _of_named(content)
     if content.get("model_type") not in (None, "transformer", "mamba"):  # the latter two are Mistral's
@@ -51,6 +40,11 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
 
         return read_diffusers(content)
     return _by_keys(content)
+
+
+def _may_be_of_an_engine(content: Mapping[str, Any]) -> bool:
+    """Return whether a config lacks the sizes of Hugging Face's, or has a key of TensorRT-LLM's."""
+    return "architecture" in content or not any(key in content for key in ("hidden_size", "architectures"))
 
 
 def _refuse_nameless(content: Mapping[str, Any]) -> None:
@@ -79,19 +73,19 @@ def _has_keys_of_others(content: Mapping[str, Any]) -> bool:
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "text_config")
     return (
         _has(content, "dim", "n_layers", "n_heads")
-        and content.get("model_type") in _table("model_types")["also_elsewhere"]
+        and content.get("model_type") in table("model_types")["also_elsewhere"]
         and not any(content.get(key) is not None for key in sizes)
     )
 
 
 def _has_keys_of_hugging_face(content: Mapping[str, Any]) -> bool:
-    return any(key in content for key in _table("keys")["hugging_face"])
+    return any(key in content for key in table("keys")["hugging_face"])
 
 
 def _of_named(content: Mapping[str, Any]) -> Format:
     """Return the format of a config that `_has_keys_of_others`, or refuse it."""
     name = content["model_type"]
-    default = _format("llama") if name == "llama" else None
+    default = format_of("llama") if name == "llama" else None
     config_format = None if _has_keys_of_hugging_face(content) else _by_keys(content) or default
     if config_format is None:
         raise ConfigError(
@@ -99,7 +93,9 @@ def _of_named(content: Mapping[str, Any]) -> Format:
             "n_heads), and none has Hugging Face's, such as hidden_size; give the config.json of the model's "
             f"Hugging Face folder, or read {BY_HAND}."
         )
-    if config_format.name in (_format("mistral").name, _format("llama").name) and name in _table("mlx_bases"):
+    if config_format.name in (format_of("mistral").name, format_of("llama").name) and name in table(
+        "mlx_bases"
+    ):
         config_format = _of_mlx(config_format, name, content.get("rope_theta") is None)
     keys_of = config_format.name
     note = f"model_type is {short(name)}, but the keys are of {keys_of}: it has the pairs of its weights"
@@ -109,13 +105,13 @@ def _of_named(content: Mapping[str, Any]) -> Format:
 def _of_mlx(maker: Format, name: str, no_base: bool) -> Format:
     """Return the format of mlx-examples, from the format of the model's maker."""
     width = maker.convention.width
-    if maker.name == _format("llama").name:
+    if maker.name == format_of("llama").name:
         width = ("head_dim", *width)
     convention = replace(maker.convention, width=width, pairing_flag="rope_traditional")
     notes = maker.notes
     if no_base:
-        convention = replace(convention, theta=_table("mlx_bases")[name])
-        of_makers = {_table("notes")[key] for key in ("old_base", "new_base", "no_base")}
+        convention = replace(convention, theta=table("mlx_bases")[name])
+        of_makers = {table("notes")[key] for key in ("old_base", "new_base", "no_base")}
         notes = tuple(note for note in notes if note not in of_makers)
         default = f"{convention.theta:.0f} is the default of mlx-examples"
         notes = (*notes, f"rope_theta is not stated: {default}")
@@ -128,12 +124,12 @@ def _has(content: Mapping[str, Any], *keys: str) -> bool:
 
 def _has_one(content: Mapping[str, Any], *sections: str) -> bool:
     """Return whether a config states one of the keys of a section of the table."""
-    return any(content.get(key) is not None for section in sections for key in _table("keys")[section])
+    return any(content.get(key) is not None for section in sections for key in table("keys")[section])
 
 
 def _of_gpt_oss(content: Mapping[str, Any]) -> Format | None:
     is_gpt_oss = _has(content, "initial_context_length", "rope_ntk_alpha", "rope_ntk_beta")
-    return _format("gpt_oss") if is_gpt_oss else None
+    return format_of("gpt_oss") if is_gpt_oss else None
 
 
 def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
@@ -144,11 +140,11 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
         )
     if not _has(content, "dim", "n_layers", "n_heads", "inter_dim", "qk_rope_head_dim", "kv_lora_rank"):
         return None
-    deepseek = _format("deepseek")
+    deepseek = format_of("deepseek")
     if not _has(content, "index_head_dim"):
         return deepseek
-    notes = (*deepseek.notes, _table("notes")["indexer_differs"])
-    return replace(deepseek, notes=notes, part_formats={"indexer": _format("deepseek_indexer")})
+    notes = (*deepseek.notes, table("notes")["indexer_differs"])
+    return replace(deepseek, notes=notes, part_formats={"indexer": format_of("deepseek_indexer")})
 
 
 def _of_mistral(content: Mapping[str, Any]) -> Format | None:
@@ -158,19 +154,19 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
         return None
     if _has_one(content, "meta", "executorch"):
         return None
-    convention, notes, formats = _format("mistral").convention, [], {}
+    convention, notes, formats = format_of("mistral").convention, [], {}
     if content.get("qk_rope_head_dim") is not None:
         convention = replace(convention, width=("qk_rope_head_dim",))
     if content.get("rope_theta") is None:
         old = content.get("sliding_window") or content.get("_sliding_window")
         convention = replace(convention, theta=1e4 if old else 1e6, theta_keys=())  # null is no base, too
-        notes.append(_table("notes")["old_base" if old else "new_base"])
+        notes.append(table("notes")["old_base" if old else "new_base"])
     if content.get("llama_4_scaling") is not None:
-        notes.append(_table("notes")["llama_4_scaling"])
+        notes.append(table("notes")["llama_4_scaling"])
     for where in ("vision_encoder", "multimodal.vision_encoder_args"):
         if isinstance(value_at(content, where), Mapping):
-            formats["vision"] = replace(_format("pixtral"), place=where)
-    return replace(_format("mistral"), convention=convention, notes=tuple(notes), part_formats=formats)
+            formats["vision"] = replace(format_of("pixtral"), place=where)
+    return replace(format_of("mistral"), convention=convention, notes=tuple(notes), part_formats=formats)
 
 
 def _is_llama(content: Mapping[str, Any]) -> bool:
@@ -181,10 +177,10 @@ def _of_meta(content: Mapping[str, Any]) -> Format | None:
     if not _is_llama(content) or not _has_one(content, "meta"):
         return None
     if _has_one(content, "llama4"):
-        return _format("llama4")
-    notes = (_table("notes")["no_base"],) if content.get("rope_theta") is None else ()
-    scaled = (_table("notes")["factor_8"],) if content.get("use_scaled_rope") else ()
-    return replace(_format("llama"), notes=notes + scaled)
+        return format_of("llama4")
+    notes = (table("notes")["no_base"],) if content.get("rope_theta") is None else ()
+    scaled = (table("notes")["factor_8"],) if content.get("use_scaled_rope") else ()
+    return replace(format_of("llama"), notes=notes + scaled)
 
 
 def _of_executorch(content: Mapping[str, Any]) -> Format | None:
@@ -197,9 +193,9 @@ def _of_executorch(content: Mapping[str, Any]) -> Format | None:
     if content.get(unread, default) not in (None, default):
         notes.append(f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}")
     if content.get("local_rope_theta") is not None:
-        notes.append(_table("notes")["local_rope_theta"])
+        notes.append(table("notes")["local_rope_theta"])
     # A null rope_theta is the default of ExecuTorch's class: then rope_freq_base is the base.
     bases = ("rope_freq_base",) if content.get("rope_theta") is None else ("rope_theta", "rope_freq_base")
-    executorch = _format("executorch_half" if half else "executorch")
+    executorch = format_of("executorch_half" if half else "executorch")
     convention = replace(executorch.convention, theta_keys=bases)
     return replace(executorch, convention=convention, notes=tuple(notes))

@@ -65,12 +65,21 @@ class LayerRope(Layer):
         if convention.inv_freq is not None:
             return {**fields, "inv_freq": convention.inv_freq(self.values, rotary)}
         rule = self._rule(width)
+        if 0 < (factor := getattr(rule, "factor", None) or 1.0) < 1 and not self._is_of_diffusers():
+            self.config_part.note(
+                f"the factor is {factor:.6g}, below 1: the rule raises frequencies, for a context that is shorter "
+                f"than the trained one; if the context is stretched, the factor is inverted: state {1 / factor:.6g}"
+            )
         if convention.sign < 0:
             from rope_array._spec.scaling import Reversed
 
             self.config_part.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
         return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
+
+    def _is_of_diffusers(self) -> bool:
+        """Return whether the model is of diffusers, whose factors divide coordinates of other units."""
+        return self.config_part.inferred.get("format") == "diffusers"
 
     def _rule(self, width: int) -> Scaling | None:
         """Return the scaling rule of the model's code, or by its name."""
@@ -148,10 +157,12 @@ class LayerRope(Layer):
     def _compare(self, top: str | None) -> None:
         """Refuse two different bases, unless the model's class has both."""
         base = self.parameters.content["rope_theta"]
-        if top is None or self.label or self.values.stated(top) == base:
+        if top is None or self.values.stated(top) == base:
             return
-        if "rope_theta" not in self.parameters.names:
+        if "rope_theta" not in self.parameters.names and self.convention.parameters is None:
             self.config_part.note(f"{top} is not used: {CLASS_OWN}")
+        elif self.label:
+            return  # a base for the layer types that state none
         elif top in self.config_part.defaults:
             self.config_part.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
         else:

@@ -90,6 +90,17 @@ def baichuan_m1(values: PartValues, count: int, index: int) -> str:
     return SLIDING if isinstance(windows, (list, tuple)) and is_among(windows, index) else FULL
 
 
+def zaya(values: PartValues, count: int, index: int) -> str:
+    windows = values.get("swa_layers")
+    slides = isinstance(windows, (list, tuple)) and index < len(windows) and windows[index]
+    return "hybrid_sliding" if slides else "hybrid"
+
+
+def zaya_name(values: PartValues, name: str) -> str:
+    """Return the type of a layer of ZAYA, whose older configs name attention alone."""
+    return {FULL: "hybrid", SLIDING: "hybrid_sliding"}.get(name, name)
+
+
 def mimo(values: PartValues, count: int, index: int) -> str:
     return FULL if index == 0 or (index + 1) % 6 == 0 else SLIDING
 

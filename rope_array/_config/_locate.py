@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions import CONVENTIONS, REMOTE_DEFAULTS, convention_of, variant_of
+from rope_array._config._conventions import CONVENTIONS, REMOTE, REMOTE_DEFAULTS, convention_of, variant_of
 from rope_array._config._conventions_unknown import BY_HAND, generic
 from rope_array._config._format import Format
 from rope_array._config._formats import recognise
@@ -133,6 +133,12 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
         inner = _make_part(parent, name, path, content)
         merged = of_root if name in parent.defaults.get("merged", ()) else {}
         return replace(inner, above=above, defaults={**inner.defaults, **merged})
+    if name == "indexer":
+        known = sorted(key.partition(":")[0] for key in CONVENTIONS if key.endswith(":indexer"))
+        raise ConfigError(
+            f"{parent.name} has no part 'indexer': the indexers of {listed(known)} are known here; for another "
+            f"read {BY_HAND}."
+        )
     if name not in parent.parts:
         raise ConfigError(
             f"{parent.name} has no part {quoted(name)}; give one of: {listed(_part_names(parent)) or 'none'}."
@@ -152,7 +158,8 @@ def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, A
     # class, "root:path" or the class's.
     is_of_class = type_key in (None, parent.root) or name in parent.defaults.get("fixed", ())
     key = class_key if is_of_class else type_key
-    if by_path in CONVENTIONS and (is_of_class or type_key == class_key or convention_of(type_key) is None):
+    others = by_path in REMOTE or type_key == class_key or convention_of(type_key) is None
+    if by_path in CONVENTIONS and (is_of_class or others):
         key = by_path
     defaults = MODELS.get(key or "") or MODELS.get((class_key if key == by_path else None) or "", {})
     type_of_class = key if key and ":" not in key else parent.root

@@ -120,3 +120,19 @@ def scaled_rope(
         return None
     stretch, high_freq = (values.number(*factor) if factor else 8.0), (values.number(*high) if high else 4.0)
     return Llama3(stretch, 1.0, high_freq, 8192)
+
+
+def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
+    """Return the rule of keras-hub's LlamaRotaryEmbedding, or the factor of its RotaryEmbedding."""
+    keys = ("rope_position_scaling_factor", "rope_scaling_factor")
+    linear = next((values.number(key) for key in keys if values.get(key) is not None), 1.0)
+    if values.get("rope_low_freq_factor") is None:
+        return None if linear == 1 else Linear(linear)
+    if linear != 1:
+        raise SpecError(f"rope_low_freq_factor and a factor of {linear} are both stated; leave one out.")
+    return Llama3(
+        values.number("rope_frequency_adjustment_factor"),
+        values.number("rope_low_freq_factor"),
+        values.number("rope_high_freq_factor"),
+        values.integer("rope_pretraining_sequence_length"),
+    )

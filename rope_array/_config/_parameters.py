@@ -170,12 +170,35 @@ def baichuan_m1(values: PartValues, parameters: Parameters) -> Parameters:
 
 
 def plamo3(values: PartValues, parameters: Parameters) -> Parameters:
+    """Return the parameters of PLaMo 3: YaRN for full attention if rope_scaling_factor is not 1."""
     if any(isinstance(rule, Mapping) for rule in parameters.values()):
         return parameters
+    rule: Parameters = {"rope_theta": values.number("rope_theta")}
+    if (factor := values.number("rope_scaling_factor", 1.0)) != 1:
+        trained = values.integer("initial_context_length")
+        rule |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
+        rule["truncate"] = False
     return {
-        "full_attention": {"rope_theta": values.number("rope_theta"), **parameters},
-        "sliding_attention": {"rope_theta": values.number("rope_local_theta")},
+        "full_attention": {**rule, **parameters},
+        "sliding_attention": {"rope_theta": values.number("rope_local_theta", 1e4)},
     }
+
+
+def minimax_m3_vision(values: PartValues, parameters: Parameters) -> Parameters:
+    if (mode := values.get("rope_mode", "3d")) != "3d":
+        raise SpecError(f"rope_mode is {short(mode)}, and only '3d' is known.")
+    return parameters
+
+
+def ling3_vl(values: PartValues, parameters: Parameters) -> Parameters:
+    """Take the sections from the config around the part, with the default of Ling 3 VL."""
+    inner = parameters.get("mrope_section") or values.get("mrope_section")
+    outer = values.config_part.above.get("mrope_section")
+    if None not in (inner, outer) and inner != outer:
+        raise SpecError(f"mrope_section is {short(inner)} in the part, and {short(outer)} outside of it.")
+    sections = inner or outer or [12, 10, 10]
+    values.note("mrope_section", sections)
+    return {**parameters, "mrope_section": sections}
 
 
 def qwen(values: PartValues, parameters: Parameters) -> Parameters:
@@ -196,3 +219,10 @@ def phi3small(values: PartValues, parameters: Parameters) -> Parameters:
 
 def omnigen(values: PartValues, parameters: Parameters) -> Parameters:
     return {"rope_type": "longrope", **parameters}
+
+
+def tensorrt(values: PartValues, parameters: Parameters) -> Parameters:
+    rule = values.get("rotary_scaling")
+    if rule is not None and not isinstance(rule, Mapping):
+        raise SpecError(f"rotary_scaling is {short(rule)}; give an object, or null.")
+    return {**parameters, **(rule or {})}

@@ -274,7 +274,7 @@ class Reader:
         return self.config_part.defaults.get("rope_parameters", {})  # type: ignore[no-any-return]
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
-        if (value := self.values.content.get(name)) is None:
+        if (value := self.values.content.get(name)) is None or value is False:
             return {}
         if name in self.convention.drops:
             if value and not self._equals_defaults(value):
@@ -319,9 +319,10 @@ class Reader:
         return self._of_one(nested[label], label)
 
     def _shared(self, nested: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the rope that all layer types share."""
+        """Return the fields of the rope that all layer types of the model share."""
         fields, ropes = [], []
-        for label in nested:
+        labels = {self.convention.labels.get(name, name) for name in self.values.layer_types()}
+        for label in [label for label in nested if label in labels] or nested:
             self.label = label
             fields.append(self._of_label(nested, label))
             ropes.append(Spec(**fields[-1]))

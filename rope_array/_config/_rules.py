@@ -53,7 +53,7 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
             f"{parameters.prefix}factor is missing; state it, or null for the ratio of the contexts."
         )
     truncate = parameters.get("truncate", True)
-    if truncate is not True and layer.label:
+    if truncate is not True and layer.label and layer.config_part.in_transformers:
         layer.config_part.note("truncate of one layer type is used here; transformers 5.24 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     if not (mscale and all_dim):

@@ -13,9 +13,12 @@ from rope_array._errors import ConfigError
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
 
 _TABLE = {name: frozenset(keys) for name, keys in KEYS["of_some_models"].items()}
+_TABLE["pairings"] |= KEYS["pairings"].keys()
 _BASES, _SHARES = _TABLE["bases"].union(KEYS["bases"]), frozenset(KEYS["shares"])
 _WITHOUT_EFFECT = _TABLE.pop("without_effect")
 _KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
+# Keys around a part that would change its rotation.
+_AROUND = _KNOWN | {"mrope_section", "mrope_interleaved"}
 
 
 def check_unread_keys(
@@ -95,7 +98,7 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
     if key in _BASES:
         return bool(value == fields.get("base"))
     if key in _TABLE["pairings"]:
-        return value is ((fields["pairing"] == "interleaved") is not (key == "rope_is_neox_style"))
+        return value is ((fields["pairing"] == "interleaved") is KEYS["pairings"].get(key, True))
     if key in _TABLE["flags"]:
         return isinstance(value, bool)
     if key == "rope_type":
@@ -107,9 +110,11 @@ def check_above(config_part: ConfigPart) -> None:
     """Note rotary keys of the config around the part, which no step reads."""
     place = f"the part {quoted(config_part.path)}"
     for key, value in config_part.above.items():
-        if value is None or not _is_rotary(key) or key not in _KNOWN:
+        if value is None or not _is_rotary(key) or key not in _AROUND:
             continue
         inner_value = config_part.content.get(key)
+        if inner_value is None and config_part.stated.get(key) == value:
+            continue  # a step has read it there
         if inner_value is None:
             config_part.note(f"{key} outside of {place} is not used: only keys in it are read")
         elif not _agree(inner_value, value):

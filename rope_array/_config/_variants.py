@@ -68,3 +68,11 @@ def mpt(content: Content) -> Row:
         return {"like": "mpt_of_blocks"}
     has_rope = isinstance(attention, Mapping) and attention.get("rope") is True
     return {"like": "mpt" if has_rope else "mpt_unrotated"}
+
+
+def zaya(content: Content) -> Row:
+    """Distinguish the configs of ZAYA's own code, which have keys that transformers' conversion drops."""
+    is_older = any(
+        content.get(key) is not None for key in ("cca", "swa_layers", "swa_rotary_base", "zaya_layers")
+    )
+    return {"like": "zaya_before_transformers"} if is_older else {"like": "zaya", "variant": "zaya"}

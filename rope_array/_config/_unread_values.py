@@ -1,0 +1,89 @@
+"""Refuse defaults of a class where the config states sizes or a base in a place that the class does not read."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rope_array._config._convention import Convention
+from rope_array._config._model_defaults import MODELS
+from rope_array._config._part import ConfigPart, listed, quoted
+from rope_array._config._tables import KEYS
+from rope_array._errors import ConfigError
+
+_SIZES = frozenset(
+    (*(factor for key in KEYS["widths"] for factor in key.split("/")), *KEYS["sizes_of_others"])
+)
+_OTHERS = frozenset(
+    (*KEYS["sizes_of_others"], "n_embd", "n_head", "n_heads", "d_model", "d_head", "head_size")
+)
+_BASES = frozenset((*KEYS["bases"], *KEYS["bases_of_others"]))
+# Objects of other parts of a model, of its training and of its files.
+_OTHER_OBJECTS = re.compile(
+    r"vision|visual|image|video|audio|speech|quanti|compress|per_layer|lora|peft|adapter|projector|perceiver"
+    r"|resampler|connector|tokenizer|generation|task_specific|label|mtp|draft|medusa|eagle|moe|mamba|ssm|linear"
+)
+_MAIN_OBJECTS = ("model", "pretrained", "text", "llm", "language", "backbone")
+_DEEPEST, _MOST_KEYS = 4, 256
+
+
+def check_unread_values(
+    config_part: ConfigPart, convention: Convention, asked: "set[str]", document: Mapping[str, Any]
+) -> None:
+    """Refuse a default width, or a default base, of a config that states one where no step has read it."""
+    if config_part.foreign or not config_part.known:
+        return
+    names = _SIZES if _is_default_width(config_part, convention) else frozenset[str]()
+    if any(key.endswith("rope_theta") for key in config_part.inferred):
+        names |= _BASES
+    contents = [config_part.content]
+    if config_part.path and config_part.root in MODELS:
+        contents.append(document)
+    for content in contents:
+        for place, keys in _unread_places(config_part, content, asked):
+            if found := [key for key in keys if key in names]:
+                raise ConfigError(
+                    f"{config_part.name}: {place} states {listed(found)}, which the model's class does not read: "
+                    "its defaults would take their place. This is no config of Hugging Face's class: give the "
+                    "config.json of the model's Hugging Face folder, or state the rope with RoPE(...)."
+                )
+
+
+def _is_default_width(config_part: ConfigPart, convention: Convention) -> bool:
+    """Return whether a size of the head is a default of the class."""
+    factors = {factor.rpartition("*")[2] for key in convention.width for factor in key.split("/")}
+    return bool(factors & config_part.inferred.keys())
+
+
+def _unread_places(
+    config_part: ConfigPart, content: Mapping[str, Any], asked: "set[str]"
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the places of keys that no step has read, with the keys: the config itself, and its objects."""
+    read = {*asked, *config_part.defaults, *config_part.defaults.get("alias", ())}
+    if content is config_part.content:
+        yield (
+            "the config",
+            [k for k, v in content.items() if _is_number(v) and k in _OTHERS and k not in read],
+        )
+    outer = {name.partition(".")[0] for name in asked if "." in name}
+    parts = {*config_part.parts, *MODELS.get(config_part.root or "", {}).get("parts", ())}
+    for key, value in content.items():
+        if not isinstance(key, str) or not isinstance(value, Mapping) or key in outer:
+            continue
+        name = key.removesuffix("_config")
+        is_of_class = name in parts or key in ("rope_parameters", "rope_scaling")
+        is_other = _OTHER_OBJECTS.search(key) or (parts and name != key and name not in _MAIN_OBJECTS)
+        if not is_of_class and not is_other:
+            yield f"its object {quoted(key)}", list(_keys_of(value, _DEEPEST))
+
+
+def _keys_of(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Yield the keys of numbers in an object and in the objects within it."""
+    for key, inner in list(value.items())[:_MOST_KEYS]:
+        if isinstance(inner, Mapping) and depth:
+            yield from _keys_of(inner, depth - 1)
+        elif isinstance(key, str) and _is_number(inner):
+            yield key
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
