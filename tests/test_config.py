@@ -340,6 +340,59 @@ def test_a_null_base_of_a_layer_type_is_no_default(name):
     assert rope({**config, key: 777.5}, layer_type=index).base == 777.5
 
 
+def test_layers_of_one_type_do_not_differ():
+    """A model whose layers are all of one type has one rope, even if its class has bases for more."""
+    for label, base in (("sliding_attention", 1e4), ("full_attention", 1e6)):
+        config = model("gemma3_text", head_dim=64, num_hidden_layers=4, layer_types=[label] * 4)
+        assert rope(config) == half(64, base=base)
+    v4 = {**DEEPSEEK_V4, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
+    assert rope(v4) == V4_MAIN
+
+
+# DeepSeek-V4 uses it for layers without a compressor, and Ultrabert refuses one base.
+BY_TYPE = sorted(
+    key
+    for key, entry in defaults.MODELS.items()
+    if key not in ("deepseek_v4", "ultrabert")
+    and any(isinstance(rule, dict) for rule in entry.get("rope_parameters", {}).values())
+)
+
+
+@pytest.mark.parametrize("model_type", [*BY_TYPE, "modernbert"])
+def test_a_flat_base_is_used_or_noted(model_type):
+    """Classes with parameters by layer type drop a rope_theta outside of them, or use it for one type."""
+    groups = read_layers(model(model_type, num_hidden_layers=6, rope_theta=777.5))
+    is_used = any(reading.rope.base == 777.5 for _, reading in groups)
+    assert is_used or any("rope_theta is not used" in note for _, reading in groups for note in reading.notes)
+
+
+@pytest.mark.parametrize(
+    "scaling", [{**LINEAR, "factor": 0.25}, {**YARN, "factor": 0.25}, {**LLAMA3, "factor": 0.25}]
+)
+def test_a_factor_below_1_is_noted(scaling):
+    """The rule is followed: an inverted factor is the usual cause."""
+    (note,) = read(llama(scaling)).notes
+    assert "the factor is 0.25, below 1: the rule raises frequencies" in note
+    assert "state 4" in note
+    assert read(llama({**scaling, "factor": 4.0})).notes == ()
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_false_parameters_are_none(key):
+    assert read(llama(**{key: False})).rope == llama_rope()
+
+
+def test_the_mode_of_minimax_m3_vision():
+    vision = model("minimax_m3_vl_vision", **heads(1280, 16), rope_mode="3d")
+    config = model("minimax_m3_vl", vision_config=vision)
+    assert rope(config, part="vision") == half(80, rotary_dim=78, axes=ra.Axes.axial(26, 26, 26))
+    refuse("only '3d' is known", {**config, "vision_config": {**vision, "rope_mode": "2d"}}, part="vision")
+
+
+def test_an_unknown_indexer_names_the_known_ones():
+    refuse("no part 'indexer': the indexers of 'axk2', .*write RoPE", DEEPSEEK_V3, part="indexer")
+
+
 # ---- parts ----
 
 

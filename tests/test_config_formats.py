@@ -2,7 +2,8 @@
 
 The code is of mistralai/mistral-inference (rope.py), deepseek-ai/DeepSeek-V3 (inference/model.py),
 meta-llama/llama-models (llama3 and llama4, model.py), pytorch/executorch (examples/models/llama, rope.py) and
-openai/gpt-oss (gpt_oss/torch/model.py).
+openai/gpt-oss (gpt_oss/torch/model.py); of engines mlc-ai/mlc-llm (python/mlc_llm/model), NVIDIA/TensorRT-LLM
+(tensorrt_llm/functional.py) and keras-team/keras-hub (layers/modeling/rotary_embedding.py).
 """
 
 import contextlib
@@ -110,6 +111,128 @@ def test_a_config_has_the_rope_of_its_code(case):
     assert "rope_type" not in reading.inferred
     name = re.match(r"[\w-]+", case)[0]
     assert reading.inferred["format"].startswith("Meta" if name == "Llama" else name)
+
+
+LLAMA3_RULE = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+LLAMA3_RULE["original_max_position_embeddings"] = 8192
+LONG_LLAMA3 = half(64, base=5e5, scaling=ra.Llama3(32.0, 1.0, 4.0, 8192))
+
+
+def mlc(model_type="llama", **keys):
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "position_embedding_base": 500000.0}
+    inner = {**sizes, "num_hidden_layers": 16, "context_window_size": 131072, **keys}
+    return {"model_type": model_type, "model_config": inner, "context_window_size": 131072, "vocab_size": 9}
+
+
+def keras_hub(name, **keys):
+    sizes = {"hidden_dim": 2048, "num_query_heads": 32, "num_layers": 16, "name": name, "trainable": True}
+    place = {"module": "keras_hub.src.models.x_backbone", "registered_name": f"keras_hub>{name}"}
+    return {**place, "class_name": name, "config": {**sizes, **keys}}
+
+
+def tensorrt(**keys):
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "head_size": 64, "num_hidden_layers": 16}
+    base = {"position_embedding_type": "rope_gpt_neox", "rotary_base": 500000.0, "rotary_scaling": None}
+    return {"architecture": "LlamaForCausalLM", "mapping": {"world_size": 1}, **sizes, **base, **keys}
+
+
+KERAS_LLAMA3 = {"rope_frequency_adjustment_factor": 32.0, "rope_low_freq_factor": 1.0}
+KERAS_LLAMA3 |= {"rope_high_freq_factor": 4.0, "rope_pretraining_sequence_length": 8192}
+KERAS_BASE = {"rope_max_wavelength": 500000.0}
+GPTJ = {"position_embedding_type": "rope_gptj", "rotary_dim": 32}
+# Configs of engines and other libraries, without and with a model_type of Hugging Face.
+ENGINES = {
+    "MLC": (mlc(rope_scaling=LLAMA3_RULE), LONG_LLAMA3),
+    "MLC, GPT-NeoX": (
+        mlc("gpt_neox", rotary_pct=0.25, position_embedding_base=10000),
+        half(64, rotary_dim=16),
+    ),
+    "MLC, Phi-1": (mlc("phi-msft", n_embd=2560, n_head=32, rotary_dim=32), half(80, base=5e5, rotary_dim=32)),
+    "MLC, another key of the base": (
+        mlc("qwen2", position_embedding_base=None, rope_theta=1e6),
+        half(64, base=1e6),
+    ),
+    "keras-hub": (keras_hub("MistralBackbone", **KERAS_BASE), half(64, base=5e5)),
+    "keras-hub, Llama 3": (keras_hub("Llama3Backbone", **KERAS_BASE, **KERAS_LLAMA3), LONG_LLAMA3),
+    "keras-hub, linear": (
+        keras_hub("Qwen3Backbone", **KERAS_BASE, head_dim=128, rope_scaling_factor=4.0),
+        half(128, base=5e5, scaling=ra.Linear(4.0)),
+    ),
+    "keras-hub, Gemma": (keras_hub("GemmaBackbone", head_dim=256), half(256, out_pairing="interleaved")),
+    "keras-hub, GPT-NeoX": (
+        keras_hub("GPTNeoXBackbone", num_heads=32, num_query_heads=None, rotary_percentage=0.25),
+        half(64, rotary_dim=16),
+    ),
+    "TensorRT-LLM": (tensorrt(rotary_scaling=LLAMA3_RULE), LONG_LLAMA3),
+    "TensorRT-LLM, GPT-J": (tensorrt(**GPTJ, rotary_base=10000.0), ra.RoPE(64, rotary_dim=32)),
+    "TensorRT-LLM, linear": (
+        tensorrt(rotary_pct=0.5, rotary_scaling={"type": "linear", "factor": 2.0}),
+        half(64, base=5e5, rotary_dim=32, scaling=ra.Linear(2.0)),
+    ),
+    "TensorRT-LLM, an engine": (
+        {"pretrained_config": tensorrt(), "build_config": {}, "version": "1.0"},
+        half(64, base=5e5),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_a_config_of_an_engine_is_no_default(case):
+    config, expected = ENGINES[case]
+    for typed in (config, {"model_type": "llama", **config}):
+        reading = read(typed)
+        assert reading.rope == expected
+        assert reading.inferred["format"].startswith(case.partition(",")[0])
+        assert reading.notes == ()
+
+
+GENAI = {"model": {"type": "llama", "context_length": 131072, "decoder": {"head_size": 64}}, "search": {}}
+REFUSED_ENGINES = {
+    "genai_config.json": GENAI,
+    "mlc-chat-config.json of the model type 'cohere'": mlc("cohere"),
+    "keras-hub's class 'Gemma3Backbone'": keras_hub("Gemma3Backbone"),
+    "keras-hub's class 'LlamaCausalLM'": keras_hub("LlamaCausalLM"),
+    "takes 'default', 'llama3'": mlc("phi3", rope_scaling={"rope_type": "longrope"}),
+    "position_embedding_type 'alibi'": tensorrt(position_embedding_type="alibi"),
+    "with latent attention": tensorrt(kv_lora_rank=512),
+    "rope_low_freq_factor and a factor": keras_hub("LlamaBackbone", rope_scaling_factor=2.0, **KERAS_LLAMA3),
+    "rotary_scaling is 4": tensorrt(rotary_scaling=4),
+    "timm's config.json": {"architecture": "vit", "pretrained_cfg": {"input_size": [3, 224, 224]}},
+    "LitGPT's config": {"hf_config": {"name": "x"}, "n_embd": 64, "n_head": 4, "rope_base": 10000},
+    "Qualcomm's genie_config.json": {"dialog": {"engine": {"model": {}}}},
+    "CTranslate2's config.json": {"layer_norm_epsilon": 1e-5, "unk_token": "<unk>"},
+    "config of OpenCLIP": {"model_cfg": {"vision_cfg": {}, "text_cfg": {}}},
+}
+
+
+@pytest.mark.parametrize("text", REFUSED_ENGINES)
+def test_an_engine_that_states_no_rope_is_refused_by_name(text):
+    for typed in (REFUSED_ENGINES[text], {"model_type": "llama", **REFUSED_ENGINES[text]}):
+        refuse(re.escape(text), typed)
+
+
+# Objects and other names that state sizes or a base, which the class of a known model type does not read.
+UNREAD = [
+    {"params": {"hidden_size": 2048, "num_attention_heads": 32}},
+    {"hidden_size": 2048, "num_attention_heads": 32, "attention": {"rope_theta": 5e5}},
+    {"net": {"blocks": {"attention": {"head_dim": 64}}}},
+    {"model_config": {"hidden_size": 2048}},
+    {"n_embd": 2048, "n_head": 32},
+    {"hidden_dim": 2048, "num_query_heads": 32},
+]
+# Objects of published configs, which are of other parts of the model.
+OTHER_OBJECTS = {"quantization_config": {"bits": 4, "dim": 1}, "generation_config": {"head_dim": 3}}
+OTHER_OBJECTS |= {"vision_config": {"hidden_size": 9}, "task_specific_params": {"a": {"num_heads": 3}}}
+OTHER_OBJECTS |= {"mtp_config": {"hidden_size": 9}, "speech_config": {"hidden_size": 9, "rope_theta": 3}}
+
+
+def test_defaults_never_take_the_place_of_stated_values():
+    for keys in UNREAD:
+        refuse("which the model's class does not read: its defaults", model("llama", **keys))
+    refuse("its object 'model_config'", model("llava", model_config={"hidden_size": 64}))
+    for keys in (OTHER_OBJECTS, {}):
+        assert read(model("llama", **keys)).rope == half(128)
+        assert read(model("llava", text_config=model("llama"), **keys)).rope == half(128)
 
 
 STATED_WIDTH = {"rotary_dim": 32, "rotary_base": 500.0}

@@ -103,6 +103,14 @@ def test_paths_that_are_not_files(tmp_path):
     refuse("is no regular file", tmp_path)
 
 
+def test_a_large_config_is_read(tmp_path):
+    """A config.json of 3.1 MB, with the names of many classes."""
+    config = {**LLAMA, "id2label": {str(i): f"class {i}" * 3 for i in range(90_000)}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (tmp_path / "config.json").stat().st_size > 3.1e6
+    assert rope(tmp_path) == rope(LLAMA)
+
+
 GGUF = {"general.architecture": "llama", "llama.attention.key_length": 64}
 
 

@@ -113,6 +113,14 @@ BY_HAND |= {
     key: {**ZORK, key: value}
     for value, keys in (
         (2.0, "dynamic_ntk_alpha longrope_factor num_swa_attention_heads rope_dim rope_local_base_freq"),
+        (2.0, "kv_lora_rank q_lora_rank qk_nope_head_dim local_theta theta n_rot rot_dim mscale beta_fast"),
+        (2.0, "position_scale global_base rope_head_dim kv_compress_dim"),
+        (True, "use_mla relative_attention use_rel_pos learned_pos_emb use_gptj"),
+        (False, "use_position_embedding add_position_embedding"),
+        ("alibi", "position_encoding_type pos_emb pe attention_bias_type"),
+        ("mla", "attention_type attn_type"),
+        ("mrope", "position_embedding_type rope_variant"),
+        ({"type": "alibi"}, "position_encoding pos_embedding"),
         (2.0, "global_head_dim rope_scaling_factor seq_len_interpolation_factor swa_head_dim yarn_factor"),
         (True, "no_rope position_encoding_2d rope_reorder use_alibi use_dynamic_ntk use_nope use_xpos"),
         (False, "original_rope rope use_rope use_rotary_embedding use_rotary_pos_emb"),
@@ -133,8 +141,26 @@ def test_what_only_the_code_tells_is_refused(name):
     assert not re.search(r"or one of|leave|is '\w+' meant", str(caught.value))
 
 
+BY_HAND |= {
+    "a child of GPT-J": model("zork", n_embd=1024, n_head=8, rotary_dim=64),
+    "a class of GPT-J": {**ZORK, "architectures": ["GPTJForSomething"]},
+    "a child of Cohere": model("my_cohere", **KEYS),
+    "a child of ChatGLM": {**ZORK, "padded_vocab_size": 65024},
+    "two widths": {**ZORK, "head_dim": 128, "kv_channels": 64},
+    "an embedding in an object": {**ZORK, "attn_config": {"alibi": True}},
+    "an embedding in an inner object": {**ZORK, "attention": {"position": {"type": "alibi"}}},
+    "rotary keys in an object": {**ZORK, "model": {"rope_scale": 4.0}},
+}
+
 # Keys of an unknown model that are read, and its rope.
 READ = [
+    ({"neox_style": False}, ra.RoPE(128)),
+    ({"rope_traditional": True, "rotary_interleave": True}, ra.RoPE(128)),
+    ({"position_embedding_type": "rope_gptj"}, ra.RoPE(128)),
+    ({"position_embedding_type": "rope_gpt_neox", "is_neox": True}, PLAIN),
+    ({"rope_scaling": False, "kv_lora_rank": 0, "max_position_embeddings": 8192}, PLAIN),
+    ({"architectures": ["GPTJModel"], "rope_interleave": True}, ra.RoPE(128)),
+    ({"apply_rope_fusion": True, "dim_per_head": 64}, half(64)),
     ({"alibi": False, "use_alibi": None}, PLAIN),
     ({"attention_head_size": 64}, half(64)),
     ({"attention_projection_size": 512}, half(64)),
@@ -181,6 +207,9 @@ def test_a_pairing_that_is_no_flag_is_refused():
         ({**YARN, "extrapolation_factor": 0.5}, "RoPE(head_dim, inv_freq=...)"),
         ({**MROPE, "type": "openpangu"}, "RoPE(axes="),
         ({**MROPE, "type": "bailing_mrope"}, "RoPE(axes="),
+        ({**MROPE, "type": "video_rope"}, "RoPE(axes="),
+        ({**MROPE, "type": "ernie_3d"}, "RoPE(axes="),
+        ({**MROPE, "type": "time_rope"}, "RoPE(axes="),
     ],
 )
 def test_a_rule_that_is_not_read_is_written(scaling, remedy):

@@ -103,6 +103,7 @@ ROWS = {
     "Phi-1.5, older": (model("mixformer-sequential", **GPT, rotary_dim=32), half(64, rotary_dim=32)),
     "MOSS": (model("moss", **GPT, rotary_dim=64), ra.RoPE(64)),
     "ProGen2": (model("progen", n_embd=1024, n_head=16, rotary_dim=32), ra.RoPE(64, rotary_dim=32)),
+    "NeoBERT": (model("neobert", **heads(768, 12), rope=True), ra.RoPE(64)),
     "CodeT5+, decoder": (model("codet5p_module", **GPT, rotary_dim=32), ra.RoPE(64, rotary_dim=32)),
     "Ling 3": (model("bailing_moe_v3", num_hidden_layers=5), ra.RoPE(64, base=6e5, out_pairing="half")),
     "TeleChat-7B": (TELECHAT, half(128)),
@@ -216,7 +217,7 @@ ZAYA |= {"partial_rotary_factor": 0.5, "swa_layers": [4096, 0, 0, 0], "swa_rotar
 
 
 def test_zaya_before_transformers_had_it():
-    """vLLM's plugin of Zyphra, zaya.py; convert_zaya_weights_to_hf.py of transformers makes the same bases."""
+    """vLLM's plugin of Zyphra, zaya.py; transformers' conversion of the weights makes the same bases."""
     expected = {(0,): half(128, rotary_dim=64, base=2e4), (1, 2, 3): half(128, rotary_dim=64, base=1e6)}
     assert {layers: reading.rope for layers, reading in read_layers(ZAYA)} == expected
     assert rope({**ZAYA, "swa_layers": None}) == half(128, rotary_dim=64, base=1e6)

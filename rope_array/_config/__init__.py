@@ -1,9 +1,10 @@
 """From a model's config to the fields of a `RoPE`: no transformers, no array library, no network.
 
 A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
-`_formats` recognises configs that are not Hugging Face's, with `_formats_of_engines`, `_gguf` and `_diffusers`,
-and returns their `Format` (`_format`), with a convention of its own. Modules that few configs need are imported
-when one needs them: these three, `_file`, `_rules`, and the modules of functions. The steps of a reading:
+`_formats` recognises configs that are not Hugging Face's, with `_formats_of_engines`, `_gguf` and
+`_diffusers`, and returns their `Format` (`_format`), with a convention of its own. Modules that few configs
+need are imported when one needs them: these three, `_file`, `_rules`, and the modules of functions.
+The steps of a reading:
 
 1. `_document` loads the config, from a file with `_file`. `_locate` finds the part to read, with its class's
    defaults (`_model_defaults`), and the convention of its model (`_conventions`, by the rows of

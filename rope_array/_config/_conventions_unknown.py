@@ -11,14 +11,14 @@ from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
-# Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, TensorRT-LLM,
-# mlx-lm, Megatron-LM and DeepSpeed; `_unused_keys` looks at those with rope, rotary or ntk.
+# Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, mlx-lm,
+# TensorRT-LLM and Megatron-LM; `_unused_keys` looks at those with rope, rotary or ntk.
 _OTHER = re.compile(
     r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot|mrope|sinusoidal)(?:_|$)"
-    r"|^position_encoding_2d$|^(?:swa|global|local)_(?:head_dim|base_freq)$|_swa_.*heads$"
+    r"|^position_encoding_2d$|^(?:swa|sliding|global|local)_(?:head_dim|base|base_freq|freq_base)$|_swa_.*heads$"
     r"|^(?:beta_fast|beta_slow|mscale|mscale_all_dim|(?:short|long)_factor|(?:low|high)_freq_factor)$"
     r"|^(?:position|pos)_(?:scale|scaling|ratio|factor|base)(?:_|$)|^n_rot$"
-    r"|relative_(?:attention|position|pos)|position_buckets|(?:learned|absolute)_(?:pos|position)"
+    r"|relative_(?:attention|position|pos)|(?:^|_)(?:rel_pos|t5)_?|position_buckets|(?:learned|absolute)_(?:pos|position)"
 )
 # Keys of latent attention, whose rotated width is in qk_rope_head_dim.
 _LATENT = re.compile(
@@ -35,7 +35,9 @@ _INTERLEAVED = re.compile(
     r"gpt_?j|codegen|progen|moss|chatglm|cohere|command_?r|helium|ernie4_?5|roformer|llama_?4"
 )
 # Switches: whether the model has a rotary embedding at all.
-_SWITCH = re.compile(r"^(?:use_|apply_)?(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?$")
+_SWITCH = re.compile(
+    r"^(?:use_|apply_|add_)?(?:(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?|pos(?:ition|itional)?_(?:emb|enc)\w*)$"
+)
 _READ_ELSEWHERE = frozenset((*KEYS["bases"], "no_rope_layers", "no_rope_layer_interval"))
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
 _ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
@@ -47,12 +49,12 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     _refuse_other_embeddings(name, content)
     _refuse_inner(name, content)
     _refuse_two_values(name, content, KEYS["bases"])
-    _refuse_two_values(name, content, [key for key in KEYS["widths"] if "/" not in key])
     interleaved = _is_interleaved(name, content)
     if interleaved is None:
         _refuse_children(name, content)
     if content.get("qk_rope_head_dim"):  # 0 in a model without latent attention
         return _latent(name, interleaved)
+    _refuse_two_values(name, content, [key for key in KEYS["widths"] if "/" not in key])
     parameters = content.get("rope_parameters") or content.get("rope_scaling")
     sections = isinstance(parameters, Mapping) and parameters.get("mrope_interleaved") is True
     return Convention(
@@ -110,7 +112,7 @@ def _kind_of(embedding: Any) -> str | None:
 
 
 def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
-    """Refuse to guess the pairs of a model whose name, class or keys are of a family that pairs neighbours."""
+    """Refuse to guess the pairs of a model that may be of a family whose code pairs neighbours."""
     classes = content.get("architectures")
     names = [content.get("model_type"), *(classes if isinstance(classes, list) else ())]
     words = [word.lower() for word in names if isinstance(word, str)]
@@ -154,8 +156,11 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
         has_rotary_key = any(isinstance(inner, str) and _ROTARY.search(inner) for inner in value)
+        if _INNER.search(key):
+            _refuse_other_embeddings(f"{name}, {short(key)}", value)
+            _refuse_inner(name, value)
         is_of_model = _INNER.search(key) or not key.endswith("_config")  # others are parts of the model
-        if (is_of_model and has_rotary_key) or _ROTARY.search(key):
+        if (is_of_model and has_rotary_key) or _ROTARY.search(key) or _KIND.match(key):
             raise ConfigError(
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."

@@ -1,6 +1,6 @@
-"""Formats of inference engines and other libraries, some with the model's values in an object of the config.
+"""Formats of inference engines and other libraries, some with the values in an object of the config.
 
-`formats.toml` has, under `engines`, the keys by which each is recognised, and the reason why some are refused.
+`formats.toml` has, under `engines`, the keys that recognise each format, and why some are refused.
 These configs may have a model_type of Hugging Face, but none of its sizes on the top level.
 """
 
@@ -63,8 +63,8 @@ def _of_keras_hub(content: Mapping[str, Any]) -> Format | None:
     row = table("keras_hub_classes").get(name) if isinstance(name, str) else None
     if row is None:
         raise ConfigError(
-            f"this is a config of keras-hub's class {short(name)}, which is not read; give the config.json of "
-            "a preset of another backbone, or of the model's Hugging Face folder."
+            f"this is a config of keras-hub's class {short(name)}, which is not read; give the config.json "
+            "of a preset's backbone, or of the model's Hugging Face folder."
         )
     return replace(format_of(row), model_type=name, place="config")
 

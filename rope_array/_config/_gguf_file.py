@@ -1,7 +1,7 @@
 """Read keys and small tensors of a GGUF file (ggml's docs/gguf.md), without its tokenizer and weights.
 
-Arrays that no reading needs, such as the tokens, are passed over: only their lengths are read. Limits on every
-count make a hostile file cost less than a second.
+Arrays that no reading needs, such as the tokens, are passed over: only their lengths are read. Limits on
+every count make a hostile file cost less than a second.
 """
 
 import math

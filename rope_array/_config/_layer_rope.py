@@ -65,11 +65,7 @@ class LayerRope(Layer):
         if convention.inv_freq is not None:
             return {**fields, "inv_freq": convention.inv_freq(self.values, rotary)}
         rule = self._rule(width)
-        if 0 < (factor := getattr(rule, "factor", None) or 1.0) < 1 and not self._is_of_diffusers():
-            self.config_part.note(
-                f"the factor is {factor:.6g}, below 1: the rule raises frequencies, for a context that is shorter "
-                f"than the trained one; if the context is stretched, the factor is inverted: state {1 / factor:.6g}"
-            )
+        self._note_factor(rule)
         if convention.sign < 0:
             from rope_array._spec.scaling import Reversed
 
@@ -77,9 +73,15 @@ class LayerRope(Layer):
             rule = Reversed(rule)
         return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
 
-    def _is_of_diffusers(self) -> bool:
-        """Return whether the model is of diffusers, whose factors divide coordinates of other units."""
-        return self.config_part.inferred.get("format") == "diffusers"
+    def _note_factor(self, rule: Scaling | None) -> None:
+        """Note a factor below 1, which may be inverted. diffusers' divide coordinates of other units."""
+        factor = getattr(rule, "factor", None) or 1.0
+        is_plain = self.rule_name != "longrope" and self.config_part.inferred.get("format") != "diffusers"
+        if 0 < factor < 1 and is_plain:
+            self.config_part.note(
+                f"the factor is {factor:.6g}, below 1: the rule raises frequencies, and shortens the context; "
+                f"if it is to stretch the context, the factor is inverted: state {1 / factor:.6g}"
+            )
 
     def _rule(self, width: int) -> Scaling | None:
         """Return the scaling rule of the model's code, or by its name."""

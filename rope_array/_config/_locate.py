@@ -136,8 +136,8 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
     if name == "indexer":
         known = sorted(key.partition(":")[0] for key in CONVENTIONS if key.endswith(":indexer"))
         raise ConfigError(
-            f"{parent.name} has no part 'indexer': the indexers of {listed(known)} are known here; for another "
-            f"read {BY_HAND}."
+            f"{parent.name} has no part 'indexer': the indexers of {listed(known)} are known here; for "
+            f"another read {BY_HAND}."
         )
     if name not in parent.parts:
         raise ConfigError(
@@ -158,8 +158,8 @@ def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, A
     # class, "root:path" or the class's.
     is_of_class = type_key in (None, parent.root) or name in parent.defaults.get("fixed", ())
     key = class_key if is_of_class else type_key
-    others = by_path in REMOTE or type_key == class_key or convention_of(type_key) is None
-    if by_path in CONVENTIONS and (is_of_class or others):
+    is_overridden = by_path in REMOTE or type_key == class_key or convention_of(type_key) is None
+    if by_path in CONVENTIONS and (is_of_class or is_overridden):
         key = by_path
     defaults = MODELS.get(key or "") or MODELS.get((class_key if key == by_path else None) or "", {})
     type_of_class = key if key and ":" not in key else parent.root

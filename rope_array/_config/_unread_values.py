@@ -1,4 +1,4 @@
-"""Refuse defaults of a class where the config states sizes or a base in a place that the class does not read."""
+"""Refuse defaults of a class where the config states sizes or a base that the class does not read."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -42,9 +42,9 @@ def check_unread_values(
         for place, keys in _unread_places(config_part, content, asked):
             if found := [key for key in keys if key in names]:
                 raise ConfigError(
-                    f"{config_part.name}: {place} states {listed(found)}, which the model's class does not read: "
-                    "its defaults would take their place. This is no config of Hugging Face's class: give the "
-                    "config.json of the model's Hugging Face folder, or state the rope with RoPE(...)."
+                    f"{config_part.name}: {place} states {listed(found)}, which the model's class does not "
+                    "read: its defaults would take their place. This is no config of Hugging Face's class: "
+                    "give the config.json of the model's Hugging Face folder, or state its rope: RoPE(...)."
                 )
 
 

@@ -64,8 +64,8 @@ def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
     if rule not in KEYS["rules"]:
         raise ConfigError(
             f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(KEYS['rules']))}; "
-            "for a rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...), and if a token "
-            "has several coordinates, RoPE(axes=...) and their positions by the model's code."
+            "for a rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...), and if a "
+            "token has several coordinates, RoPE(axes=...) and their positions by the model's code."
         )
     return rule
 

@@ -33,8 +33,9 @@ class Linear(Scaling):
     Parameters
     ----------
     factor : float
-        How many times the trained context; above 0. llama.cpp's ``rope_freq_scale`` is 1/factor: its 0.25 is
-        4.0 here.
+        How many times the trained context; above 0. Below 1 it raises the frequencies, for positions in smaller
+        steps: a factor that stretches the context is above 1. llama.cpp's ``rope_freq_scale`` is 1/factor: its
+        0.25 is 4.0 here.
 
     Raises
     ------
@@ -78,7 +79,7 @@ class NTKAware(Scaling):
     Parameters
     ----------
     factor : float
-        How many times the trained context (HunYuan's "alpha"); above 0.
+        How many times the trained context (HunYuan's "alpha"); above 0. Below 1 as in `Linear`.
     variant : {"aware", "fixed", "mixed", "base", "every_pair"}
         Of a series of width d, base θ and factor f:
 
@@ -160,7 +161,7 @@ class DynamicNTK(Scaling):
     Parameters
     ----------
     factor : float
-        f; above 0.
+        f; above 0. Below 1 as in `Linear`.
     max_position_embeddings : int
         m, the trained context.
     length : int, optional
@@ -236,7 +237,7 @@ class YaRN(Scaling):
     Parameters
     ----------
     factor : float
-        f; above 0.
+        f; above 0. Below 1 as in `Linear`.
     original_max_position_embeddings : float
         The trained context; above 0.
     beta_fast, beta_slow : float
@@ -343,7 +344,7 @@ class Llama3(Scaling):
     Parameters
     ----------
     factor : float
-        f; above 0. 8 in Llama 3.1, 32 in Llama 3.2.
+        f; above 0. 8 in Llama 3.1, 32 in Llama 3.2. Below 1 as in `Linear`.
     low_freq_factor, high_freq_factor : float
         Wavelengths in the trained context at both ends of the ramp; above 0, low ≤ high.
     original_max_position_embeddings : float
@@ -542,7 +543,7 @@ class Proportional(Scaling):
     partial_rotary_factor : float
         The share of pairs that are rotated, rounded down to whole pairs; from 0 to 1.
     factor : float
-        The divisor of the frequencies; above 0.
+        The divisor of the frequencies; above 0. Below 1 as in `Linear`.
 
     Raises
     ------
