@@ -372,7 +372,7 @@ def test_a_flat_base_is_used_or_noted(model_type):
 def test_a_factor_below_1_is_noted(scaling):
     """The rule is followed: an inverted factor is the usual cause."""
     (note,) = read(llama(scaling)).notes
-    assert "the factor is 0.25, below 1: the rule raises frequencies" in note
+    assert "the factor 0.25 is below 1: the rule raises frequencies" in note
     assert "state 4" in note
     assert read(llama({**scaling, "factor": 4.0})).notes == ()
 
@@ -501,6 +501,10 @@ def test_not_noted():
         ("rotary_scaling_factor", 2.0, 1.0),
         ("use_rotary_pos_emb", "yes", True),
         ("rope_is_neox_style", False, True),
+        ("neox_style", False, True),
+        ("position_embedding_type", "alibi", "absolute"),
+        ("position_embedding_type", "rope_gptj", "rope_gpt_neox"),
+        ("rope_traditional", True, False),
     ],
 )
 def test_rotary_keys_of_other_models_are_noted(key, value, agreeing):

@@ -111,6 +111,16 @@ def _kind_of(embedding: Any) -> str | None:
     return next((kind for kind, names in KEYS["embedding_names"].items() if word in names), None)
 
 
+def contradicts(key: Any, value: Any, pairing: str) -> bool:
+    """Return whether the name of a position embedding contradicts a rotation with a pairing."""
+    if not isinstance(key, str) or not isinstance(value, str) or not _KIND.match(key):
+        return False
+    kind = _kind_of(value)
+    return (
+        kind not in (pairing, "plain") if kind else re.search("alibi|xpos|kerple", value.lower()) is not None
+    )
+
+
 def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
     """Refuse to guess the pairs of a model that may be of a family whose code pairs neighbours."""
     classes = content.get("architectures")
@@ -120,8 +130,11 @@ def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
     # GPT-J's children pair neighbours, and Phi-1's pair halves.
     if content.get("n_embd") is not None and content.get("rotary_dim") is not None:
         family = "GPT-J (n_embd and rotary_dim)"
-    if content.get("multi_query_group_num") is not None or content.get("padded_vocab_size") is not None:
-        family = "ChatGLM (padded_vocab_size)"
+    if content.get("dim") is not None and content.get("n_heads") is not None:
+        family = "Llama in Meta's format (dim and n_heads)"
+    for key in ("multi_query_attention", "multi_query_group_num", "padded_vocab_size"):
+        if content.get(key) is not None:
+            family = f"ChatGLM ({key})"
     if family:
         raise ConfigError(
             f"{name} is unknown, and may be a child of {family}, whose code pairs neighbours; read {BY_HAND}."

@@ -79,7 +79,7 @@ class LayerRope(Layer):
         is_plain = self.rule_name != "longrope" and self.config_part.inferred.get("format") != "diffusers"
         if 0 < factor < 1 and is_plain:
             self.config_part.note(
-                f"the factor is {factor:.6g}, below 1: the rule raises frequencies, and shortens the context; "
+                f"the factor {factor:.6g} is below 1: the rule raises frequencies, and shortens the context; "
                 f"if it is to stretch the context, the factor is inverted: state {1 / factor:.6g}"
             )
 

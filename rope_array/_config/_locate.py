@@ -196,7 +196,7 @@ def _has_rope(config_part: ConfigPart) -> bool:
     if config_part.known:
         return True
     states_key = any(config_part.content.get(key) is not None for key in _ROTARY_KEYS)
-    return states_key and "text" not in _part_names(config_part)
+    return states_key and not set(_TEXT_PARTS) & set(_part_names(config_part))
 
 
 def _main_of(config_part: ConfigPart, names: list[str]) -> str:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions_unknown import BY_HAND, may_change, reads
+from rope_array._config._conventions_unknown import BY_HAND, contradicts, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._tables import KEYS, SAME_AS
 from rope_array._errors import ConfigError
 
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
+
+# Switches of speed and of precision, which do not change the rotation.
+_SPEED = re.compile(r"fus(?:e|ed|ion)(?:_|$)|flash|kernel|fp32|full_precision")
 
 _TABLE = {name: frozenset(keys) for name, keys in KEYS["of_some_models"].items()}
 _TABLE["pairings"] |= KEYS["pairings"].keys()
@@ -33,6 +36,9 @@ def check_unread_keys(
     `read_by_others` returns the keys that layers of other types read: it is called where a key is unread.
     """
     read_keys = {*read, *config_part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
+    for key, value in config_part.content.items():
+        if key not in read_keys and fields["rotary_dim"] and contradicts(key, value, fields["pairing"]):
+            config_part.note_unread(key)
     unread = [key for key in config_part.content if _is_unread(config_part, key, read_keys)]
     if unread:
         read_keys = read_by_others()
@@ -49,13 +55,18 @@ def check_unread_keys(
 
 
 def _is_unread(config_part: ConfigPart, key: Any, read_keys: "set[str]") -> bool:
-    if config_part.content[key] is None or not _is_rotary(key) or key in read_keys or key in _WITHOUT_EFFECT:
+    if config_part.content[key] is None or not _is_rotary(key) or key in read_keys or _never_has_effect(key):
         return False
     return config_part.known or not reads(key, config_part.content)
 
 
 def _is_rotary(key: Any) -> bool:
-    return isinstance(key, str) and _ROTARY.search(key) is not None
+    return isinstance(key, str) and (_ROTARY.search(key) is not None or key in KEYS["pairings"])
+
+
+def _never_has_effect(key: str) -> bool:
+    """Return whether a rotary key has no effect on the rotation of any model."""
+    return key in _WITHOUT_EFFECT or _SPEED.search(key) is not None
 
 
 def _keys_of(convention: Convention) -> "set[str]":

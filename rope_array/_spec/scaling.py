@@ -33,9 +33,9 @@ class Linear(Scaling):
     Parameters
     ----------
     factor : float
-        How many times the trained context; above 0. Below 1 it raises the frequencies, for positions in smaller
-        steps: a factor that stretches the context is above 1. llama.cpp's ``rope_freq_scale`` is 1/factor: its
-        0.25 is 4.0 here.
+        How many times the trained context; above 0. Below 1 it raises the frequencies, for positions in
+        smaller steps: a factor that stretches the context is above 1. llama.cpp's ``rope_freq_scale`` is
+        1/factor: its 0.25 is 4.0 here.
 
     Raises
     ------
