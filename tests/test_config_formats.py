@@ -196,6 +196,7 @@ REFUSED_ENGINES = {
     "position_embedding_type 'alibi'": tensorrt(position_embedding_type="alibi"),
     "with latent attention": tensorrt(kv_lora_rank=512),
     "rope_low_freq_factor and a factor": keras_hub("LlamaBackbone", rope_scaling_factor=2.0, **KERAS_LLAMA3),
+    "older versions of keras-hub divide": keras_hub("LlamaBackbone", rope_position_scaling_factor=4.0),
     "rotary_scaling is 4": tensorrt(rotary_scaling=4),
     "timm's config.json": {"architecture": "vit", "pretrained_cfg": {"input_size": [3, 224, 224]}},
     "LitGPT's config": {"hf_config": {"name": "x"}, "n_embd": 64, "n_head": 4, "rope_base": 10000},

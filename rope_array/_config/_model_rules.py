@@ -124,8 +124,12 @@ def scaled_rope(
 
 def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
     """Return the rule of keras-hub's LlamaRotaryEmbedding, or the factor of its RotaryEmbedding."""
-    keys = ("rope_position_scaling_factor", "rope_scaling_factor")
-    linear = next((values.number(key) for key in keys if values.get(key) is not None), 1.0)
+    if (position := values.number("rope_position_scaling_factor", 1.0)) != 1:
+        raise SpecError(
+            f"rope_position_scaling_factor is {position}: older versions of keras-hub divide positions by it, "
+            "and LlamaRotaryEmbedding does not read it; state the rope by the version that trained the model."
+        )
+    linear = values.number("rope_scaling_factor", 1.0)
     if values.get("rope_low_freq_factor") is None:
         return None if linear == 1 else Linear(linear)
     if linear != 1:
