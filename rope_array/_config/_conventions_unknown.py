@@ -14,21 +14,24 @@ BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., 
 # Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, mlx-lm,
 # TensorRT-LLM and Megatron-LM; `_unused_keys` looks at those with rope, rotary or ntk.
 _OTHER = re.compile(
-    r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot|mrope|sinusoidal)(?:_|$)"
+    r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot)(?:_|$)"
     r"|^position_encoding_2d$|^(?:swa|sliding|global|local)_(?:head_dim|base|base_freq|freq_base)$|_swa_.*heads$"
     r"|^(?:beta_fast|beta_slow|mscale|mscale_all_dim|(?:short|long)_factor|(?:low|high)_freq_factor)$"
     r"|^(?:position|pos)_(?:scale|scaling|ratio|factor|base)(?:_|$)|^n_rot$"
-    r"|relative_(?:attention|position|pos)|(?:^|_)(?:rel_pos|t5)_?|position_buckets|(?:learned|absolute)_(?:pos|position)"
+    r"|relative_(?:attention|position|pos)|(?:^|_)(?:rel_pos|t5)_?|position_buckets|sinusoidal"
+    r"|(?:learned|absolute)_(?:pos|position)"
 )
 # Keys of latent attention, whose rotated width is in qk_rope_head_dim.
 _LATENT = re.compile(
-    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$|(?:^|_)(?:mla|latent_attention)(?:_|$)"
+    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$"
+    r"|(?:^|_)(?:mla|latent_attention)(?:_|$)"
 )
 # Keys of the kind of position embedding, or of attention, and the names of kinds that are no plain rotation.
 _KIND = re.compile(
-    r"^(?!max_|num_|n_|original_)(?:pe|posit\w+|pos\w*|\w*_pos|\w*(?:pos|position|positional)_?(?:emb\w*|enc\w*|bias|type)\w*)$"
+    r"^(?!max_|num_|n_|original_)"
+    r"(?:pe|position\w*|pos(?:_\w*)?|\w*_pos|\w*(?:pos|position|positional)_?(?:emb|enc|bias|type)\w*)$"
 )
-_ATTENTION = re.compile(r"attn|attention|bias")
+_ATTENTION = re.compile(r"^(?!.*(?:impl|backend|kernel)).*(?:attn|attention|bias)")
 _OTHER_KINDS = re.compile(r"alibi|xpos|kerple|nope|learned|sinusoid|relative|t5|mla|latent")
 # Words of model types and classes whose code pairs neighbours: a model with one of them may be their child.
 _INTERLEAVED = re.compile(

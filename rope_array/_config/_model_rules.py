@@ -126,8 +126,8 @@ def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
     """Return the rule of keras-hub's LlamaRotaryEmbedding, or the factor of its RotaryEmbedding."""
     if (position := values.number("rope_position_scaling_factor", 1.0)) != 1:
         raise SpecError(
-            f"rope_position_scaling_factor is {position}: older versions of keras-hub divide positions by it, "
-            "and LlamaRotaryEmbedding does not read it; state the rope by the version that trained the model."
+            f"rope_position_scaling_factor is {position}: older versions of keras-hub divide positions by "
+            "it, and LlamaRotaryEmbedding does not read it; state the rope by the version of the model."
         )
     linear = values.number("rope_scaling_factor", 1.0)
     if values.get("rope_low_freq_factor") is None:
