@@ -366,6 +366,13 @@ def test_a_flat_base_is_used_or_noted(model_type):
     assert is_used or any("rope_theta is not used" in note for _, reading in groups for note in reading.notes)
 
 
+@pytest.mark.parametrize("model_type", ["laguna", "lfm3", "mimo_v2_flash", "neomme", "zaya"])
+def test_a_flat_share_is_noted(model_type):
+    groups = read_layers(model(model_type, num_hidden_layers=6, partial_rotary_factor=0.75))
+    notes = [note for _, reading in groups for note in reading.notes]
+    assert any(note.startswith("partial_rotary_factor") and "is not used" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     "scaling", [{**LINEAR, "factor": 0.25}, {**YARN, "factor": 0.25}, {**LLAMA3, "factor": 0.25}]
 )

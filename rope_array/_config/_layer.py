@@ -64,9 +64,11 @@ class Layer:
         key = self.values.stated_key(self.convention.share_keys)
         of_part = None if key is None else self.values.number(key)
         # If parameters are stated by layer type, the part's share is for layer types without a share.
-        if of_rule is not None and of_part not in (None, of_rule) and not self.label:
-            if "partial_rotary_factor" not in self.parameters.names:
+        if of_rule is not None and of_part not in (None, of_rule):
+            if "partial_rotary_factor" not in self.parameters.names and self.convention.parameters is None:
                 self.config_part.note(f"{key} is not used: {CLASS_OWN}")
+                return of_rule
+            if self.label:
                 return of_rule
             raise ConfigError(
                 f"partial_rotary_factor in the rotary parameters is {of_rule}, and {key} {of_part}; leave "

@@ -25,6 +25,10 @@ def by_layer_type(
 
 def neomme(values: PartValues, parameters: Parameters) -> Parameters:
     defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
+    for key in sorted(parameters.keys() - defaults):
+        values.config_part.note(f"{key} outside of the parameters of layer types is not used")
+    if (share := values.get("partial_rotary_factor")) is not None:
+        values.config_part.note(f"partial_rotary_factor {share} is not used: it has one for each layer type")
     return {
         label: {
             "rope_theta": values.number("rope_theta", base),
