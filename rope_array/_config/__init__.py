@@ -45,7 +45,7 @@ def fields(
         raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
     reader = Reader(config_part, convention, plain(layer_type))
     fields = reader.fields()
-    check_unread_values(config_part, convention, reader.values.asked, document.content)
+    check_unread_values(config_part, convention, reader.values.asked, document)
     return fields, config_part
 
 

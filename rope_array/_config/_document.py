@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rope_array._config._part import Foreign, quoted
@@ -20,6 +20,7 @@ class Document:
 
     content: dict[Any, Any]
     class_name: str | None = None
+    checked: "set[tuple[Any, ...]]" = field(default_factory=set, compare=False)  # by `_unread_values`
 
     @property
     def name(self) -> str:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from rope_array._config._convention import Convention
+from rope_array._config._document import Document
 from rope_array._config._model_defaults import MODELS
 from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._tables import KEYS
@@ -23,29 +25,33 @@ _OTHER_OBJECTS = re.compile(
     r"|resampler|connector|tokenizer|generation|task_specific|label|mtp|draft|medusa|eagle|moe|mamba|ssm|linear"
 )
 _MAIN_OBJECTS = ("model", "pretrained", "text", "llm", "language", "backbone")
-_DEEPEST, _MOST_KEYS = 4, 256
+_MOST_PLACES, _MOST_OBJECTS, _MOST_KEYS = 24, 12, 96
 
 
 def check_unread_values(
-    config_part: ConfigPart, convention: Convention, asked: "set[str]", document: Mapping[str, Any]
+    config_part: ConfigPart, convention: Convention, asked: "set[str]", document: Document
 ) -> None:
     """Refuse a default width, or a default base, of a config that states one where no step has read it."""
     if config_part.foreign or not config_part.known:
         return
-    names = _SIZES if _is_default_width(config_part, convention) else frozenset[str]()
-    if any(key.endswith("rope_theta") for key in config_part.inferred):
-        names |= _BASES
+    is_default_width = _is_default_width(config_part, convention)
+    is_default_base = any(key.endswith("rope_theta") for key in config_part.inferred)
+    check = (config_part.path, is_default_width, is_default_base)
+    if check in document.checked:  # for another layer
+        return
+    names = (_SIZES if is_default_width else frozenset()) | (_BASES if is_default_base else frozenset())
     contents = [config_part.content]
     if config_part.path and config_part.root in MODELS:
-        contents.append(document)
+        contents.append(document.content)
     for content in contents:
-        for place, keys in _unread_places(config_part, content, asked):
+        for place, keys in islice(_unread_places(config_part, content, asked), _MOST_PLACES):
             if found := [key for key in keys if key in names]:
                 raise ConfigError(
                     f"{config_part.name}: {place} states {listed(found)}, which the model's class does not "
                     "read: its defaults would take their place. This is no config of Hugging Face's class: "
                     "give the config.json of the model's Hugging Face folder, or state its rope: RoPE(...)."
                 )
+    document.checked.add(check)
 
 
 def _is_default_width(config_part: ConfigPart, convention: Convention) -> bool:
@@ -73,16 +79,18 @@ def _unread_places(
         is_of_class = name in parts or key in ("rope_parameters", "rope_scaling")
         is_other = _OTHER_OBJECTS.search(key) or (parts and name != key and name not in _MAIN_OBJECTS)
         if not is_of_class and not is_other:
-            yield f"its object {quoted(key)}", list(_keys_of(value, _DEEPEST))
+            yield f"its object {quoted(key)}", list(_keys_of(value))
 
 
-def _keys_of(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+def _keys_of(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of numbers in an object and in the objects within it."""
-    for key, inner in list(value.items())[:_MOST_KEYS]:
-        if isinstance(inner, Mapping) and depth:
-            yield from _keys_of(inner, depth - 1)
-        elif isinstance(key, str) and _is_number(inner):
-            yield key
+    objects = [value]
+    for outer in objects:
+        for key, inner in islice(outer.items(), _MOST_KEYS):
+            if isinstance(inner, Mapping):
+                objects += [inner] * (len(objects) < _MOST_OBJECTS)
+            elif isinstance(key, str) and _is_number(inner):
+                yield key
 
 
 def _is_number(value: Any) -> bool:
