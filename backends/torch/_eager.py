@@ -255,7 +255,7 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
     is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
     if not is_served or not is_recorded(source.arrays):
         return make(source, like)
-    if is_exported() or TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
+    if is_exported() or TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
         return make(source, like)
     with torch.no_grad():
         tables = make(source, like)
