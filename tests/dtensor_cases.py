@@ -99,6 +99,32 @@ def case_coordinates(_, mesh):
         rope.rotation(cut(pos, mesh, 2), like=cut(normal(8, 8, 12, 16), mesh, 0))
 
 
+def case_frequencies_in_arrays(_, mesh):
+    """Of each pair, of each head, and mixed; with heads, batch or sequence sharded."""
+    x, rope = normal(8, 8, 12, 16), ra.RoPE(16)
+    of_pairs, mixed = torch.linspace(0.1, 2, 8), torch.linspace(-2, 2, 8 * 2 * 8).reshape(8, 2, 8)
+    pos = torch.arange(12) * 1_000_003
+    grid = torch.stack([pos, pos.flip(0)], -1)
+    for dim in (None, 0, 1, 2):
+        dx = cut(x, mesh, dim)
+        along = 0 if dim == 2 else None  # the positions are sharded as the sequence is
+        for omegas in (of_pairs, mixed[:, 0], mixed[:, :1]):
+            truth = rope.rotation(pos, like=x, inv_freq=omegas).apply(x)
+            for given in (cut(pos, mesh, along), range(0, 12 * 1_000_003, 1_000_003)):
+                rotation = silently(rope.rotation, given, like=dx, inv_freq=cut(omegas, mesh, None))
+                check([silently(rotation.apply, dx)], [truth], [dx])
+        truth = rope.rotation_mixed(grid, like=x, inv_freq=mixed).apply(x)
+        rotation = silently(
+            rope.rotation_mixed, cut(grid, mesh, along), like=dx, inv_freq=cut(mixed, mesh, None)
+        )
+        check([silently(rotation.apply, dx)], [truth], [dx])
+    angles = normal(8, 8, 12, 8)
+    truth = rope.rotation_of_angles(angles, like=x).apply(x)
+    dx = cut(x, mesh, 1)
+    rotation = silently(rope.rotation_of_angles, cut(angles, mesh, 1), like=dx)
+    check([silently(rotation.apply, dx)], [truth], [dx])
+
+
 def case_sizes(_, mesh):
     """Shards that are uneven or empty, and axes of size 1."""
     for sizes, dim in itertools.product([(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], range(3)):
