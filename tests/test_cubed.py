@@ -7,6 +7,7 @@ import cluster_cases
 import numpy as np
 import position_cases
 import pytest
+import test_turns
 
 import rope_array as ra
 from rope_array._backends import _native
@@ -46,6 +47,11 @@ def test_positions(spec):
         np.testing.assert_array_equal(y.compute(), ROPE.apply(X, host), strict=True)
     for y in (ROPE.apply(x, lazy_pos, backend="array-api"), ROPE.rotation(lazy_pos, like=x).apply(x)):
         np.testing.assert_array_equal(y.compute(), ROPE.apply(X, BS), strict=True)
+
+
+@pytest.mark.parametrize("check", test_turns.CHECKS)
+def test_frequencies_in_arrays(lib, check):
+    check(lib)
 
 
 # The array-api backend joins parts; a part of width 0, or parts of several sizes, were beyond cubed.

@@ -9,6 +9,7 @@ import array_api_compat.numpy as numpy_xp
 import numpy as np
 import position_cases
 import pytest
+import test_turns
 from compare import normal
 
 import rope_array as ra
@@ -208,6 +209,29 @@ def test_float_positions_have_gradients(lib, dtype):
     gradient = lib.to_numpy(lib.gradient(rotate, lib.asarray(pos), lib.asarray(cotangent)))
     differences = ra.apply(x, pos + step) - ra.apply(x, pos - step)
     np.testing.assert_allclose(gradient, (differences * cotangent).sum(-1) / (2 * step), rtol=0, atol=1e-3)
+
+
+@pytest.mark.library(*ADAPTED)
+@pytest.mark.parametrize("check", test_turns.CHECKS)
+def test_frequencies_in_arrays(lib, check):
+    check(lib)
+
+
+@pytest.mark.library("mlx", "tensorflow")
+def test_frequencies_in_arrays_have_gradients(lib):
+    x, cotangent = (values(3, 16, seed=seed) for seed in (0, 1))
+    pos, omegas = (
+        np.array([0, 3, -1000]),
+        np.array([1.0, -0.5, 0.25, 0.01, 3.0, 0.0, 1e-4, 0.125], np.float32),
+    )
+
+    def rotate(omegas):
+        return ra.RoPE(16).rotation(pos.tolist(), like=lib.asarray(x), inv_freq=omegas).apply(lib.asarray(x))
+
+    gradient = lib.to_numpy(lib.gradient(rotate, lib.asarray(omegas), lib.asarray(cotangent)))
+    pairs = np.exp(1j * pos[:, None] * omegas.astype(float)) * (x[:, ::2] + 1j * x[:, 1::2])
+    expected = (-pairs.imag * cotangent[:, ::2] + pairs.real * cotangent[:, 1::2]) * pos[:, None]
+    np.testing.assert_allclose(gradient, expected.sum(0), rtol=1e-5, atol=1e-3)
 
 
 # ---- MLX ----

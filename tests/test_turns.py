@@ -146,7 +146,7 @@ def dtypes_of(lib):
     return [dtype for dtype in ("float32", "float64") if dtype in lib.dtypes]
 
 
-def test_frequencies_in_an_array(lib):
+def frequencies_of_each_pair(lib):
     """Of each float dtype, for tables of each; with the bits of a rope that has these frequencies."""
     for dtype in dtypes_of(lib):
         like = lib.asarray(np.zeros((2, 3, 7, 16)), dtype)
@@ -160,14 +160,15 @@ def test_frequencies_in_an_array(lib):
                     np.testing.assert_array_equal(lib.to_numpy(table), lib.to_numpy(other))
 
 
-@pytest.mark.parametrize("form", ["(heads, pairs)", "(heads, 1, pairs)"])
-def test_frequencies_of_each_head(lib, form):
+def frequencies_of_each_head(lib):
     omegas = np.array([OMEGAS, OMEGAS[::-1], [2.0] * 8], np.float32)
     like = lib.asarray(np.zeros((2, 3, 7, 16)), "float32")
-    array = lib.asarray(omegas if form == "(heads, pairs)" else omegas[:, None], "float32")
+    array = lib.asarray(omegas, "float32")
     truth = of_heads(np.array(POSITIONS)[:, None], omegas[:, None])
     rotation = ROPE.rotation(POSITIONS, like=like, inv_freq=array)
     assert tuple(rotation.cos.shape) == (1, 3, 7, 8)
+    check(lib, rotation, [table[None] for table in truth], "float32")
+    rotation = ROPE.rotation(POSITIONS, like=like, inv_freq=lib.asarray(omegas[:, None], "float32"))
     check(lib, rotation, [table[None] for table in truth], "float32")
     batch = lib.asarray(np.array([POSITIONS, POSITIONS[::-1]]) + 0, "int32")
     check(lib, ROPE.rotation(batch, like=like, inv_freq=array),
@@ -177,7 +178,7 @@ def test_frequencies_of_each_head(lib, form):
     assert tuple(ROPE.rotation(range(7), like=like, inv_freq=array).cos.shape) == (3, 7, 8)
 
 
-def test_mixed_frequencies(lib):
+def mixed_frequencies(lib):
     """The sum of all coordinates is reduced once; the coordinates sum to 2^31 at most."""
     pos = np.array([[0, 0, 0], [1, -2, 3], [131_073, 77, -5], [2**30, -(2**30) + 1, 5], [-(2**30), 0, 2**29]])
     omegas = np.array(
@@ -190,7 +191,7 @@ def test_mixed_frequencies(lib):
         check(lib, rotation, truth, dtype)
 
 
-def test_angles_are_reduced_exactly(lib):
+def angles_are_reduced(lib):
     for dtype in dtypes_of(lib):
         for source in dtypes_of(lib):
             numbers = floats(source)[: 8 * 30].reshape(2, 5, 3, 8)
@@ -202,6 +203,14 @@ def test_angles_are_reduced_exactly(lib):
                 for table in zip(*ends, strict=True)
             ]
             check(lib, rotation, truth, dtype)
+
+
+CHECKS = [frequencies_of_each_pair, frequencies_of_each_head, mixed_frequencies, angles_are_reduced]
+
+
+@pytest.mark.parametrize("check", CHECKS)  # test_libraries.py and test_cubed.py have the other libraries
+def test_cos_and_sin(lib, check):
+    check(lib)
 
 
 def test_nan_and_infinities_stay_in_their_pair(lib):

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from rope_array._spec.plan import Constants
 from rope_array.backend_tools import ArrayOps, ArrayTypeError, Library, rotate_by_array_api
 
 name = "mlx"
@@ -13,6 +14,9 @@ rotate = rotate_by_array_api
 
 class MLXOps(ArrayOps):
     """MLX's operations."""
+
+    def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
+        return mx.take(self.constants(numbers, dtype), mx.stop_gradient(indices))
 
     def cast(self, array: Any, dtype: Any) -> Any:
         return array.astype(dtype)

@@ -217,7 +217,7 @@ def check_angles(angles: Any, num_pairs: int, like: Any, lib: Library) -> None:
     if not lib.is_array(angles) or dtype_name(angles) not in ("float32", "float64"):
         raise ArrayTypeError(
             f"angles is {describe(angles)}; give an array of float32 or float64, of the library of "
-            f"{describe(like)}. In 16 bits an angle of 4 radians has an error of 0.001 or more."
+            f"{describe(like)}. At 4 radians the floats of 16 bits are 0.004 apart or more."
         )
     shape = tuple(angles.shape)
     if shape[-1:] != (num_pairs,):
