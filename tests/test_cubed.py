@@ -49,7 +49,10 @@ def test_positions(spec):
         np.testing.assert_array_equal(y.compute(), ROPE.apply(X, BS), strict=True)
 
 
-@pytest.mark.parametrize("check", test_turns.CHECKS)
+SLOW = [pytest.param(check, marks=pytest.mark.nightly) for check in test_turns.CHECKS[1:]]
+
+
+@pytest.mark.parametrize("check", [test_turns.CHECKS[0], *SLOW])
 def test_frequencies_in_arrays(lib, check):
     check(lib)
 
