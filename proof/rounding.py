@@ -138,8 +138,12 @@ class Errors:
         for node in expression.nodes():
             found = [both[id(operand)] for operand in node.operands if isinstance(operand, Real)]
             rounded = last_rounded or node is not expression
-            is_leaf = node.op in ("leaf", "constant")
-            both[id(node)] = leaves[node.operands[0]] if is_leaf else self._node(node, found, rounded)
+            if node.op not in ("leaf", "constant"):
+                both[id(node)] = self._node(node, found, rounded)
+            elif node.operands[0] in leaves:
+                both[id(node)] = leaves[node.operands[0]]
+            else:
+                raise ProofError(f"the error of {node.operands[0]} is not stated")
         return both[id(expression)]
 
     def _node(self, node: Real, found: list[tuple[str, str]], rounded: bool) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import functools
 import json
 import sys
 from fractions import Fraction
+from math import pi
 from pathlib import Path
 
 import numpy as np
@@ -177,11 +178,18 @@ def test_other_arithmetic_fails(monkeypatch, module, name, mutant):
 
 
 def test_an_amplitude_that_multiplies_twice_fails(monkeypatch):
-    monkeypatch.setattr(
-        angles, "_amplified", lambda cos, sin, plan, *_: (cos * plan.layout.amplitude * 1.0, sin)
-    )
+    monkeypatch.setattr(angles, "_amplified", lambda cos, sin, amplitude, *_: (cos * amplitude * 1.0, sin))
     with pytest.raises(ProofError, match="amplitude"):
         theorems.check_amplified("float32")
+
+
+def test_frequencies_of_an_array_that_are_rounded_twice_fail(monkeypatch):
+    """4/π is one factor, whose error the proof has."""
+    factors = {"two": lambda radians, *_: radians * 4.0 * (1 / pi), "rounded": lambda r, *_: r * 1.2732}
+    for in_eighths in factors.values():
+        monkeypatch.setattr(angles, "_in_eighths", in_eighths)
+        with pytest.raises(ProofError, match=r"4|1\.27"):
+            theorems._sum_error("float32", of_array=True)
 
 
 KERNELS = {
