@@ -134,7 +134,8 @@ def sum_with_fraction(dtype: str, of_array: bool) -> Real:
 
     The frequencies are a plan's, or `of_array` those of an array of `dtype`.
     """
-    quadrant, plan = _Quadrant(), SimpleNamespace(eighth_turns="eighth_turns", frequencies=_NONE)
+    quadrant = _Quadrant()
+    plan: Any = SimpleNamespace(eighth_turns="eighth_turns", frequencies=_NONE)
     array = leaf("inv_freq", dtype) if of_array else None
     term: Any = angles.Term(None, leaf("fraction", "float64"), None, plan, array)
     u = leaf("u", dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from math import ceil, floor
+from typing import Any
 
 from .approximation import Interval, dyadic, from_dyadic
 from .expressions import FORMATS, ProofError, Real
@@ -128,7 +129,7 @@ class Errors:
         self.script, self.count = script, 0
 
     def of(
-        self, expression: Real, leaves: dict[str | float, tuple[str, str]], last_rounded: bool = True
+        self, expression: Real, leaves: dict[Any, tuple[str, str]], last_rounded: bool = True
     ) -> tuple[str, str]:
         """Define an expression of leaves with errors; return the names of its exact value and its error.
 

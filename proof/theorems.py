@@ -246,7 +246,7 @@ def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None, of_array: bo
     script.assume("U", Interval(-largest, largest))
     script.assume("dU", Interval(-off, off))
     script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
-    leaves: dict[str | float, tuple[str, str]] = {"u": ("U", "dU"), "fraction": ("F", "0")}
+    leaves: dict[Any, tuple[str, str]] = {"u": ("U", "dU"), "fraction": ("F", "0")}
     if of_array:
         script.assume("W", Interval(ZERO, ONE))
         script.assume("K", Interval(4 / PI.high, 4 / PI.low))
