@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import isqrt, pi
 from os import cpu_count
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rope_array._spec.float32_steps import float32
 
