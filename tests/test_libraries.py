@@ -379,6 +379,7 @@ def run_in_onnxruntime(function, **arrays):
     import onnxruntime
 
     shapes = {"x": ("batch", 3, "length", 16), "pos": ("length",), "coordinates": ("length", 2)}
+    shapes |= {"angles": ("batch", 3, "length", 8), "omegas": (8,), "of_heads": (3, 8)}
     dtypes = {name: ndx.asarray(array).dtype for name, array in arrays.items()}
     inputs = {name: ndx.argument(shape=shapes[name], dtype=dtype) for name, dtype in dtypes.items()}
     model = ndx.build(inputs, {"y": function(*inputs.values())})
@@ -397,6 +398,15 @@ def by_full_width(rope):
     return rotate
 
 
+def by_angles(x, angles):
+    return ra.RoPE(16).rotation_of_angles(angles, like=x).apply(x)
+
+
+def by_frequencies(x, pos, omegas):
+    return ra.RoPE(16).rotation(pos, like=x, inv_freq=omegas).apply(x)
+
+
+OMEGAS = np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8)
 COORDINATES = {"coordinates": np.stack([FAR, FAR[::-1]], axis=-1)}
 # Functions of x and of more arrays, with these arrays.
 GRAPHS = {
@@ -404,6 +414,9 @@ GRAPHS = {
     "float positions": (ra.apply, {"pos": np.array([0.25, 1, 2.5, -3, 100], np.float32)}),
     "a range": (lambda x: ra.apply(x, range(3, 8)), {}),
     "positions with values": (lambda x: ra.apply(x, x.__array_namespace__().asarray(FAR)), {}),
+    "angles": (by_angles, {"angles": values(2, 3, 5, 8) * 1e4}),
+    "frequencies in an array": (by_frequencies, {"pos": FAR, "omegas": OMEGAS[0]}),
+    "frequencies of each head": (by_frequencies, {"pos": FAR, "of_heads": OMEGAS}),
     "coordinates": (ra.RoPE(16, axes=ra.Axes.chunked(4, 4)).apply, COORDINATES),
     **{
         f"full width, {pairing}, blocks {blocks}": (

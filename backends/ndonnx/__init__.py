@@ -6,6 +6,7 @@ import ndonnx as xp
 import numpy as np
 import spox.opset.ai.onnx.v21 as op
 
+from rope_array._spec.plan import Constants
 from rope_array.backend_tools import ArrayOps, Call, Library, Positions, Source, make_tables_for, rotate_by
 
 name = "ndonnx"
@@ -20,6 +21,11 @@ class NDonnxOps(ArrayOps):
         dynamic_shape = array.dynamic_shape  # an axis of unknown size keeps its place
         sizes = [dynamic_shape[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
         return _with_known_sizes(xp.reshape(array, xp.stack(sizes)), shape)
+
+    def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
+        # ONNX takes indices with any axes.
+        row = self.constants(numbers, dtype).unwrap_spox()
+        return xp.asarray(op.gather(row, indices.unwrap_spox(), axis=0))
 
     def with_shape_of(self, y: Any, x: Any) -> Any:
         return _with_known_sizes(xp.reshape(y, x.dynamic_shape), x.shape)
