@@ -32,7 +32,6 @@ REFUSED = {
         "not (x, position_ids)",
     ),
     **dict.fromkeys(("codegen", "gptj"), "it keeps no inverse frequencies"),
-    "mistral_large4": "its frequencies are learned",
     "hunyuan_vl": "the two features of a pair follow",
     "vjepa2": "no rotary module",
 }

@@ -14,6 +14,7 @@ import pathlib
 import pickle
 import types
 
+import oracle
 import pytest
 import torch
 import transformers
@@ -162,6 +163,178 @@ def test_tables_take_the_arguments_of_tensor_to():
     tables = LayerTables(torch.ones(2), torch.zeros(2)).to("meta", dtype=double, non_blocking=True)
     assert isinstance(tables, LayerTables)
     assert [(table.device.type, table.dtype) for table in tables] == [("meta", double)] * 2
+
+
+# ---- learned frequencies ----
+
+LAST = 1_048_575  # of the positions of Mistral Large 4
+
+
+def learned_model(dtype=torch.float32, **changes):
+    """Return a small Mistral Large 4, and the rotary module of its texts, whose alpha is not 0."""
+    model = Tiny("mistral_large4", changes).make(dtype)
+    return model, next(m for m in model.modules() if hasattr(m, "alpha"))
+
+
+def off_from_definition(tables, rope, alpha, pos):
+    """Return the largest error of tables of frequencies times exp(alpha), by mpmath."""
+    scales = [oracle.CONTEXT.exp(oracle.real(value)) for value in alpha.tolist()]
+    omegas = [oracle.real(omega) * scale for omega, scale in zip(rope.frequencies, scales, strict=True)]
+    exact = torch.tensor([oracle.cos_sin(pos, omega) for omega in omegas], dtype=torch.float64).T
+    return max(float((t[0, 0, :8].double() - e).abs().max()) for t, e in zip(tables, exact, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@torch.no_grad()
+def test_learned_frequencies_are_exact_at_the_last_position(dtype):
+    """Alpha is read in each call."""
+    model, rotary = learned_model()
+    rope = ra.RoPE.from_config(model.config, part="text")
+    x = torch.zeros(1, 1, dtype=dtype)
+    with ra.hf.patched(model) as report:
+        (entry,) = (entry for entry in report if "Text" in entry.cls and entry.rope is not None)
+        assert (entry.rope, entry.replaced) == (rope, "exact tables of the frequencies times exp(alpha)")
+        for value in (0.0, 0.3, -0.7):
+            rotary.alpha += value
+            tables = rotary(x, torch.tensor([[LAST]]))
+            bound = 1e-9 if dtype is torch.float64 else 9.5e-8
+            assert off_from_definition(tables, rope, rotary.alpha, LAST) < bound
+    assert off_from_definition(rotary(x, torch.tensor([[LAST]])), rope, rotary.alpha, LAST) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [DYNAMIC, {**LONGROPE, "short_factor": [1.5] * 8, "long_factor": [3.0] * 8}])
+@torch.no_grad()
+def test_learned_frequencies_of_a_rule_by_length(rule):
+    changes = {"max_position_embeddings": TRAINED, "original_max_position_embeddings": TRAINED}
+    model, rotary = learned_model(text_config={"rope_parameters": rule | changes, **changes})
+    rope, x = ra.RoPE.from_config(model.config, part="text"), torch.zeros(1, 1)
+    for length in (TRAINED, 3 * TRAINED):
+        pos = torch.arange(length)[None]
+        own_tables = rotary(x, pos)
+        with ra.hf.patched(model):
+            tables = rotary(x, pos)
+        assert is_close(tuple(tables), own_tables)
+        last = [table[:, -1:] / rope.at_length(length).amplitude for table in tables]
+        assert off_from_definition(last, rope.at_length(length), rotary.alpha, length - 1) < 2e-7
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_learned_frequencies_train_in_compiled_code():
+    model, rotary = learned_model()
+    x, results = torch.zeros(1, 1), []
+
+    def loss(pos):
+        cos, sin = rotary(x, pos)
+        return (cos * torch.arange(16) + sin * sin).sum()
+
+    def run(call):
+        values = [call(torch.arange(length)[None]) for length in (12, 13, 17)]
+        (gradient,) = torch.autograd.grad(sum(values), rotary.alpha)
+        results.append((torch.stack(values).detach(), gradient))
+
+    run(loss)
+    ra.hf.patch(model)
+    run(loss)
+    counter = importlib.import_module("torch._dynamo.testing").CompileCounterWithBackend("aot_eager")
+    run(torch.compile(loss, backend=counter, fullgraph=True))
+    assert counter.frame_count <= 2
+    for result in results[1:]:
+        assert is_close(result, results[0], 1e-4)
+
+
+@torch.no_grad()
+def test_a_copy_has_learned_factors_of_its_own():
+    model, rotary = learned_model()
+    ra.hf.patch(model)
+    x, pos, copied = torch.zeros(1, 1), torch.arange(5)[None], copy.deepcopy(rotary)
+    tables = rotary(x, pos)
+    copied.alpha.zero_()
+    assert_rope(copied(x, pos), ra.RoPE.from_config(model.config, part="text"), pos)
+    assert all(map(torch.equal, rotary(x, pos), tables))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_model_of_learned_frequencies():
+    model, _ = learned_model()
+    model.set_experts_implementation("batched_mm")  # the default breaks the graph
+    expected = logits(model)
+    ra.hf.patch(model)
+    model.model.language_model.compile(backend="aot_eager", fullgraph=True)
+    assert is_close(logits(model), expected, CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+def test_a_cast_of_learned_factors_is_refused(dtype, tmp_path):
+    model, rotary = learned_model()
+    model.save_pretrained(tmp_path)
+    x, pos, alpha = torch.zeros(1, 1, dtype=dtype), torch.tensor([[LAST]]), rotary.alpha.detach().clone()
+    ra.hf.patch(model)
+    model.to(dtype)
+    with pytest.raises(ra.PatchError, match=f"TextRotaryEmbedding: a cast to {str(dtype)[6:]} has rounded"):
+        rotary(x, pos)
+    ra.hf.unpatch(model)
+    refused(model, r"rounded its parameter alpha.*from_pretrained.*angles='float32'")
+    own_tables = rotary(x, pos)
+    with ra.hf.patched(model, angles="float32"):
+        assert all(map(torch.equal, rotary(x, pos), own_tables))
+    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+    ra.hf.patch(loaded)
+    rotary = loaded.model.language_model.rotary_emb
+    assert loaded.dtype is dtype
+    assert torch.equal(rotary.alpha, alpha)
+    rope = ra.RoPE.from_config(model.config, part="text")
+    assert off_from_definition(rotary(x, pos), rope, alpha, LAST) < 9.5e-8
+
+
+def other_form(change):
+    """Return a model whose rotary module learns its frequencies in another way, by a change of the module."""
+    model, rotary = learned_model()
+    change(rotary)
+    return model
+
+
+def with_forward(factor):
+    """Return a change that multiplies frequencies by a function of alpha."""
+
+    def forward(self, x, position_ids):
+        angles = position_ids[..., None].float() * self.inv_freq * factor(self.alpha)
+        return angles.tile(2).cos(), angles.tile(2).sin()
+
+    def change(rotary):
+        rotary.__class__ = type("OtherRotaryEmbedding", (type(rotary),), {"forward": forward})
+
+    return change
+
+
+OTHER_FORMS = {
+    "a factor": (
+        with_forward(lambda alpha: alpha),
+        "not the frequencies of its config times exp.alpha.: its cos",
+    ),
+    "one plus alpha": (
+        with_forward(lambda alpha: 1 + alpha),
+        r"times exp\(alpha\): its cos is .* its config has",
+    ),
+    "the power of two": (with_forward(torch.exp2), r"times exp\(alpha\): its cos is .* its config has"),
+    "two parameters": (
+        lambda rotary: rotary.register_parameter("beta", torch.nn.Parameter(torch.zeros(8))),
+        "by the parameters alpha, beta; patch supports one parameter",
+    ),
+    "one number": (
+        lambda rotary: setattr(rotary, "alpha", torch.nn.Parameter(torch.zeros(1))),
+        r"alpha has the shape \(1,\), and the rope of its config 8 pairs",
+    ),
+    "other frequencies": (lambda rotary: rotary.inv_freq.mul_(1.001), "times exp.*its buffer .*inv_freq has"),
+    "no values": (lambda rotary: rotary.to("meta"), "on the device meta"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_other_learned_frequencies_are_refused(name):
+    change, text = OTHER_FORMS[name]
+    for angles in ANGLES:
+        refused(other_form(change), text, functools.partial(ra.hf.patch, angles=angles))
 
 
 # ---- generation and training ----

@@ -209,7 +209,7 @@ MAY_IMPORT = {
     "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
     "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults ._dispatch "
-    "._rope .hf torch",
+    "._rope .hf .torch torch",
     "torch": "._errors ._spec ._array_api.position_input ._array_api.source ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.

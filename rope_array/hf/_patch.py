@@ -137,14 +137,16 @@ class _Patcher:
     def rotary_steps(self) -> Iterator[_Step]:
         """Yield the steps for rotary modules. With float32 angles they keep their methods, but are listed."""
         for plan in self.rotaries:
-            methods, replaced, ropes = {}, "own tables", plan.ropes_in_float32
+            methods, ropes = {}, plan.ropes_in_float32
+            learned = f" of the frequencies times exp({plan.log_scale})" if plan.log_scale else ""
+            replaced = f"own tables{learned}"
             if self.exact:
                 inline = self._is_inline(type(plan.module).__module__)
                 methods["forward"] = _rotary.make_forward(plan, in_float32=not inline)
                 rounded = inline and plan.keeps_dtype
                 if rounded:
                     self.code.rounded.add(type(plan.module).__module__)
-                replaced = f"exact tables{self._notes(plan, rounded)}"
+                replaced = f"exact tables{learned}{self._notes(plan, rounded)}"
                 ropes = plan.ropes
             entry = Entry(plan.name, type(plan.module).__name__, ropes, replaced)
             yield _Step(NamedModule(plan.name, plan.module), methods, entry)

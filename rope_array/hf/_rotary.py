@@ -11,12 +11,14 @@ import torch
 from rope_array._errors import ConfigError, PatchError
 from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
+from rope_array.torch._learned import scaled_rotation
 
 from . import _operators
 from ._attention import ARRANGED, NARROW, dtype_name, is_recorded, parameters
 from ._layer_tables import LayerTables
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
+TableFunction = Callable[[Any, Any, Any], Any]
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
 # Positions for the check: near ones, and one of the order of a usual length.
 PROBE_POSITIONS = (0, 1, 2, 5, 17, 130, 1000)
@@ -50,6 +52,9 @@ class TableFormat:
     stored_as
         The name of the 16-bit dtype to which the frequencies are rounded, by the checkpoint or by a cast and
         its reverse; None if they are not.
+    log_scale
+        The name of the parameter whose exponential multiplies the frequencies of the rope; None if there is
+        none.
     """
 
     rope: RoPE
@@ -58,6 +63,7 @@ class TableFormat:
     coordinates: str
     has_batch_axis: bool
     stored_as: str | None = None
+    log_scale: str | None = None
 
     @property
     def of_tables(self) -> RoPE:
@@ -79,6 +85,11 @@ class RotaryPlan:
         """As in the formats, if one of them has it."""
         names = (table_format.stored_as for table_format in self.formats.values())
         return next(filter(None, names), None)
+
+    @property
+    def log_scale(self) -> str | None:
+        """As in the formats."""
+        return next(iter(self.formats.values())).log_scale
 
     @property
     def ropes(self) -> Any:
@@ -103,8 +114,9 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
 
     `exact`: whether the angles will be exact. If not, the module keeps its tables, in a cast model too.
     """
-    if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
-        raise UnsupportedModule("its buffers are on the device meta: load the weights first")
+    tensors = (*module._buffers.values(), *module._parameters.values())
+    if any(tensor is not None and tensor.is_meta for tensor in tensors):
+        raise UnsupportedModule("its buffers or parameters are on the device meta: load the weights first")
     if not has_frequencies(module):
         raise UnsupportedModule("it keeps no inverse frequencies")
     for buffer in _stored_frequencies(module).values():
@@ -114,13 +126,22 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
                 "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
                 "model: patch with angles='float32'"
             )
-    if learned := [name for name, parameter in module._parameters.items() if parameter is not None]:
-        raise UnsupportedModule(f"its frequencies are learned: it has the parameter {learned[0]}")
+    log_scale = _learned_parameter(module)
+    if exact and log_scale and (reason := _why_rounded(log_scale, getattr(module, log_scale))):
+        raise UnsupportedModule(reason)
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",), ("seq_len",)):
         raise UnsupportedModule(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
     layer_types = _buffered_layer_types(module) if "layer_type" in names else (None,)
-    formats = {layer_type: _find_format(module, model, layer_type) for layer_type in layer_types}
+    try:
+        formats = {layer_type: _find_format(module, model, layer_type) for layer_type in layer_types}
+    except ConfigMismatch as difference:
+        if log_scale is None:
+            raise
+        raise UnsupportedModule(
+            f"its frequencies are learned, and are not the frequencies of its config times exp({log_scale}): "
+            f"{difference}"
+        ) from None
     layer_type, table_format = next(iter(formats.items()))
     cos, *_ = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), table_format, layer_type)
     return RotaryPlan(name, module, formats, cos.dtype is torch.bfloat16)
@@ -136,6 +157,29 @@ def _stored_frequencies(module: Any) -> dict[str, Any]:
     left_out = module._non_persistent_buffers_set
     buffers = module._buffers.items()
     return {n: b for n, b in buffers if n.endswith("inv_freq") and n not in left_out and b is not None}
+
+
+def _learned_parameter(module: Any) -> str | None:
+    """Return the name of a module's parameter, or None; raise UnsupportedModule if it has several."""
+    names = [name for name, parameter in module._parameters.items() if parameter is not None]
+    if len(names) > 1:
+        raise UnsupportedModule(
+            f"its frequencies are learned, by the parameters {', '.join(names)}; patch supports one "
+            "parameter s, with frequencies times exp(s)"
+        )
+    return names[0] if names else None
+
+
+def _why_rounded(name: str, log_scale: Any) -> str | None:
+    """Return why a learned parameter cannot give exact angles; None if it has 32 bits or more."""
+    if log_scale.dtype not in NARROW:
+        return None
+    return (
+        f"a cast to {dtype_name(log_scale.dtype)} has rounded its parameter {name}, and each position "
+        f"multiplies the error; load the model again by from_pretrained(..., dtype=...), which leaves {name} "
+        "in float32, and use it without a cast; with fully_shard, shard this module first, on its own and "
+        "without param_dtype; or keep the model's own numbers: patch with angles='float32'"
+    )
 
 
 def _buffered_layer_types(module: Any) -> tuple[str | None, ...]:
@@ -223,21 +267,42 @@ def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
     probe = _probe_of(module)
     rope, stored_as = _as_stored(probe, rope)
     _check_frequencies(probe, rope, layer_type)
-    count, difference = _count_coordinates(rope), None
-    for coordinates, has_batch_axis in _forms(count):
-        table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as)
+    log_scale = _learned_parameter(probe)
+    if log_scale is not None:
+        _set_to_zero(probe, log_scale, rope)
+    difference = None
+    for coordinates, has_batch_axis in _forms(_count_coordinates(rope)):
+        table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as, log_scale)
         try:
             theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type)
         except Exception:  # whatever a module raises for positions of another shape
             continue
-        positions = _probe_positions(count, coordinates)
-        if coordinates == "first":
-            positions = _coordinates_last(positions, count)
-        arrangement, mismatch = _arrangement(theirs, table_format.of_tables, positions, has_batch_axis)
+        arrangement, mismatch = _arrangement(theirs, table_format)
         if arrangement is not None:
-            return replace(table_format, arrangement=arrangement[0], sign=arrangement[1])
+            table_format = replace(table_format, arrangement=arrangement[0], sign=arrangement[1])
+            if log_scale is not None:
+                _check_factors(probe, table_format, layer_type)
+            return table_format
         difference = mismatch or difference
     raise ConfigMismatch(difference or "its tables have another shape than the rope of its config")
+
+
+def _set_to_zero(probe: Any, name: str, rope: RoPE) -> None:
+    """Set a learned parameter to 0; raise ConfigMismatch if it has other numbers than one for each pair."""
+    shape, pairs = tuple(probe._parameters[name].shape), rope.rotary_dim // 2
+    if shape != (pairs,):
+        raise ConfigMismatch(f"{name} has the shape {shape}, and the rope of its config {pairs} pairs")
+    probe._parameters[name] = torch.zeros(shape, dtype=torch.float32)
+
+
+def _check_factors(probe: Any, table_format: TableFormat, layer_type: str | None) -> None:
+    """Raise ConfigMismatch if the exponential of a learned parameter does not multiply the frequencies."""
+    log_scale = torch.linspace(-0.5, 0.75, table_format.rope.rotary_dim // 2, dtype=torch.float32)
+    probe._parameters[table_format.log_scale] = log_scale
+    theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type)
+    arrangement, mismatch = _arrangement(theirs, table_format, log_scale)
+    if arrangement != (table_format.arrangement, table_format.sign):
+        raise ConfigMismatch(mismatch or "its tables have another arrangement")
 
 
 def _count_coordinates(rope: RoPE) -> int:
@@ -327,11 +392,15 @@ def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
 
 
 def _arrangement(
-    theirs: tuple[Any, ...], rope: RoPE, positions: Any, has_batch_axis: bool
+    theirs: tuple[Any, ...], table_format: TableFormat, log_scale: Any = None
 ) -> tuple[tuple[str, int] | None, str | None]:
     """Return (arrangement, sign) of tables, or None and the difference."""
+    rope, count = table_format.of_tables, _count_coordinates(table_format.rope)
+    positions = _probe_positions(count, table_format.coordinates)
+    if table_format.coordinates == "first":
+        positions = _coordinates_last(positions, count)
     at_length = rope.at_length(int(positions.max()) + 1)
-    ours = at_length.rotation(positions, like=torch.zeros(1, dtype=torch.float32))
+    ours = _rotation(at_length, torch.zeros(1, dtype=torch.float32), positions, log_scale)
     far = positions.abs().max()
     per_pair = at_length.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
     if len(theirs) == 1 and theirs[0].is_complex():
@@ -344,7 +413,7 @@ def _arrangement(
     wrong = None
     for name, arrange in arrangements(rope).items():
         cos, sin, error = arrange(ours.cos), arrange(ours.sin), arrange(per_pair[None])[0]
-        if has_batch_axis:
+        if table_format.has_batch_axis:
             cos, sin = cos[None], sin[None]
         if theirs[0].shape != cos.shape:
             continue
@@ -391,17 +460,32 @@ def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
     `in_float32`: keep the tables float32 in half precision.
     """
     makers = {name: make_table_function(table_format) for name, table_format in plan.formats.items()}
+    log_scale_of = _parameter_reader(plan.log_scale)
     pass_on = _round_to_input if plan.keeps_dtype and not in_float32 else _keep_precision
     make = next(iter(makers.values()))
 
     # Some classes of transformers 4, such as DBRX and RecurrentGemma, take seq_len, and ignore it.
     def forward(self: Any, x: Any, position_ids: Any, seq_len: Any = None) -> Any:
-        return pass_on(make(x, position_ids), x)
+        return pass_on(make(x, position_ids, log_scale_of(self, x)), x)
 
     def forward_by_type(self: Any, x: Any, position_ids: Any, layer_type: Any = None) -> Any:
-        return pass_on(makers[layer_type](x, position_ids), x)
+        return pass_on(makers[layer_type](x, position_ids, log_scale_of(self, x)), x)
 
     return forward_by_type if "layer_type" in parameters(type(plan.module).forward) else forward
+
+
+def _parameter_reader(name: str | None) -> Callable[[Any, Any], Any]:
+    """Return a function of (module, x) that returns the parameter of this name; None without a name."""
+
+    def read(module: Any, x: Any) -> Any:
+        if name is None:
+            return None
+        log_scale = getattr(module, name)
+        if reason := _why_rounded(name, log_scale):
+            raise PatchError(f"{type(module).__name__}: {reason}.")
+        return log_scale.to(x.device)
+
+    return read
 
 
 def _round_to_input(tables: Any, x: Any) -> Any:
@@ -412,8 +496,11 @@ def _keep_precision(tables: Any, x: Any) -> Any:
     return tables if isinstance(tables, torch.Tensor) else LayerTables(*tables)
 
 
-def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
-    """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
+def make_table_function(table_format: TableFormat) -> TableFunction:
+    """Return a function that returns tables as the module does, with exact angles.
+
+    It takes (x, position_ids, log_scale): the learned parameter of the module, or None.
+    """
     rope, sign, has_batch_axis = table_format.of_tables, table_format.sign, table_format.has_batch_axis
     count = _count_coordinates(rope)
     is_first = table_format.coordinates == "first"
@@ -422,8 +509,9 @@ def make_table_function(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     arrange = None if arrangement == "pairs" else arrangements(rope).get(arrangement)
     is_complex = arrangement == "complex"
 
-    def make(x: Any, position_ids: Any) -> Any:
-        cos, sin = cos_sin(x, _coordinates_last(position_ids, count) if is_first else position_ids)
+    def make(x: Any, position_ids: Any, log_scale: Any) -> Any:
+        pos = _coordinates_last(position_ids, count) if is_first else position_ids
+        cos, sin = cos_sin(x, pos, log_scale)
         sin = sin if sign == 1 else -sin
         if is_complex:
             return torch.complex(cos, sin)
@@ -440,16 +528,22 @@ def _coordinates_last(pos: Any, count: int) -> Any:
     return pos.expand(count, -1, -1).movedim(0, -1)
 
 
-def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
-    """Return a function of (x, positions) that returns cos and sin of each pair."""
+def _cos_sin(rope: RoPE) -> TableFunction:
+    """Return a function of (x, positions, log_scale) that returns cos and sin of each pair."""
     text = _operators.text_of(rope)
 
-    def cos_sin(x: Any, pos: Any) -> Any:
-        if torch.compiler.is_compiling() and _operators.serves(x, pos):
+    def cos_sin(x: Any, pos: Any, log_scale: Any) -> Any:
+        if log_scale is None and torch.compiler.is_compiling() and _operators.serves(x, pos):
             return _operators.make_tables_by_operator(x, _readable_positions(pos), text)
-        return rope.rotation(_readable_positions(pos), like=x)
+        return _rotation(rope, x, pos, log_scale)
 
     return cos_sin
+
+
+def _rotation(rope: RoPE, x: Any, pos: Any, log_scale: Any) -> Any:
+    """Make the rotation by a rope, its frequencies times exp(log_scale) unless that is None."""
+    pos = _readable_positions(pos)
+    return rope.rotation(pos, like=x) if log_scale is None else scaled_rotation(rope, pos, log_scale, x)
 
 
 def _readable_positions(pos: Any) -> Any:
@@ -457,18 +551,18 @@ def _readable_positions(pos: Any) -> Any:
     return pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
 
 
-def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
+def _cos_sin_by_length(rope: RoPE) -> TableFunction:
     """Return `_cos_sin` for a rule that depends on the length: the largest position of the call, plus 1."""
     if isinstance(rope.scaling, LongRoPE):
         return _cos_sin_long(rope)
 
-    def cos_sin(x: Any, pos: Any) -> Any:
+    def cos_sin(x: Any, pos: Any, log_scale: Any) -> Any:
         if is_recorded():
             raise _traced_length(rope)
-        return rope.at_length(int(pos.max()) + 1).rotation(_readable_positions(pos), like=x)
+        return _rotation(rope.at_length(int(pos.max()) + 1), x, pos, log_scale)
 
     # Outside of compiled code, as the value of a position decides.
-    uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)
+    uncompiled: TableFunction = torch.compiler.disable(cos_sin)
     return uncompiled
 
 
@@ -482,7 +576,7 @@ def _traced_length(rope: RoPE) -> PatchError:
     )
 
 
-def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
+def _cos_sin_long(rope: RoPE) -> TableFunction:
     """Return the tables of the short or of the long frequencies.
 
     Off the CPU, without copying a value from the device to the host.
@@ -491,10 +585,11 @@ def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
     last = scaling.original_max_position_embeddings
     short, long = (_cos_sin(rope.at_length(length)) for length in (last, last + 1))
 
-    def cos_sin(x: Any, pos: Any) -> Any:
+    def cos_sin(*call: Any) -> Any:
+        pos = call[1]
         if pos.is_cpu and not is_recorded():
-            return (long if int(pos.max()) >= last else short)(x, pos)
+            return (long if int(pos.max()) >= last else short)(*call)
         is_long = pos.max() >= last
-        return tuple(torch.where(is_long, a, b) for a, b in zip(long(x, pos), short(x, pos), strict=True))
+        return tuple(torch.where(is_long, a, b) for a, b in zip(long(*call), short(*call), strict=True))
 
     return cos_sin

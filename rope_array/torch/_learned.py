@@ -109,7 +109,7 @@ class LearnedRotaryEmbedding(LearnedModule):
     @property
     def frequencies(self) -> Any:
         """The frequency of each pair, radians per position: a tensor of shape (rotary_dim/2,)."""
-        start, change = self._parts()
+        start, change = _frequency_parts(self.rope, _checked_parameter("log_scale", self.log_scale))
         return start + change
 
     def to_rope(self) -> RoPE:
@@ -153,15 +153,20 @@ class LearnedRotaryEmbedding(LearnedModule):
         True
         """
         _check_values("log_scale", self.log_scale, like)
-        _, change = self._parts()
-        return self.rope._rotation(Positions(positions, require_plan(self.rope), change), like)
+        return scaled_rotation(self.rope, positions, _checked_parameter("log_scale", self.log_scale), like)
 
-    def _parts(self) -> tuple[Any, Any]:
-        """Return the rope's frequencies and their learned changes, in float64 where the device has it."""
-        log_scale = _checked_parameter("log_scale", self.log_scale)
-        log_scale = log_scale.to(torch.float32 if log_scale.device.type == "mps" else torch.float64)
-        start = torch.tensor(self.rope.frequencies, dtype=log_scale.dtype, device=log_scale.device)
-        return start, start * _expm1(log_scale)
+
+def scaled_rotation(rope: RoPE, positions: Any, log_scale: Any, like: Any) -> Rotation:
+    """Make the rotation by the frequencies of a rope times exp(log_scale)."""
+    _, change = _frequency_parts(rope, log_scale)
+    return rope._rotation(Positions(positions, require_plan(rope), change), like)
+
+
+def _frequency_parts(rope: RoPE, log_scale: Any) -> tuple[Any, Any]:
+    """Return a rope's frequencies and their learned changes, in float64 where the device has it."""
+    log_scale = log_scale.to(torch.float32 if log_scale.device.type == "mps" else torch.float64)
+    start = torch.tensor(rope.frequencies, dtype=log_scale.dtype, device=log_scale.device)
+    return start, start * _expm1(log_scale)
 
 
 _JIT: Any = torch.jit  # its type lacks is_tracing

@@ -221,6 +221,7 @@ class Row:
 
     `change` changes their default config. `variants` are other forms, each with its change of the default
     config. `paths` are as in `places`. `tables` is the class that makes the tables of an attention layer.
+    `status` is as in `Case`.
     Each push compares the class `first`.
     """
 
@@ -230,6 +231,7 @@ class Row:
     change: Callable[[Any], None]
     variants: tuple[tuple[Form, Callable[[Any], None]], ...]
     tables: str | None
+    status: str
 
 
 def probes(row, model, cls):
@@ -264,13 +266,15 @@ def layers(*keys, rotating=(), unrotated=()):
     return (*rotated, *(Layer(layer_type, rotating=False) for layer_type in unrotated))
 
 
-def row(form, names, paths=(), change=lambda config: None, variants=(), tables=None, **of_form):
+def row(
+    form, names, paths=(), change=lambda config: None, variants=(), tables=None, status=_walk.EQUAL, **of_form
+):
     """Return rows of classes, named without "RotaryEmbedding"; pushes compare the first.
 
     For classes of other places that rotate as Llama does, pushes compare Llama's class.
     """
     reference = "Llama" if paths and form is HALF else names.split()[0]
-    of_names = Row(reference, replace(form, **of_form), paths, change, variants, tables)
+    of_names = Row(reference, replace(form, **of_form), paths, change, variants, tables, status)
     return dict.fromkeys(names.split(), of_names)
 
 
@@ -283,7 +287,7 @@ def cases_without(listed):
         takes = f"an attention layer, which takes its tables from `{class_row.tables}`"
         make_probes = functools.partial(probes, class_row, model, cls)
         unlisted.append(
-            Case(model, cls, make_probes, takes if class_row.tables else _walk.EQUAL, row=class_row)
+            Case(model, cls, make_probes, takes if class_row.tables else class_row.status, row=class_row)
         )
     return unlisted
 
@@ -389,7 +393,9 @@ ROWS: dict[str, Row] = {
     **row(HALF, "HYV4 MiniCPM3"),
     **row(HALF, "DeepseekV2", apply=by_name("apply_rotary_emb"), repeats=None),  # complex numbers
     **row(LATENT, "MistralLarge4Text", layers=layers(rotating=(None, 0), unrotated=(3,)),
-          frequencies=lambda module: (module.inv_freq * module.alpha.exp()).detach()),
+          frequencies=lambda module: (module.inv_freq * module.alpha.exp()).detach(),
+          status="learned frequencies, the config's times exp(alpha) with a parameter alpha: the rope is of"
+                 " alpha 0"),
     # Layers that do not rotate
     **row(HALF, "Llama4Text", layers=layers(rotating=("chunked_attention", 0), unrotated=(FULL, 3)),
           apply=positions_first("apply_rotary_emb"), repeats=None),

@@ -69,7 +69,7 @@ class Tiny:
                 weight.copy_(drawn)
             return model
         set_weights(model)
-        frequencies = {id(x) for module in rotaries(model) for x in module.buffers()}
+        frequencies = {id(x) for module in rotaries(model) for x in (*module.buffers(), *module.parameters())}
         for x in (*model.parameters(), *model.buffers()):
             if dtype is not FLOAT32 and x.is_floating_point() and id(x) not in frequencies:
                 x.data = x.data.to(dtype)
