@@ -1,5 +1,6 @@
-"""Modules of learned frequencies: a factor for each pair, and mixed frequencies for images."""
+"""Modules of learned frequencies: a factor for each pair, of all heads or of each, and mixed frequencies."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,11 +19,35 @@ from ._rotary import RotaryModule
 
 
 class LearnedModule(RotaryModule):
-    """A module whose parameters never become float16 or bfloat16 by a cast of the model."""
+    """A module whose parameters never become float16 or bfloat16 by a cast, and may be of each head."""
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         keep = partial(_without_narrowing, fn)
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call,unused-ignore]
+
+    @abstractmethod
+    def _num_heads(self) -> Any:
+        """Return the number of heads with frequencies of their own, or 1."""
+
+    def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
+        for name, x in (("q", q), ("k", k)):
+            self._check_heads(name, x)
+        return super()._rotate(q, k, positions)
+
+    def _check_heads(self, name: str, x: Any) -> None:
+        """Raise if x has another number of heads. The rope's checks refuse other widths and fewer axes."""
+        if x.ndim < 3 or x.shape[-1] != self.rope.head_dim:
+            return
+        heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
+        count = self._num_heads()
+        if count == 1 or count == heads:  # Dynamo finds no symbol among the items of a tuple
+            return
+        remedy = (
+            "frequencies of each head need as many key heads as query heads: repeat k's heads."
+            if name == "k"
+            else f"make the module with heads={heads}, or with the seq_axis of your tensors."
+        )
+        raise ShapeError(f"the module has frequencies for {count} heads, and {name} has {heads}; {remedy}")
 
 
 class LearnedRotaryEmbedding(LearnedModule):
@@ -37,6 +62,8 @@ class LearnedRotaryEmbedding(LearnedModule):
     ----------
     rope : RoPE
         Initial frequencies, the pairing and the amplitude. A pair of frequency 0 stays unrotated.
+    heads : int, optional
+        Number of heads, the same in q and k, if each head learns frequencies of its own.
     seq_axis : int
         As in `RotaryEmbedding`.
     device : device, optional
@@ -45,16 +72,17 @@ class LearnedRotaryEmbedding(LearnedModule):
     Attributes
     ----------
     log_scale : torch.nn.Parameter
-        Shape (rotary_dim/2,), float32. A cast of the model to 16 bits leaves it float32; ``.double()`` does
-        not.
+        Shape (rotary_dim/2,), or (heads, rotary_dim/2), float32. A cast of the model to 16 bits leaves it
+        float32; ``.double()`` does not.
     frequencies : Tensor
-        The frequency of each pair as it is now, radians per position, in float64 where the device has it: a
-        position multiplies the error of rounding.
+        The frequency of each pair as it is now, radians per position, of the shape of `log_scale`, in float64
+        where the device has it: a position multiplies the error of rounding.
 
     Raises
     ------
     SpecError
-        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, or `seq_axis` is no int.
+        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, `heads` is below 1, or `seq_axis` is
+        no int.
 
     Notes
     -----
@@ -78,11 +106,16 @@ class LearnedRotaryEmbedding(LearnedModule):
     >>> q.square().sum(-1).mul(k[..., 0]).sum().backward()
     >>> rotary.log_scale.grad.shape
     torch.Size([4])
+    >>> ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=8), heads=4).frequencies.shape
+    torch.Size([4, 4])
     """
 
-    def __init__(self, rope: RoPE, *, seq_axis: int = -2, device: Any = None) -> None:
+    def __init__(
+        self, rope: RoPE, *, heads: int | None = None, seq_axis: int = -2, device: Any = None
+    ) -> None:
         super().__init__(rope, seq_axis)
-        shape = (rope.rotary_dim // 2,)
+        of_heads = () if heads is None else (integer("heads", heads, 1),)
+        shape = *of_heads, rope.rotary_dim // 2
         self.log_scale = torch.nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
         self.reset_parameters()
 
@@ -108,7 +141,7 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     @property
     def frequencies(self) -> Any:
-        """The frequency of each pair, radians per position: a tensor of shape (rotary_dim/2,)."""
+        """The frequency of each pair, radians per position: a tensor of the shape of `log_scale`."""
         start, change = _frequency_parts(self.rope, _checked_parameter("log_scale", self.log_scale))
         return start + change
 
@@ -120,6 +153,11 @@ class LearnedRotaryEmbedding(LearnedModule):
         RoPE
             The rope with `inv_freq` in place of base and scaling.
 
+        Raises
+        ------
+        SpecError
+            Each head has frequencies of its own.
+
         Examples
         --------
         >>> import rope_array as ra
@@ -127,6 +165,11 @@ class LearnedRotaryEmbedding(LearnedModule):
         >>> rotary.to_rope().frequencies
         (1.0, 0.01)
         """
+        if self.log_scale.ndim == 2:
+            raise SpecError(
+                f"the module has frequencies for {self._num_heads()} heads, a RoPE one for each pair; "
+                "call module.rotation, or pass module.frequencies as inv_freq of rope.rotation."
+            )
         _check_values("log_scale", self.log_scale, None)
         omegas = tuple(self.frequencies.detach().tolist())
         return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
@@ -142,7 +185,8 @@ class LearnedRotaryEmbedding(LearnedModule):
         Returns
         -------
         Rotation
-            The rotation by the frequencies as they are now.
+            The rotation by the frequencies as they are now. With `heads`, tables of shape (..., heads, S,
+            rotary_dim/2), and `like` has the axis of heads.
 
         Examples
         --------
@@ -154,6 +198,9 @@ class LearnedRotaryEmbedding(LearnedModule):
         """
         _check_values("log_scale", self.log_scale, like)
         return scaled_rotation(self.rope, positions, _checked_parameter("log_scale", self.log_scale), like)
+
+    def _num_heads(self) -> Any:
+        return self.log_scale.shape[0] if self.log_scale.ndim == 2 else 1
 
 
 def scaled_rotation(rope: RoPE, positions: Any, log_scale: Any, like: Any) -> Rotation:
@@ -293,25 +340,8 @@ class MixedRotaryEmbedding(LearnedModule):
         inv_freq = _checked_parameter("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
 
-    def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
-        for name, x in (("q", q), ("k", k)):
-            self._check_heads(name, x)
-        return super()._rotate(q, k, positions)
-
-    def _check_heads(self, name: str, x: Any) -> None:
-        """Raise if x has another number of heads. The rope's checks refuse other widths and fewer axes."""
-        if x.ndim < 3 or x.shape[-1] != self.rope.head_dim:
-            return
-        heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
-        count = self.inv_freq.shape[0]
-        if count == 1 or count == heads:  # Dynamo finds no symbol among the items of a tuple
-            return
-        remedy = (
-            "mixed frequencies need as many key heads as query heads: repeat k's heads."
-            if name == "k"
-            else f"make the module with heads={heads}, or with the seq_axis of your tensors."
-        )
-        raise ShapeError(f"the module has frequencies for {count} heads, and {name} has {heads}; {remedy}")
+    def _num_heads(self) -> Any:
+        return self.inv_freq.shape[0]
 
 
 def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
