@@ -10,7 +10,10 @@ import contextlib
 import json
 import math
 import re
+from fractions import Fraction
 
+import numpy as np
+import oracle
 import pytest
 from config_cases import gguf_file, half, model, refuse, rope
 
@@ -404,6 +407,22 @@ def test_the_command_explain_puts_facts_and_doubts_apart(tmp_path):
     assert re.search("Notes .*llama_4_scaling.* Doubtful: check .*rope_theta is not stated", text)
     assert "params.json: Mistral's params.json" in text
     assert "Pair i is features 2i and 2i + 1" in text
+
+
+def test_fractions_of_ltx_in_float64_are_exact():
+    """The angles are those of diffusers' LTXVideoRotaryPosEmbed, by mpmath: of up to 5000π radians."""
+    rope_of_ltx = ra.RoPE.from_config({"_class_name": "LTXVideoTransformer3DModel"})
+    units = [Fraction(8, 25 * 20), Fraction(32, 2048), Fraction(32, 2048)]
+    places = [
+        [2 * n * unit - 1 for n, unit in zip(row, units, strict=True)] for row in [(1, 5, 7), (14, 0, 21)]
+    ]
+    tables = rope_of_ltx.rotation(np.array(places, dtype=float), like=np.zeros((2, 2048), np.float32))
+    real = oracle.CONTEXT.mpf
+    omegas = [oracle.CONTEXT.power(10_000, real(step) / 340) * oracle.CONTEXT.pi / 2 for step in range(341)]
+    for row, place in enumerate(places):
+        exact = [oracle.cos_sin(real(g.numerator) / g.denominator, omega) for omega in omegas for g in place]
+        ours = np.stack([tables.cos[row], tables.sin[row]], axis=-1)
+        assert np.abs(ours - [(1, 0), *exact]).max() < 2.2e-7
 
 
 SIZES_OF_DIFFUSERS = dict.fromkeys(("hidden_size", "embed_dim", "dit_dim", "dim"), 256)
