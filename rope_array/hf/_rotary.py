@@ -172,7 +172,7 @@ def _learned_parameter(module: Any) -> str | None:
 
 def _why_rounded(name: str, log_scale: Any) -> str | None:
     """Return why a learned parameter cannot give exact angles; None if it has 32 bits or more."""
-    if log_scale.dtype not in NARROW:
+    if log_scale.dtype.itemsize >= 4:
         return None
     return (
         f"a cast to {dtype_name(log_scale.dtype)} has rounded its parameter {name}, and each position "
