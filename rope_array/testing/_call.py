@@ -26,7 +26,16 @@ from ._factors import (
 )
 from ._judge import Input, Judge
 from ._libraries import ArrayLibrary
-from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, TWO_DTYPES
+from ._named_values import (
+    AXES,
+    BROADCAST_AXES,
+    OF_EVEN_PAIRS,
+    ORDERS,
+    TUPLES,
+    TWO_DTYPES,
+    FrequenciesInArray,
+    differs_by_head,
+)
 
 Ints = NDArray[np.int64]
 
@@ -83,8 +92,12 @@ def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
 
 
 def spec_of(j: Judge, call: CallFactors) -> dict[str, Any]:
-    """Return the fields of a call."""
-    return fields_of(call, j.target.defaults)
+    """Return the fields of a call; make an array of frequencies anew."""
+    spec = fields_of(call, j.target.defaults)
+    if isinstance(frequencies := spec.get("inv_freq"), FrequenciesInArray):
+        numbers = np.array(frequencies.heads or frequencies)
+        frequencies.array = j.lib.asarray(numbers, frequencies.dtype)
+    return spec
 
 
 # ---- whether a call can be made ----
@@ -179,6 +192,8 @@ def claimed_width(j: Judge, width: int) -> bool:
 def _pairs_fit(j: Judge, call: CallFactors) -> bool:
     if call.inv_freq and (call.base is not None or call.scaling):
         return False
+    if differs_by_head(call.inv_freq) and not _heads_fit(call):
+        return False
     pairs = num_pairs(call, j.target.defaults)
     # NTK scaling needs two frequencies or more in each block.
     if call.scaling and ("ntk" in call.scaling or "dynamic" in call.scaling):
@@ -190,6 +205,12 @@ def _pairs_fit(j: Judge, call: CallFactors) -> bool:
     return pairs > (4 if call.axes not in ("blocks", "alternating") else 0) and (
         call.axes not in OF_EVEN_PAIRS or pairs % 2 == 0
     )
+
+
+def _heads_fit(call: CallFactors) -> bool:
+    """Return whether x has an axis of heads, and positions have none."""
+    has_heads = len(call.rows) == 3 and len(call.positions) in (1, 2) and not call.in_tuple
+    return has_heads and call.seq_axis in (None, 1, -3, -2)
 
 
 def every_width(j: Judge) -> list[int]:

@@ -30,6 +30,7 @@ _TABLE: dict[str, tuple[str, str | None]] = {
     "pairing": ("takes pairing", "pairing=half"),
     "out_pairing": ("takes out_pairing", "out_pairing=half"),
     "inv_freq": ("takes inv_freq", "inv_freq=halving"),
+    "array_frequencies": ("takes inv_freq in an array of x's library, for each head or for all", None),
     "attention_factor": ("takes attention_factor", "attention_factor=2.0"),
     "scaling": ("takes scaling", ""),
     "axes": ("takes axes", "axes=alternating"),
@@ -157,6 +158,7 @@ def by_declaration(target: Target) -> dict[str, str]:
         **_by_positions(target),
         **_by_arguments(target),
         **_by_width(target),
+        **({} if target.takes_arrays else {"array_frequencies": "applies only if --require names it"}),
     }
 
 

@@ -1,6 +1,6 @@
 """Compile any function of the suite's calls by its library's compiler: `jax:jit`, `torch:compile`.
 
-Arrays are traced. Fields, and positions that are Python values, are constants of the compiled code. Every
+Arrays are traced. Other fields, and positions that are Python values, are constants of the compiled code. Every
 call that returns was compiled as a whole: code that the compiler cannot compile raises, it is never
 called without the compiler.
 """
@@ -54,10 +54,11 @@ def compile_for(library: str, rotate: Rotate) -> Rotate:
     return (_jax_jitted if isinstance(arrays_of(library), JaxLibrary) else _torch_compiled)(rotate)
 
 
-def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:
-    prepare = getattr(rotate, "prepare", dict)
-    prepared: dict[str, Any] = prepare(spec)
-    return prepared
+def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of a call that are constants, and the arrays among its fields."""
+    prepared = getattr(rotate, "prepare", dict)(spec)
+    arrays = {name: value for name, value in prepared.items() if hasattr(value, "dtype")}
+    return {name: value for name, value in prepared.items() if name not in arrays}, arrays
 
 
 def _jax_jitted(rotate: Rotate) -> Rotate:
@@ -66,14 +67,15 @@ def _jax_jitted(rotate: Rotate) -> Rotate:
     compiled: dict[Any, Rotate] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec, traced = _fields_of(rotate, spec), (x, pos) if hasattr(pos, "dtype") else (x,)
-        key = repr(spec), repr(pos) if len(traced) == 1 else None
+        spec, arrays = _fields_of(rotate, spec)
+        traced = (x, arrays, pos) if hasattr(pos, "dtype") else (x, arrays)
+        key = repr(spec), repr(pos) if len(traced) == 2 else None
         if key not in compiled:
-            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
+            compiled[key] = jax.jit(lambda x, arrays, array=pos: rotate(x, array, **spec, **arrays))
         try:
             return compiled[key](*traced)
         except Exception as error:
-            raise _compile_error("jax.jit", error, rotate, x, pos, spec) from error
+            raise _compile_error("jax.jit", error, rotate, x, pos, {**spec, **arrays}) from error
 
     return call
 
@@ -86,16 +88,18 @@ def _torch_compiled(rotate: Rotate) -> Rotate:
     compiled: dict[Any, Rotate] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec = _fields_of(rotate, spec)
-        key = (*map(_key, x if isinstance(x, tuple) else (x,)), _key(pos), repr(spec), _settings(torch))
+        spec, arrays = _fields_of(rotate, spec)
+        values = (*(x if isinstance(x, tuple) else (x,)), pos, *arrays.values())
+        key = (*map(_key, values), repr(spec), _settings(torch))
         if key not in compiled:
             compiled[key] = torch.compile(
                 with_own_code(partial(rotate, **spec)), fullgraph=True, backend=graphs.compile
             )
         try:
-            return graphs.check_run(compiled[key], x, pos)
+            return graphs.check_run(compiled[key], x, pos, arrays)
         except Exception as error:
             del compiled[key]  # Dynamo does not try again to compile a function that it could not
+            spec = {**spec, **arrays}
             raise _compile_error("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
 
     return call
@@ -117,10 +121,10 @@ class _CountedGraphs:
 
         return run
 
-    def check_run(self, compiled: Rotate, x: Any, pos: Any) -> Any:
+    def check_run(self, compiled: Rotate, x: Any, pos: Any, arrays: dict[str, Any]) -> Any:
         """Call compiled code; raise if no graph was run, unless it returns x itself."""
         before = self.runs
-        y = compiled(x, pos)
+        y = compiled(x, pos, **arrays)
         if self.runs == before and y is not x:
             raise RuntimeError("no compiled graph was run; is torch.compile disabled by a setting?")
         return y

@@ -20,6 +20,7 @@ from ._judge import Input, Judge
 from ._libraries import JaxLibrary
 from ._library_target import OwnApply
 from ._modes import fake, is_taken, settings_of
+from ._named_values import differs_by_head, is_in_array
 from ._observe import check_call, watch_call
 from ._refused import takes_gradient
 from ._transformed import Context, judge_results, may_refuse, named
@@ -165,6 +166,23 @@ def _check_float64_after_float32(j: Judge, call: CallFactors) -> None:
     check_alone(j, new)
     with named(f"under {name}, after a call in float32"), setting():
         check_alone(j, new.replace(dtype="float64"))
+
+
+# ---- frequencies in an array ----
+
+
+def with_frequencies(j: Judge, call: CallFactors, seed: int = 0) -> bool:
+    """Judge a call; at integer positions, frequencies in an array give the bits of the same numbers."""
+    if not check_call(j, call, seed):
+        return False
+    if not is_in_array(call.inv_freq) or differs_by_head(call.inv_freq) or "float" in call.kind:
+        return True
+    inputs = make(j, call, seed)
+    numbers = {**inputs.spec, "inv_freq": tuple(inputs.spec["inv_freq"])}
+    with j.if_served():
+        y, expected = (j.numbers(j.call(inputs.x, inputs.pos, **spec)) for spec in (inputs.spec, numbers))
+        j.check_equal(y, expected, "have other bits with the frequencies in an array than as numbers")
+    return True
 
 
 # ---- one call after another ----

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ._capability_parts import ALL_WIDTHS, EMPTY, PARTS
 from ._named_values import (
+    ARRAY_DTYPES,
     AXES,
     COTANGENTS,
     FREQUENCIES,
@@ -23,6 +24,8 @@ from ._named_values import (
     TUPLES,
     TWO_DTYPES,
     WAYS_TO_ASK,
+    frequencies_of,
+    is_in_array,
     rule_of,
 )
 
@@ -124,6 +127,14 @@ def _as_rule(text: str) -> str:
     return text
 
 
+def _as_frequencies(text: str) -> Any:
+    name, *options = text.split(":")
+    value = _true_or(*(n for n in FREQUENCIES if n is not True))(name)
+    if options and (options[0] not in ARRAY_DTYPES or options[1:] not in ([], ["heads"])):
+        raise ValueError(f"give one of {', '.join(ARRAY_DTYPES)} after the colon, or one with :heads")
+    return text if options else value
+
+
 def text_of(value: Any) -> str:
     """Return a value as ``--case`` reads it."""
     if isinstance(value, tuple):
@@ -175,6 +186,12 @@ def _needs_of_kind(kind: str) -> Iterator[str]:
 def _needs_of_rule(text: str) -> tuple[str, ...]:
     rope_type = json.loads(text).get("rope_type") if text.startswith("{") else text.partition(":")[0]
     return "scaling", f"scaling[{rope_type}]"
+
+
+def _needs_of_frequencies(value: Any) -> Iterator[str]:
+    yield "inv_freq"
+    if is_in_array(value):
+        yield from ("array_frequencies", *({*value.split(":")} & {*DTYPES} - {"float32"}))
 
 
 def _needs_of_tuple(value: Any) -> tuple[str, ...]:
@@ -291,7 +308,16 @@ FACTORS: dict[str, Factor] = {
     "rotary_start": _field("rotary_start", 4, 3, read=_as_int, simpler=_simpler_start),
     "pairing": _field("pairing", "other", "half", "interleaved", read=_PAIRING),
     "out_pairing": _field("out_pairing", "other", "half", "interleaved", read=_PAIRING),
-    "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
+    "inv_freq": _field(
+        "inv_freq",
+        True,
+        "True:float32",
+        "any_size:float64",
+        "True:float32:heads",
+        read=_as_frequencies,
+        needs=_needs_of_frequencies,
+        simpler=lambda value: ("True:float32", value.removesuffix(":heads")) if is_in_array(value) else (),
+    ),
     "attention_factor": _field("attention_factor", 1.1, 0.7, read=_as_float, simpler=lambda value: (2.0,)),
     "scaling": _field(
         "scaling",
@@ -329,7 +355,7 @@ SIMPLE_FIELDS = (
     "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
 )  # fmt: skip
 # How many levels of each field, and of tuples, covers take.
-FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "scaling": 3, "axes": 2}
+FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "inv_freq": 2, "scaling": 3, "axes": 2}
 
 
 class CallFactors:
@@ -433,7 +459,7 @@ def fields_of(call: CallFactors, defaults: Mapping[str, Any]) -> dict[str, Any]:
     spec = {name: getattr(call, name) for name in FIELDS if getattr(call, name) is not None}
     pairs = num_pairs(call, defaults)
     builders: dict[str, Callable[[Any], Any]] = {
-        "inv_freq": lambda name: FREQUENCIES[name](pairs),
+        "inv_freq": lambda value: frequencies_of(value, pairs, heads=call.rows[-2] if call.rows[1:] else 1),
         "scaling": lambda text: rule_of(text, pairs),
         "axes": lambda name: AXES[name](pairs),
     }

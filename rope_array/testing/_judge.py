@@ -20,6 +20,7 @@ from ._factors import DTYPES, SIZES, WIDTH
 from ._fault import Fault
 from ._libraries import rounded
 from ._library_target import Declined
+from ._named_values import FrequenciesInArray
 from ._refused import CheckCalls, Refused, refusal
 from ._target import Target
 from ._wrong_places import difference
@@ -260,6 +261,8 @@ class Judge:
         merged = {**self.target.defaults, **self.fit(spec)}
         if spec.get("axes") is not None and "rotary_dim" not in spec:
             merged.pop("rotary_dim", None)  # implied by the axes
+        if isinstance(frequencies := merged.get("inv_freq"), FrequenciesInArray):
+            merged["inv_freq"] = tuple(frequencies)  # without the array, as plans are cached
         return {name: value for name, value in merged.items() if name not in ("inverse", "seq_axis")}
 
     def fit(self, spec: dict[str, Any]) -> dict[str, Any]:
@@ -306,6 +309,12 @@ class Judge:
         self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
     ) -> None:
         """Assert the same at positions that may be beyond the reach of the target."""
+        for head, y_of_head, x_of_head, fields in _by_head(y, x, spec):
+            with self.part(head):
+                self._check_head(y_of_head, x_of_head, pos, accuracy, **fields)
+
+    def _check_head(self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None, **spec: Any) -> None:
+        """Assert that the values are x rotated; all heads have the same frequencies."""
         call_fields = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         try:
             assert_contract(
@@ -394,6 +403,21 @@ class Judge:
         for member in out:
             error = float(np.max(np.abs(y[..., member] - exact[..., member]) / length))
             self.worst[name] = max(self.worst.get(name, 0.0), error if np.isfinite(error) else np.inf)
+
+
+def _by_head(
+    y: Floats, x: Input, spec: dict[str, Any]
+) -> Iterator[tuple[str, Floats, Input, dict[str, Any]]]:
+    """Yield a name, y, x and the fields of each head, if the frequencies of heads differ; else of all heads."""
+    frequencies = spec.get("inv_freq")
+    if not isinstance(frequencies, FrequenciesInArray) or not frequencies.heads:
+        yield "", y, x, spec
+        return
+    axis = 3 - spec.get("seq_axis", -2) % 4  # of (B, H, S, D) or (B, S, H, D)
+    without_axis = {name: value for name, value in spec.items() if name != "seq_axis"}
+    for head, omegas in enumerate(frequencies.heads):
+        y_of_head, values = (np.take(array, head, axis=axis) for array in (y, x.values))
+        yield f"head {head}", y_of_head, x._replace(values=values), {**without_axis, "inv_freq": omegas}
 
 
 def _array_of(x: Any) -> Any:

@@ -45,7 +45,7 @@ class OwnApply:
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         spec = as_records({**self.fields, **spec})
         rope_array = import_module("rope_array")
-        if not self.by_tables:
+        if not self.by_tables and not _has_array(spec):
             if reason := self.decline_reason(x, pos, spec):
                 raise self._declined(reason)
             return rope_array.apply(x, pos, backend=self.backend, **spec)
@@ -53,7 +53,8 @@ class OwnApply:
             y = _rotate_by_tables(x, pos, self.backend, **spec)
         except rope_array.BackendError as error:
             raise self._declined(_reason_in(error)) from None
-        self.calls.served.append(str(self.backend))
+        if self.backend is not None:  # else `explain` knows positions only
+            self.calls.served.append(self.backend)
         return y
 
     def _declined(self, reason: str) -> Declined:
@@ -92,11 +93,22 @@ def _reason_in(error: BaseException) -> str:
 def _rotate_by_tables(
     x: Any, pos: Any, backend: str | None, seq_axis: int = -2, inverse: bool = False, **spec: Any
 ) -> Any:
-    """Rotate by a `Rotation`; each array of a tuple by tables of its dtype."""
+    """Rotate by a `Rotation`, of frequencies in an array too; each array of a tuple by tables of its dtype."""
     if isinstance(x, tuple):
         return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
-    rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x)
+    inv_freq = spec.pop("inv_freq") if _has_array(spec) else None
+    rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x, inv_freq=inv_freq)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis, backend=backend)
+
+
+def _has_array(spec: Mapping[str, Any]) -> bool:
+    return hasattr(spec.get("inv_freq"), "dtype")
+
+
+def apply_any(x: Any, pos: Any, backend: str | None = None, **spec: Any) -> Any:
+    """Call `rope_array.apply`, or rotate by a `Rotation` if the frequencies are an array."""
+    rotate = _rotate_by_tables if _has_array(spec) else import_module("rope_array").apply
+    return rotate(x, pos, backend=backend, **spec)
 
 
 def as_records(spec: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +153,10 @@ class BackendTarget(Target):
 
     backend: str | None = None
     backends: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def takes_arrays(self) -> bool:
+        return True
 
 
 def library_target(library: str, backend: str | None) -> Target:
@@ -195,10 +211,9 @@ def _dtypes(lib: ArrayLibrary) -> Sequence[str]:
 
 def _uncounted(backend: str | None, fields: Mapping[str, Any]) -> Callable[..., Any]:
     """Return `apply` with a backend, for Dynamo, which cannot trace the counting of calls."""
-    apply = import_module("rope_array").apply
 
     def rotate(x: Any, pos: Any, **spec: Any) -> Any:
-        return apply(x, pos, backend=backend, **{**fields, **spec})
+        return apply_any(x, pos, backend, **{**fields, **spec})
 
     rotate.prepare = as_records  # type: ignore[attr-defined]
     return rotate

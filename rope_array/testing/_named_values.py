@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._libraries import rounded
 
 # Scaling rules by their kind. 16 bits round the factors. A text such as "yarn:factor=40:truncate=False"
 # replaces some of the parameters.
@@ -37,11 +39,63 @@ FREQUENCIES: dict[Any, Callable[[int], tuple[float, ...]]] = {
     "other_last": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), pairs - 1, 0.75),
     "other_first": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), 0, 0.75),
     "other_middle": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), (pairs - 1) // 2, 0.75),
+    "any_size": lambda pairs: ((-70000.7, 1e-4, 0.0, 3e-7, 5.3, -1e-3, 812.9, 2e-12) * pairs)[:pairs],
 }
+# Frequencies with one of these dtypes after a colon are handed over in an array of x's library.
+ARRAY_DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def _with_item(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     return (*values[:index], value, *values[index + 1 :])
+
+
+class FrequenciesInArray(tuple[float, ...]):
+    """Frequencies that a target gets in an array of x's library; if heads differ, those of the first head.
+
+    Attributes
+    ----------
+    dtype
+        The dtype of the array, which holds the numbers exactly.
+    heads
+        The frequencies of each head; none if the heads do not differ.
+    array
+        The array, once it is made.
+    """
+
+    dtype: str
+    heads: tuple[tuple[float, ...], ...]
+    array: Any
+
+    def __repr__(self) -> str:
+        return f"an array of {self.dtype} with {super().__repr__()}{' for head 0' if self.heads else ''}"
+
+
+def is_in_array(value: Any) -> bool:
+    """Return whether a value of the factor inv_freq is an array of x's library: "halving:float32"."""
+    return ":" in str(value)
+
+
+def differs_by_head(value: Any) -> bool:
+    """Return whether a value of the factor inv_freq has other frequencies for each head."""
+    return str(value).endswith(":heads")
+
+
+def frequencies_of(value: Any, pairs: int, heads: int) -> tuple[float, ...]:
+    """Return the frequencies that a value of the factor inv_freq names, for a number of pairs and of heads."""
+    name, *options = str(value).split(":")
+    numbers = FREQUENCIES[name == "True" or name](pairs)
+    if not options:
+        return numbers
+    factors = 1 + np.arange(heads if differs_by_head(value) else 1)[:, None] / 8
+    rows = tuple(map(tuple, rounded(np.array(numbers) * factors, options[0]).tolist()))
+    frequencies = FrequenciesInArray(rows[0])
+    frequencies.dtype, frequencies.heads = options[0], rows if differs_by_head(value) else ()
+    return frequencies
+
+
+def arrays_in(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays among the fields of a call."""
+    return {name: value.array for name, value in spec.items() if isinstance(value, FrequenciesInArray)}
 
 
 def _sections(pairs: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ._fault import Fault
 from ._gradients import check_gradient
 from ._judge import Judge
 from ._library_target import Declined
+from ._named_values import arrays_in, differs_by_head
 from ._settings import changes, unusual_settings
 from ._wrong_places import difference
 
@@ -80,7 +81,8 @@ def _nothing(j: Judge, inputs: CallInputs) -> None:
 def _bits_of_inputs(j: Judge, inputs: CallInputs) -> list[tuple[str, Any, bytes]]:
     count = len(inputs.xs)
     names = [f"array {i} of {count}" for i in range(count)] if count > 1 else ["x"]
-    named = [*zip(names, (x.array for x in inputs.xs), strict=True), ("pos", inputs.pos)]
+    arrays = {"pos": inputs.pos, **arrays_in(inputs.spec)}
+    named = [*zip(names, (x.array for x in inputs.xs), strict=True), *arrays.items()]
     return [(name, array, j.lib.snapshot(array)) for name, array in named if j.lib.owns(array)]
 
 
@@ -201,7 +203,8 @@ def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[
     if call.positions == "S" and not call.axes and call.kind in j.lib.integers:
         half = slice(rows // 2, rows)
         yield "in a slice of the rows", np.s_[:, :, half], j.pos(inputs.numbers[half], call.kind)
-        yield "with heads dropped", np.s_[:, heads // 2 :], inputs.pos
+        if not differs_by_head(call.inv_freq):
+            yield "with heads dropped", np.s_[:, heads // 2 :], inputs.pos
         yield "in a part of the batch", np.s_[batches // 2 :], inputs.pos
         if j.claims("batch_positions"):
             rows_of_each = np.broadcast_to(inputs.numbers, (batches, rows))

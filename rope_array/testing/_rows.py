@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from . import _contexts as contexts
 from ._capability_parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._cover import Cover, pairs_among, pairs_of
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, CallFactors
@@ -28,6 +29,17 @@ _SAME_ANGLES = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
 _MANY = [(1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1)]
 # For more than 2^17 and 2^18 elements at head_dim 64.
 _LARGE = [(3, 7, 103), (4, 9, 115), (1, 3, 1380), (2, 150, 14)]
+# Frequencies in arrays: near, far and odd positions, the ends of int32, of each dtype, floats and batches.
+_ARRAYS = [
+    "inv_freq=True:float32|mixed:float32|halving:float32|other_last:float32|mixed:float32",
+    "inv_freq=True:float32|any_size:float32|True:float64|any_size:float64|True:float32:heads reach=2147483647",
+    "inv_freq=True:float32|True:float64 order=2147483647,2147483646,16777217,131071,1 reach=2147483647",
+    "inv_freq=True:float32|any_size:float64|True:float32:heads reach=-2147483647",
+    "inv_freq=any_size:float32|any_size:float64 dtype=float64|float16|bfloat16 reach=2147483647",
+    "inv_freq=True:float16|True:bfloat16|halving:bfloat16:heads reach=123457",
+    "inv_freq=True:float32|True:float64:heads positions=BS reach=123457", "inv_freq=True:float32 kind=float",
+    "inv_freq=True:float32:heads seq_axis=-3 reach=123457", "inv_freq=True:float32 axes=chunks",
+]
 _ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1024)]
 
 
@@ -102,8 +114,10 @@ FIELD_ROWS = [
     ),
     CheckRow("odd_width", "A head of odd width is rotated if rotary_dim is even.", ["width=13 rotary_dim=6"]),
     CheckRow(
-        "inv_freq", "Frequencies of inv_freq are used exactly, in their order, and anew in every call.",
-        ["inv_freq=True|mixed|halving|other_last|mixed"],
+        "inv_freq",
+        "Frequencies of inv_freq are used exactly, in their order, and anew in every call; in an array, also of "
+        "each head, to the same bits as numbers, at any position.",
+        ["inv_freq=True|mixed|halving|other_last|mixed", *_ARRAYS], few=14, context=contexts.with_frequencies,
     ),
     CheckRow(
         "attention_factor",
@@ -310,6 +324,8 @@ STATE_ROWS = [
         ["reach=300 base=10000.25|10000.75|10000|10001|10000.25",
          "reach=300 attention_factor=1.25|1.2501|1.0|1.25",
          "reach=300 inv_freq=halving|other_last|other_first|other_middle|halving",
+         "reach=300 inv_freq=halving:float32|other_last:float32|other_first:float32|other_middle:float32",
+         "reach=300 inv_freq=halving:float32:heads|halving:float64|other_last:float64|halving:float32",
          "reach=300 axes=alternating|other_last|other_first|alternating"], few=20,
     ),
     CheckRow(

@@ -30,8 +30,9 @@ GRADIENT_ROWS = [
         "The gradient multiplies by the attention factor; the gradient of features that are not rotated is "
         "their cotangent; it reads the cotangent's pairs by out_pairing and writes pairs by pairing.",
         [f"{_RECORDED} attention_factor=2.0", f"{_RECORDED} rotary_dim=8", f"{_RECORDED} out_pairing=other",
-         f"{_RECORDED} inverse=True", f"{_RECORDED} inverse=True attention_factor=2.0",
-         f"{_RECORDED} in_tuple=True|two_dtypes"], few=4,
+         f"{_RECORDED} inverse=True",
+         f"{_RECORDED} inv_freq=True:float32|any_size:float64|True:float32:heads reach=2147483647",
+         f"{_RECORDED} inverse=True attention_factor=2.0", f"{_RECORDED} in_tuple=True|two_dtypes"], few=5,
     ),
     CheckRow(
         "gradient_of_strides",

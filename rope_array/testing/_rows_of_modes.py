@@ -152,10 +152,13 @@ MODE_ROWS = [
     ),
     CheckRow(
         "jit",
-        "One compiled function is right for each dtype, size and shape of positions, in turn.",
+        "One compiled function is right for each dtype, size and shape of positions, in turn, and for each "
+        "array of frequencies.",
         [f"{_FAR} dtype=float32|float64|float16|bfloat16|float32",
-         f"{_FAR} positions=BS rows=2,3,5|3,3,5|2,3,1", "rows=2,3,1|2,3,5"],
-        ("jit",), few=10, context=transformed.check_compiled_in_turn,
+         f"{_FAR} positions=BS rows=2,3,5|3,3,5|2,3,1", "rows=2,3,1|2,3,5",
+         "inv_freq=True:float32|halving:float32|other_last:float32|any_size:float64|True:float32:heads "
+         "reach=2147483647"],
+        ("jit",), few=15, context=transformed.check_compiled_in_turn,
     ),
     CheckRow(
         "jit_of_fields",

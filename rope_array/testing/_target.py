@@ -167,6 +167,11 @@ class Target:
         """The axes of (b, h, s, d) missing in its layout: the suite calls once for each of their elements."""
         return "" if self.layout == "...sd" else "".join(a for a in "bh" if a not in self.layout)
 
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether it takes frequencies in an array: code for sequences of numbers need not."""
+        return "array_frequencies" in self.requires
+
     def claims(self) -> dict[str, Any]:
         """Return the explicit claims: the arguments that differ from the default.
 
@@ -247,7 +252,7 @@ class Target:
             rotate = _adapt.adapt_layout(rotate, self.layout, has_axes, self.arrays)
         if self.positions in ("batch", "row"):
             rotate = _adapt.adapt_positions(rotate, self.positions, has_axes, self.arrays)
-        return rotate
+        return _adapt.adapt_frequencies(rotate) if self.takes_arrays else rotate
 
     def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
         """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""

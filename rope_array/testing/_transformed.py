@@ -21,6 +21,7 @@ from ._judge import Judge
 from ._libraries import JaxLibrary
 from ._library_target import Declined
 from ._modes import jvp, vjp, vmap
+from ._named_values import arrays_in
 from ._observe import results_of
 
 
@@ -141,19 +142,24 @@ def _call_of(j: Judge, inputs: CallInputs) -> Callable[..., Any]:
 
 
 def _traced_call(j: Judge, inputs: CallInputs, by_itself: bool = False) -> Callable[..., Any]:
-    """Return the compiled function of a call; uncompiled if one program compiles all calls."""
+    """Return the compiled function of a call; uncompiled if one program compiles all calls.
+
+    Its arguments are x, the positions, and the arrays in the fields: all of them are traced.
+    """
     # Not `j.call`: a compiler may refuse its other work.
     spec = j.fit(inputs.spec)
+    names = [*arrays_in(spec)]
 
-    def call(x: Any, pos: Any) -> Any:
-        return j.target.call(x, pos, **spec)
+    def call(x: Any, pos: Any, *arrays: Any) -> Any:
+        return j.target.call(x, pos, **{**spec, **dict(zip(names, arrays, strict=True))})
 
     return call if is_one_program(j) and not by_itself else j.lib.traced(call)
 
 
 def _compiled(j: Judge, call: CallFactors, seed: int) -> Program:
     inputs = make(j, call, seed)
-    return Program(_traced_call(j, inputs), (inputs.x.array, inputs.pos), partial(judge_results, j, inputs))
+    arguments = inputs.x.array, inputs.pos, *arrays_in(inputs.spec).values()
+    return Program(_traced_call(j, inputs), arguments, partial(judge_results, j, inputs))
 
 
 def _compiled_gradient(j: Judge, call: CallFactors, seed: int) -> Program:
@@ -161,8 +167,8 @@ def _compiled_gradient(j: Judge, call: CallFactors, seed: int) -> Program:
     # Without fields it is the gradient of a compiled call; with fields JAX compiles the gradient.
     traced = _traced_call(j, inputs, by_itself=not inputs.spec)
 
-    def value_and_gradient(x: Any, pos: Any, cotangent: Any) -> tuple[Any, Any]:
-        y, pull = j.lib.pullback(lambda array: traced(array, pos), x)
+    def value_and_gradient(x: Any, pos: Any, cotangent: Any, *arrays: Any) -> tuple[Any, Any]:
+        y, pull = j.lib.pullback(lambda array: traced(array, pos, *arrays), x)
         return y, pull(cotangent)
 
     def judge(outputs: tuple[Any, Any]) -> None:
@@ -170,19 +176,23 @@ def _compiled_gradient(j: Judge, call: CallFactors, seed: int) -> Program:
         with named("the gradient"):
             check_adjoint(j, outputs[1], inputs.xs[0], g, inputs.numbers, **inputs.spec)
 
-    return Program(value_and_gradient, (inputs.x.array, inputs.pos, g.array), judge)
+    arguments = inputs.x.array, inputs.pos, g.array, *arrays_in(inputs.spec).values()
+    return Program(value_and_gradient, arguments, judge)
 
 
-@lru_cache(maxsize=1)
-def _function_of(j: Judge) -> Callable[..., Any]:
-    return j.lib.traced(lambda x, pos: j.target.call(x, pos))
+@lru_cache(maxsize=2)
+def _function_of(j: Judge, names: tuple[str, ...]) -> Callable[..., Any]:
+    return j.lib.traced(
+        lambda x, pos, *arrays: j.target.call(x, pos, **dict(zip(names, arrays, strict=True)))
+    )
 
 
 @may_refuse
 def check_compiled_in_turn(j: Judge, call: CallFactors, seed: int = 0) -> bool:
-    """Judge a call, without fields, of the compiled function that all calls of a check share."""
+    """Judge a call, with no fields but arrays, of the compiled function that all calls of a check share."""
     inputs = make(j, call, seed)
-    judge_results(j, inputs, _function_of(j)(inputs.x.array, inputs.pos))
+    arrays = arrays_in(inputs.spec)
+    judge_results(j, inputs, _function_of(j, (*arrays,))(inputs.x.array, inputs.pos, *arrays.values()))
     return True
 
 

@@ -37,7 +37,7 @@ _REACH_STEPS = (
     0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 2**14 - 1, 2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # The capability that another one needs.
-_NEEDED = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]"} | {
+_NEEDED = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]", "array_frequencies": "inv_freq"} | {
     f"broadcast_positions[{axes}]": {2: "batch_positions", 3: "head_positions"}[len(axes)]
     for axes in BROADCAST if len(axes) in (2, 3)
 }  # fmt: skip

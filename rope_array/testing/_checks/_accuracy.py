@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from rope_array.testing._call import plain_call, spec_of
 from rope_array.testing._claims import RANGES
 from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, Input, Judge, check
+from rope_array.testing._row import read_calls
 
 # The ranges in words.
 _RANGES = {
@@ -21,6 +23,7 @@ _RANGES = {
 }  # fmt: skip
 # More heads are tried for a backend that declines small arrays.
 _HEADS = (2, 32, 512)
+_ARRAYS = ("inv_freq=True:float32", "inv_freq=any_size:float64")
 _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
 
 
@@ -30,6 +33,7 @@ def _within(j: Judge, name: str, dtype: str) -> None:
     if dtype == j.dtype:
         j.record_error(name, j.numbers(y), x, pos)
     j.check_values(j.numbers(y), x, pos)
+    _check_arrays(j, pos, dtype)
 
 
 def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
@@ -50,6 +54,14 @@ def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
     y = j.run(all_rows, np.arange(pos[-1] + 1))
     j.check_kind(y, all_rows)
     return Input(None, all_rows.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
+
+
+def _check_arrays(j: Judge, pos: Any, dtype: str) -> None:
+    """Judge calls with frequencies in an array, which are as exact."""
+    for call in read_calls(j, *_ARRAYS, dtype=dtype):
+        x, spec = j.x(1, 2, len(pos), 16, dtype=dtype), spec_of(j, call)
+        with j.part(call.text(plain_call(j))):
+            j.check_call(x, pos, **spec)
 
 
 def checks_of_ranges() -> list[Check]:
@@ -76,6 +88,7 @@ def accuracy_negative(j: Judge, dtype: str) -> None:
         pos = np.append(pos, -(2**31))
     x, y = _rows(j, pos, dtype)
     j.check_values(j.numbers(y), x, pos)
+    _check_arrays(j, pos, dtype)
 
 
 @check("wide_positions", "any_positions", each_dtype=True)
@@ -84,6 +97,7 @@ def accuracy_wide(j: Judge, dtype: str) -> None:
     pos = np.array([2**31, 2**32 - 1, 2**32 + 1, 2**40 + 5, -(2**33) - 3, 2**53 + 1])
     x, y = _rows(j, pos, dtype)
     j.check_values(j.numbers(y), x, pos)
+    _check_arrays(j, pos, dtype)
 
 
 @check("float_positions", "any_positions", each_dtype=True)

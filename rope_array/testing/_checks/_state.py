@@ -15,6 +15,7 @@ from rope_array.testing._contexts import fresh_call
 from rope_array.testing._cover import OF_ANOTHER_SHAPE, field_specs, single_fields
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._observe import call_unguarded
+from rope_array.testing._row import read_calls
 from rope_array.testing._settings import changes, unusual_settings
 
 # Calls: x, positions and fields.
@@ -59,13 +60,21 @@ def calls_at_reshaped_positions(j: Judge) -> None:
 
 @check("inv_freq")
 def fields_written_in_place(j: Judge) -> None:
-    """A list of frequencies, or a scaling rule, that was written since the last call is read again."""
+    """A list or an array of frequencies, or a scaling rule, that was written since the last call is read again."""
     x, pos = j.x(), j.positions()
     frequencies: Any = [0.5 + i for i in range(len(j.pairs()[0][0]))]
     if _takes(j, x, inv_freq=frequencies):
         frequencies[0] = 0.25
         with j.part("inv_freq was written since the last call"):
             j.check_call(x, pos, inv_freq=frequencies)
+    for call in read_calls(j, "inv_freq=halving:float32"):
+        inputs = make(j, call)
+        with j.if_served():
+            j.call(inputs.x, inputs.pos, **inputs.spec)
+            if j.lib.overwrite(inputs.spec["inv_freq"].array, 0.75):
+                y = j.call(inputs.x, inputs.pos, **inputs.spec)
+                with j.part("an array of frequencies was written since the last call"):
+                    j.check(y, inputs.x, inputs.numbers, inv_freq=[0.75] * len(inputs.spec["inv_freq"]))
     rule: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
     if j.claims("scaling") and _takes(j, x, scaling=rule):
         rule["factor"] = 5.0
