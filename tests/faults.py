@@ -22,7 +22,7 @@ before, after
     Evaluate this for its effect, before or after `apply`.
 
 A fault with more logic than that is a function: see `mutant` and `positions`. `refusing` makes correct code
-that refuses some calls.
+that refuses some calls. With `arrays`, a mutant gets frequencies in arrays too; `in_array` is then a condition.
 """
 
 import ast
@@ -41,7 +41,7 @@ import numpy as np
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._factors import FIELDS
-from rope_array.testing._library_target import as_records
+from rope_array.testing._library_target import apply_any, as_records
 
 
 class Mutant(NamedTuple):
@@ -50,13 +50,14 @@ class Mutant(NamedTuple):
     rotate: object
     library: str
     failed_checks: tuple[str, ...]
+    arrays: bool = False
 
     @property
     def name(self):
         return self.rotate.__name__
 
     def target(self):
-        return target(self.rotate, self.library)
+        return target(self.rotate, self.library, self.arrays)
 
 
 MUTANTS = []
@@ -69,8 +70,11 @@ def load_mutants():
     return MUTANTS
 
 
-def target(rotate, library):
-    """Make a target that claims all fields, all dtypes and the contract, so that every check applies."""
+def target(rotate, library, arrays=False):
+    """Make a target that claims all fields, all dtypes and the contract, so that every check applies.
+
+    Checks with frequencies in arrays apply if `arrays` is True.
+    """
     narrow = {"numpy": ("float16",), "torch": ("float16",), "jax": ("bfloat16",)}
     dtypes = ("float32", "float64", *narrow.get(library, ()))
 
@@ -79,6 +83,7 @@ def target(rotate, library):
         return rotate(x, pos, **as_records(spec))  # `scaling` and `axes` as rope_array's classes
 
     claims = {"fields": tuple(FIELDS), "dtypes": dtypes, "angles": "exact", "furthest": 2**62}
+    claims["requires"] = ("array_frequencies",) if arrays else ()
     return Target(call, library=library, declared=True, **claims)
 
 
@@ -94,15 +99,16 @@ def each(function):
     return call
 
 
-def mutant(kills, library="numpy", whole=False):
+def mutant(kills, library="numpy", whole=False, arrays=False):
     """Register a function as a mutant that fails the checks named in `kills`.
 
-    With `whole`, x may be a tuple of arrays; else the function takes them one by one.
+    With `whole`, x may be a tuple of arrays; else the function takes them one by one. With `arrays`, it takes
+    frequencies in an array.
     """
 
     def register(function):
         rotate = function if whole else each(function)
-        MUTANTS.append(Mutant(rotate, library, tuple(kills.split())))
+        MUTANTS.append(Mutant(rotate, library, tuple(kills.split()), arrays))
         return rotate
 
     return register
@@ -132,7 +138,9 @@ def named(name):
     return rotate
 
 
-def fault(name, kills, when="True", *, library="numpy", whole=False, drop="", leave=None, **changes):
+def fault(
+    name, kills, when="True", *, library="numpy", whole=False, arrays=False, drop="", leave=None, **changes
+):
     """Register a mutant with a fault where the condition `when` holds; see the top of this module."""
     if leave is not None:
         changes["y"] = f"put(y, np.s_[{leave}], x[{leave}])"
@@ -147,12 +155,17 @@ def fault(name, kills, when="True", *, library="numpy", whole=False, drop="", le
         return call.y
 
     rotate.__name__ = rotate.__qualname__ = name
-    mutant(kills, library, whole)(rotate)
+    mutant(kills, library, whole, arrays)(rotate)
 
 
 def positions(kills, when="True", **options):
     """Register a mutant that rotates to other positions, which the function returns for a `MutantCall`."""
     return lambda function: fault(function.__name__, kills, when, pos=function, **options)
+
+
+def array_fault(name, kills, when="True", **options):
+    """Register a mutant with a fault in calls with frequencies in an array."""
+    fault(name, kills, f"in_array and ({when})", arrays=True, **options)
 
 
 torch_fault = functools.partial(fault, library="torch")
@@ -189,6 +202,8 @@ ABBREVIATIONS = {
     "fields": "spec.keys()",
     "base": "spec.get('base', 10000.0)",
     "half": "spec.get('pairing') == 'half'",
+    "inv_freq": "spec['inv_freq']",
+    "in_array": "hasattr(spec.get('inv_freq'), 'dtype')",
     "inverse": "spec.get('inverse', False)",
     "factor": "spec.get('attention_factor', 1.0)",
     "rule": "spec.get('scaling')",
@@ -250,7 +265,7 @@ class MutantCall:
     def y(self):
         """The result."""
         if self._backward is None:
-            return ra.apply(self.x, self.pos, **self.spec)
+            return apply_any(self.x, self.pos, **self.spec)
         library, spec, state, code = self._library, self.spec, self.state, self._backward
 
         def backward(gradient, pos):  # without a reference to this call, and so to x and y
@@ -268,7 +283,7 @@ class MutantCall:
             plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}
             spec["attention_factor"] = 1 / ra.RoPE(self.x.shape[-1], **plain).amplitude
         spec = {name: value for name, value in {**spec, **fields}.items() if name not in drop.split()}
-        return ra.apply(self.x, self.pos if pos is None else pos, **spec)
+        return apply_any(self.x, self.pos if pos is None else pos, **spec)
 
     # ---- memory between calls ----
 
@@ -319,7 +334,7 @@ def torch_with_gradient(x, pos, spec, backward):
         @staticmethod
         def forward(context, x, pos):
             context.pos = pos
-            return ra.apply(x, pos, **spec)
+            return apply_any(x, pos, **spec)
 
         @staticmethod
         def backward(context, gradient):
@@ -334,7 +349,7 @@ def jax_with_gradient(x, pos, spec, backward):
 
     @jax.custom_vjp
     def rotated(x, pos):
-        return ra.apply(x, pos, **spec)
+        return apply_any(x, pos, **spec)
 
     rotated.defvjp(lambda x, pos: (rotated(x, pos), pos), lambda pos, g: (backward(g, pos), None))
     return rotated(x, pos if isinstance(pos, jax.Array) else jax.numpy.asarray(pos))

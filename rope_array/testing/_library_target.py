@@ -96,8 +96,10 @@ def _rotate_by_tables(
     """Rotate by a `Rotation`, of frequencies in an array too; each array of a tuple by tables of its dtype."""
     if isinstance(x, tuple):
         return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
+    import rope_array  # Dynamo traces the statement, but no call of `import_module`
+
     inv_freq = spec.pop("inv_freq") if _has_array(spec) else None
-    rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x, inv_freq=inv_freq)
+    rotation = rope_array.RoPE(x.shape[-1], **spec).rotation(pos, like=x, inv_freq=inv_freq)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis, backend=backend)
 
 
@@ -107,7 +109,9 @@ def _has_array(spec: Mapping[str, Any]) -> bool:
 
 def apply_any(x: Any, pos: Any, backend: str | None = None, **spec: Any) -> Any:
     """Call `rope_array.apply`, or rotate by a `Rotation` if the frequencies are an array."""
-    rotate = _rotate_by_tables if _has_array(spec) else import_module("rope_array").apply
+    import rope_array
+
+    rotate = _rotate_by_tables if _has_array(spec) else rope_array.apply
     return rotate(x, pos, backend=backend, **spec)
 
 

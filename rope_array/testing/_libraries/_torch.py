@@ -156,8 +156,8 @@ def with_own_code(f: Function) -> Function:
     limit the code is called without the compiler, or an error is raised.
     """
 
-    def called(*arguments: Any) -> Any:
-        return f(*arguments)
+    def called(*arguments: Any, **named: Any) -> Any:
+        return f(*arguments, **named)
 
     called.__code__ = called.__code__.replace(co_name=f"called{next(_NUMBERS)}")
     return called
