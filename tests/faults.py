@@ -22,7 +22,7 @@ before, after
     Evaluate this for its effect, before or after `apply`.
 
 A fault with more logic than that is a function: see `mutant` and `positions`. `refusing` makes correct code
-that refuses some calls. With `arrays`, a mutant gets frequencies in arrays too; `in_array` is then a condition.
+that refuses some calls. With `arrays`, a mutant gets frequencies in arrays too: see `array_fault`.
 """
 
 import ast

@@ -19,8 +19,8 @@ array_fault("float64_frequencies_narrowed", "inv_freq accuracy_2e16", "inv_freq.
 array_fault("last_bit_of_float64_frequencies_lost", "inv_freq accuracy_int32", "inv_freq.dtype == 'float64'",
             inv_freq="np.nextafter(inv_freq, 0)")
 # Computed in the dtype of x.
-array_fault("frequencies_as_narrow_as_x", "accuracy_small", "dtype == 'float16' and abs(inv_freq).max() < 6e4",
-            inv_freq="inv_freq.astype('float16')")
+array_fault("frequencies_as_narrow_as_x", "accuracy_small",
+            "dtype == 'float16' and abs(inv_freq).max() < 6e4", inv_freq="inv_freq.astype('float16')")
 array_fault("turns_rounded_to_float32", "inv_freq accuracy_2e16",
             inv_freq="np.float64(np.float32(inv_freq / np.float64(2 * np.pi))) * (2 * np.pi)")
 array_fault("turns_of_53_bits_for_float64", "inv_freq accuracy_int32 accuracy_negative", "dtype == 'float64'",

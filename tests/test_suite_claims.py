@@ -295,6 +295,26 @@ def test_a_required_capability_that_is_refused_fails(case):
     assert all(text in details[f"requires[{name}]"] for name, text in missing.items())
 
 
+def test_arrays_of_frequencies_are_handed_over_only_if_they_are_required():
+    given = set()
+
+    def rotate(x, pos, inv_freq=None):
+        shape = np.shape(inv_freq)
+        given.add((type(inv_freq).__name__, len(shape)))
+        if isinstance(inv_freq, np.ndarray):
+            return ra.RoPE(x.shape[-1]).rotation(pos, like=x, inv_freq=inv_freq).apply(x)
+        return ra.apply(x, pos, inv_freq=inv_freq)
+
+    claims = {"angles": "exact", "dtypes": ["float32", "float64"]}
+    assert outcomes(Target(rotate, **claims), "inv_freq") == {"inv_freq": PASSED}
+    assert given == {("NoneType", 0), ("tuple", 1)}
+    required = Target(rotate, requires=["array_frequencies"], **claims)
+    assert outcomes(required, "inv_freq") == {"inv_freq": PASSED}
+    assert given == {("NoneType", 0), ("tuple", 1), ("ndarray", 1), ("ndarray", 2)}
+    without = Target(ra.apply, fields=["base"], requires=["array_frequencies"], **claims)
+    assert without.declines["array_frequencies"] == "inv_freq: not among its fields"
+
+
 def test_what_is_claimed_can_be_required():
     target = Target(rotate, lacks={"ranks[1]": "a batch is needed"})
     names = target.all_claimed()

@@ -1,7 +1,7 @@
 """Compile any function of the suite's calls by its library's compiler: `jax:jit`, `torch:compile`.
 
-Arrays are traced. Other fields, and positions that are Python values, are constants of the compiled code. Every
-call that returns was compiled as a whole: code that the compiler cannot compile raises, it is never
+Arrays are traced. Other fields, and positions that are Python values, are constants of the compiled code.
+Every call that returns was compiled as a whole: code that the compiler cannot compile raises, it is never
 called without the compiler.
 """
 

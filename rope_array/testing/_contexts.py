@@ -172,10 +172,15 @@ def _check_float64_after_float32(j: Judge, call: CallFactors) -> None:
 
 
 def with_frequencies(j: Judge, call: CallFactors, seed: int = 0) -> bool:
-    """Judge a call; at integer positions, frequencies in an array give the bits of the same numbers."""
+    """Judge a call; at integer positions, frequencies in an array give the bits of the same numbers.
+
+    Compilers fuse products with sums, in other places of the two programs.
+    """
     if not check_call(j, call, seed):
         return False
-    if not is_in_array(call.inv_freq) or differs_by_head(call.inv_freq) or "float" in call.kind:
+    fuses = j.target.compiled or isinstance(j.lib, JaxLibrary)
+    same_bits = is_in_array(call.inv_freq) and not differs_by_head(call.inv_freq) and "float" not in call.kind
+    if fuses or not same_bits:
         return True
     inputs = make(j, call, seed)
     numbers = {**inputs.spec, "inv_freq": tuple(inputs.spec["inv_freq"])}

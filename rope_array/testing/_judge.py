@@ -408,7 +408,7 @@ class Judge:
 def _by_head(
     y: Floats, x: Input, spec: dict[str, Any]
 ) -> Iterator[tuple[str, Floats, Input, dict[str, Any]]]:
-    """Yield a name, y, x and the fields of each head, if the frequencies of heads differ; else of all heads."""
+    """Yield a name, y, x and the fields of each head; of all heads at once if their frequencies are equal."""
     frequencies = spec.get("inv_freq")
     if not isinstance(frequencies, FrequenciesInArray) or not frequencies.heads:
         yield "", y, x, spec

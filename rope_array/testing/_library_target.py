@@ -93,7 +93,7 @@ def _reason_in(error: BaseException) -> str:
 def _rotate_by_tables(
     x: Any, pos: Any, backend: str | None, seq_axis: int = -2, inverse: bool = False, **spec: Any
 ) -> Any:
-    """Rotate by a `Rotation`, of frequencies in an array too; each array of a tuple by tables of its dtype."""
+    """Rotate by a `Rotation`, of frequencies in an array too; each x of a tuple by tables of its dtype."""
     if isinstance(x, tuple):
         return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
     import rope_array  # Dynamo traces the statement, but no call of `import_module`
@@ -111,8 +111,9 @@ def apply_any(x: Any, pos: Any, backend: str | None = None, **spec: Any) -> Any:
     """Call `rope_array.apply`, or rotate by a `Rotation` if the frequencies are an array."""
     import rope_array
 
-    rotate = _rotate_by_tables if _has_array(spec) else rope_array.apply
-    return rotate(x, pos, backend=backend, **spec)
+    if _has_array(spec):
+        return _rotate_by_tables(x, pos, backend, **spec)
+    return rope_array.apply(x, pos, backend=backend, **spec)
 
 
 def as_records(spec: dict[str, Any]) -> dict[str, Any]:

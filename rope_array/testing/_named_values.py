@@ -81,7 +81,7 @@ def differs_by_head(value: Any) -> bool:
 
 
 def frequencies_of(value: Any, pairs: int, heads: int) -> tuple[float, ...]:
-    """Return the frequencies that a value of the factor inv_freq names, for a number of pairs and of heads."""
+    """Return the frequencies that a value of the factor inv_freq names, for numbers of pairs and of heads."""
     name, *options = str(value).split(":")
     numbers = FREQUENCIES[name == "True" or name](pairs)
     if not options:

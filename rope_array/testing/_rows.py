@@ -31,14 +31,17 @@ _MANY = [(1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3,
 _LARGE = [(3, 7, 103), (4, 9, 115), (1, 3, 1380), (2, 150, 14)]
 # Frequencies in arrays: near, far and odd positions, the ends of int32, of each dtype, floats and batches.
 _ARRAYS = [
-    "inv_freq=True:float32|mixed:float32|halving:float32|other_last:float32|mixed:float32",
-    "inv_freq=True:float32|any_size:float32|True:float64|any_size:float64|True:float32:heads reach=2147483647",
+    "inv_freq=mixed:float32|halving:float32|mixed:float32",
+    "inv_freq=True:float32|any_size:float32|True:float64|any_size:float64 reach=2147483647",
+    "inv_freq=True:float32:heads reach=2147483647",
     "inv_freq=True:float32|True:float64 order=2147483647,2147483646,16777217,131071,1 reach=2147483647",
     "inv_freq=True:float32|any_size:float64|True:float32:heads reach=-2147483647",
     "inv_freq=any_size:float32|any_size:float64 dtype=float64|float16|bfloat16 reach=2147483647",
     "inv_freq=True:float16|True:bfloat16|halving:bfloat16:heads reach=123457",
-    "inv_freq=True:float32|True:float64:heads positions=BS reach=123457", "inv_freq=True:float32 kind=float",
-    "inv_freq=True:float32:heads seq_axis=-3 reach=123457", "inv_freq=True:float32 axes=chunks",
+    "inv_freq=True:float32|True:float64:heads positions=BS reach=123457",
+    "inv_freq=True:float32 kind=float",
+    "inv_freq=True:float32:heads seq_axis=-3 reach=123457",
+    "inv_freq=True:float32 axes=chunks",
 ]
 _ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1024)]
 
@@ -115,9 +118,9 @@ FIELD_ROWS = [
     CheckRow("odd_width", "A head of odd width is rotated if rotary_dim is even.", ["width=13 rotary_dim=6"]),
     CheckRow(
         "inv_freq",
-        "Frequencies of inv_freq are used exactly, in their order, and anew in every call; in an array, also of "
-        "each head, to the same bits as numbers, at any position.",
-        ["inv_freq=True|mixed|halving|other_last|mixed", *_ARRAYS], few=14, context=contexts.with_frequencies,
+        "Frequencies of inv_freq are used exactly, in their order, and anew in every call; in an array too, "
+        "also for each head, at any position, and to the same bits unless a compiler fuses operations.",
+        ["inv_freq=True|mixed|halving|other_last|mixed", *_ARRAYS], few=13, context=contexts.with_frequencies,
     ),
     CheckRow(
         "attention_factor",

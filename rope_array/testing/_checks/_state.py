@@ -60,7 +60,7 @@ def calls_at_reshaped_positions(j: Judge) -> None:
 
 @check("inv_freq")
 def fields_written_in_place(j: Judge) -> None:
-    """A list or an array of frequencies, or a scaling rule, that was written since the last call is read again."""
+    """Frequencies in a list or array, or a scaling rule, written since the last call are read again."""
     x, pos = j.x(), j.positions()
     frequencies: Any = [0.5 + i for i in range(len(j.pairs()[0][0]))]
     if _takes(j, x, inv_freq=frequencies):
