@@ -98,8 +98,8 @@ def _rotate_by_tables(
         return tuple(_rotate_by_tables(array, pos, backend, seq_axis, inverse, **spec) for array in x)
     import rope_array  # Dynamo traces the statement, but no call of `import_module`
 
-    inv_freq = spec.pop("inv_freq") if _has_array(spec) else None
-    rotation = rope_array.RoPE(x.shape[-1], **spec).rotation(pos, like=x, inv_freq=inv_freq)
+    in_array = {"inv_freq": spec.pop("inv_freq"), "backend": backend} if _has_array(spec) else {}
+    rotation = rope_array.RoPE(x.shape[-1], **spec).rotation(pos, like=x, **in_array)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis, backend=backend)
 
 
