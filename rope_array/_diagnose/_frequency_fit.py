@@ -21,7 +21,7 @@ BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 _COHERENT = 0.5  # a larger misfit is another rotation
-_LOOKED_AT = 64  # hypotheses of a series
+_LOOKED_AT, _PLAIN = 64, 4  # hypotheses of a series, and plain ones after them
 NO_RULE = "the frequencies follow no rule that was tried: `rope.frequencies` has least-squares estimates"
 
 
@@ -37,6 +37,17 @@ class FrequencyFit(NamedTuple):
     notes: tuple[str, ...] = ()
     misfit: float = math.inf
     amplitude: Amplitude = Amplitude(1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a base alone gives the frequencies."""
+        return "base" in self.fields and self.fields.get("scaling") in (None, Reversed())
+
+
+def first_fits(fits: list[FrequencyFit], count: int) -> list[FrequencyFit]:
+    """Return the first fits, and the first plain fits: many rules may fit as well as a base."""
+    plain = [fit for fit in fits[count:] if fit.is_plain]
+    return fits[:count] + plain[:_PLAIN]
 
 
 def estimate_frequencies(series: Series) -> tuple[Floats, float, float]:
@@ -191,7 +202,7 @@ class FrequencyFitter:
         if not fits:
             return []
         order = np.argsort(self._misfits(fits, 8), kind="stable")
-        chosen = [fits[i] for i in order[:_LOOKED_AT]]
+        chosen = first_fits([fits[i] for i in order], _LOOKED_AT)
         ranked = [
             fit._replace(
                 fields={**fit.fields, **self.pairs.fields}, misfit=misfit, amplitude=self.series.amplitude

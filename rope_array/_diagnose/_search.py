@@ -16,7 +16,7 @@ from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Reversed, YaRN
 
 from ._axis_maps import axis_fits, estimate_axes, filled_map, maps_of_models
-from ._frequency_fit import BASES, FrequencyFit, FrequencyFitter, signed
+from ._frequency_fit import BASES, FrequencyFit, FrequencyFitter, first_fits, signed
 from ._observation import Floats, Observation
 from ._pair_hypotheses import (
     PAIRINGS,
@@ -121,7 +121,7 @@ class Search:
                 ranked += enumerate(self._fits(phases, positions))
         ranked.sort(key=lambda place: (place[1].misfit, place[0]))
         slack = self.sample.tol + self.sample.angle_errors(self.sample.reach, 1.0)
-        for _, fit in ranked[:_JUDGED]:
+        for fit in first_fits([fit for _, fit in ranked], _JUDGED):
             if fit.misfit <= 3 * ranked[0][1].misfit + slack:
                 self._try_fit(fit, positions)
 

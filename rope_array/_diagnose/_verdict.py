@@ -155,11 +155,15 @@ def equally_good(trials: list[Trial], observation: Observation) -> list[Trial]:
 
     The noise is measured, not assumed: the errors of the best trials. A trial is out if all its features
     together, or any feature, have errors that the noise does not explain. No tolerance enters here.
+    An estimate of each pair fits a part of the noise too, so it leaves less: a simpler rope may have more.
     """
     if not trials:
         return []
     best = min(t.mean for t in trials)
-    noise = np.min([t.errors for t in trials if t.mean <= 4 * best], axis=0)
+    near = [t for t in trials if t.mean <= 4 * best]
+    noise = np.min([t.errors for t in near], axis=0)
+    simple = [t.errors for t in near if t.proposal.rank < Rank.ESTIMATE]
+    noise_of_simple = np.min(simple, axis=0) if simple else noise
     count, (rows, width) = observation.num_positions, observation.x.shape
     pairs = max(width // 2, 1)
     spread = (pairs + 5 * np.sqrt(2 * pairs) + 10) / (2 * pairs * count)  # of a sum of squares, 5 deviations
@@ -169,10 +173,13 @@ def equally_good(trials: list[Trial], observation: Observation) -> list[Trial]:
     wider = (observation.angle_tol(float(np.sqrt(best))) / observation.angle_tol()) ** 2
 
     def together(t: Trial) -> bool:
-        return bool(t.mean <= noise.mean() * (1 + spread) + wider * t.angles.mean() + 3 * bits / width)
+        return bool(t.mean <= best * (1 + spread) + wider * t.angles.mean() + 3 * bits / width)
 
     def by_feature(t: Trial) -> bool:
-        return bool((t.errors <= noise * (1 + 25 / count) + wider * t.angles + bits).all())
+        limit = noise * (1 + 25 / count)  # 5 deviations
+        if t.proposal.rank < Rank.ESTIMATE:  # by the mean noise, as the estimate may fit all of a feature's
+            limit = np.minimum(noise_of_simple * (1 + 25 / count), noise + np.maximum(noise, best) * 25 / count)
+        return bool((t.errors <= limit + wider * t.angles + bits).all())
 
     good = [t for t in trials if together(t)]
     # Per-feature errors are comparable only for one slice: two slices pair features differently.
