@@ -3,7 +3,7 @@
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from typing import Any, Never
 
 from . import _dispatch
@@ -17,7 +17,7 @@ from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.plan import Pairing, plan_of_angles, without_frequencies
 from ._spec.shape_rule import is_unknown_size
-from ._spec.spec import Spec, require_plan, rule_at_length
+from ._spec.spec import FIELDS, Spec, has_own_init, require_plan, rule_at_length
 from ._spec.validation import integer, number, positive
 
 
@@ -84,6 +84,8 @@ class RoPE(Spec):
         super().__post_init__()
         if type(self) is RoPE:
             _register_in_jax()
+        else:
+            _refuse_unread_names(type(self))
 
     def __call__(self, *args: Never, **options: Never) -> Never:
         """Raise: a rope is no module of PyTorch; its functions have names."""
@@ -530,6 +532,24 @@ class RoPE(Spec):
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))
         # Row j is the image of the unit vector j: column j of the matrix.
         return lib.xp.matrix_transpose(rotation.apply(units, seq_axis=-3 if lead else -2))
+
+
+@traced_constant
+def _refuse_unread_names(cls: type[RoPE]) -> None:
+    """Raise SpecError if a subclass defines a name that no rotation reads."""
+    for name in ("frequencies", "amplitude"):
+        if getattr(cls, name) is not getattr(RoPE, name):
+            raise SpecError(
+                f"{cls.__name__} defines {name}, which no rotation calls; give the numbers as fields: "
+                "RoPE(head_dim, inv_freq=..., attention_factor=...)."
+            )
+    for name in () if has_own_init(cls) else FIELDS:
+        default = cls.__dataclass_fields__[name].default
+        if default is not MISSING and getattr(cls, name) is not default:
+            raise SpecError(
+                f"{cls.__name__} sets {name} in its class body, which is not the field's default; decorate the "
+                "class with @dataclasses.dataclass(frozen=True, repr=False, eq=False), and annotate the name."
+            )
 
 
 @traced_constant

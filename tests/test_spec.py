@@ -18,6 +18,7 @@ from test_errors import Long
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
+from rope_array._spec.frequencies import Scaling
 from rope_array._spec.plan import Plan
 from rope_array._spec.spec import Fields, plan_of
 from rope_array.testing import rotation_matrix
@@ -244,6 +245,71 @@ def test_a_subclass_has_fields_or_parameters_of_its_own():
         assert (rope.head_dim, rope.base) == (8, 5.0)
     with pytest.raises(SpecError, match="lable"):
         Labelled(8, lable="text")
+
+
+class Slower(ra.Linear):
+    def _stretched(self, omegas, base, width):
+        return [omega / 100 for omega in omegas]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(ra.Axes):
+    def sources(self, rotary_dim):
+        return [None] * len(self.coordinates)
+
+
+X, AXES = np.ones((3, 8)), Padded((0, 0, 1, 1))
+# Calls that take a rule or a map, and the class whose subclass they get.
+OF_A_SUBCLASS = {
+    "field": (lambda: RoPE(8, scaling=Slower(2.0)), "Linear"),
+    "apply": (lambda: ra.apply(X, range(3), scaling=Slower(2.0)), "Linear"),
+    "replace": (lambda: dataclasses.replace(RoPE(8), scaling=Slower(2.0)), "Linear"),
+    "inner rule": (lambda: ra.Reversed(Slower(2.0)), "Linear"),
+    "reversed": (lambda: RoPE(8, scaling=type("Backwards", (ra.Reversed,), {})()), "Reversed"),
+    "candidate": (lambda: ra.diagnose(X, X[:, ::-1], range(3), candidates=Slower(2.0)), "Linear"),
+    "pickle": (lambda: RoPE(8, scaling=pickle.loads(pickle.dumps(Slower(2.0)))), "Linear"),
+    "axes": (lambda: RoPE(8, axes=AXES), "Axes"),
+}
+
+
+@pytest.mark.parametrize(("call", "parent"), OF_A_SUBCLASS.values(), ids=OF_A_SUBCLASS)
+def test_subclasses_of_rules_and_maps_are_refused(call, parent):
+    """Nothing would call their own methods. The message has the fields that state other numbers."""
+    remedy = r"Axes\(coordinates, indices=..., widths=...\)" if parent == "Axes" else r"inv_freq=..., "
+    with pytest.raises(SpecError, match=f"a subclass of {parent}, whose own methods.*{remedy}"):
+        call()
+
+
+def test_a_base_class_of_rules_may_have_subclasses():
+    class Own(Scaling):
+        def _stretched(self, omegas, base, width):
+            return [omega / 100 for omega in omegas]
+
+    assert RoPE(4, scaling=Own()).frequencies == (0.01, 0.0001)
+
+
+# Bodies of subclasses of RoPE with names that no rotation reads, and the names.
+UNREAD = {
+    "frequencies": {"frequencies": property(lambda rope: (1.0,) * 4)},
+    "amplitude": {"amplitude": 2.0},
+    "base": {"base": 5e5},
+    "pairing": {"pairing": "half", "__annotations__": {"pairing": str}},
+}
+
+
+@pytest.mark.parametrize(("name", "body"), UNREAD.items(), ids=UNREAD)
+def test_names_of_a_subclass_that_no_rotation_reads_are_refused(name, body):
+    with pytest.raises(SpecError, match=f"Own (defines|sets) {name}\\b"):
+        type("Own", (RoPE,), body)(8)
+
+
+def test_a_subclass_may_have_other_defaults():
+    @dataclasses.dataclass(frozen=True, repr=False, eq=False)
+    class Llama(RoPE):
+        base: float = 5e5
+
+    assert Llama(8).frequencies == RoPE(8, base=5e5).frequencies
+    assert Llama(8, base=5.0).base == 5.0
 
 
 # ---- frequencies ----

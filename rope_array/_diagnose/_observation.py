@@ -13,9 +13,9 @@ from rope_array._array_api.library import POSITION_DTYPES, X_DTYPES, dtype_name,
 from rope_array._array_api.position_input import parse_host
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
-from rope_array._spec.frequencies import Scaling
+from rope_array._spec.frequencies import RULE_REMEDY, Scaling
 from rope_array._spec.shape_rule import check_line_up, placement
-from rope_array._spec.validation import positive
+from rope_array._spec.validation import positive, record
 
 Floats: TypeAlias = NDArray[np.float64]
 Complex: TypeAlias = NDArray[np.complex128]
@@ -231,7 +231,7 @@ def _read_candidate(value: Any) -> RoPE | Scaling:
     if isinstance(value, RoPE):  # the data may be beyond its limit of positions
         return replace(value, max_position=None)
     if isinstance(value, Scaling):
-        return value
+        return record("a candidate", value, Scaling, RULE_REMEDY)  # type: ignore[no-any-return]
     if isinstance(value, (str, PathLike, Mapping)) or hasattr(value, "to_dict"):
         return RoPE.from_config(value)
     raise SpecError(

@@ -24,6 +24,10 @@ Omegas: TypeAlias = Sequence[float]
 _DIGITS = 60
 # Frequencies and their divisors are below 1e309, so exponents stay below 620; more counts as infinity.
 _LARGEST_EXPONENT = 700
+RULE_REMEDY = (
+    "a rule, such as Linear(factor=4.0), or the frequencies of a rule of your own, as "
+    "dataclasses.replace(rope, scaling=None, inv_freq=..., attention_factor=...)"
+)
 
 
 def _context(digits: int, Emax: int = 999_999) -> Context:

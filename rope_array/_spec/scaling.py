@@ -19,7 +19,7 @@ from rope_array._errors import SpecError, short
 
 from .float32_steps import float32 as f32
 from .float32_steps import inverse, inverses, powers
-from .frequencies import Omegas, Scaling, divided
+from .frequencies import RULE_REMEDY, Omegas, Scaling, divided
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
 _size = partial(integer, minimum=1)
@@ -658,7 +658,7 @@ class Reversed(Scaling):
     rule: Scaling | None = None
 
     def __post_init__(self) -> None:
-        self._set_fields(rule=record("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)"))
+        self._set_fields(rule=record("rule", self.rule, Scaling, RULE_REMEDY))
         if isinstance(self.rule, Reversed) and isinstance(self.rule.rule, Reversed):
             self._set_fields(rule=self.rule.rule.rule)  # two reversals cancel
 

@@ -12,7 +12,7 @@ from rope_array._errors import SpecError, describe, short
 
 from .axes import Axes, series_lengths
 from .float32_steps import float32
-from .frequencies import Scaling, frequencies, turns
+from .frequencies import RULE_REMEDY, Scaling, frequencies, turns
 from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
 from .plan import Pairing as Pairing
 from .validation import (
@@ -69,7 +69,7 @@ class Spec:
 
     def __new__(cls, *args: Any, **fields: Any) -> "Spec":
         """Check the names of the fields: a misspelt one is a SpecError, with the field that it may mean."""
-        if _has_own_init(cls):
+        if has_own_init(cls):
             return super().__new__(cls)
         names = cls.__dataclass_fields__.keys()
         if not fields.keys() <= names:
@@ -108,7 +108,7 @@ class Spec:
         return factor
 
 
-def _has_own_init(cls: type[Spec]) -> bool:
+def has_own_init(cls: type[Spec]) -> bool:
     """Return whether a subclass has an __init__ of its own, with its own parameters."""
     owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
     return "__dataclass_params__" not in vars(owner)
@@ -135,7 +135,7 @@ def _check_and_plan(*values: Any) -> tuple[Any, ...]:
             f"rotary_start is {spec.rotary_start}, past the end of a head of {spec.head_dim}; give at most "
             "head_dim."
         )
-    spec.axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    spec.axes = record("axes", spec.axes, Axes, _AXES_REMEDY)
     spec.rotary_dim = _rotary_dim(spec.rotary_dim, spec.head_dim, spec.rotary_start, spec.axes)
     spec.pairing = check_pairing("pairing", spec.pairing)
     spec.base = positive("base", spec.base, "a finite number above 0, such as 10000.0")
@@ -200,9 +200,13 @@ def _scaling(value: Any) -> Scaling | None:
             f"scaling is {describe(value)}; give {rule or 'a rule, such as ra.Linear(factor=4.0)'}, "
             "or read the whole config with ra.RoPE.from_config(config)."
         )
-    remedy = "a rule, such as Linear(factor=4.0), or inv_freq, the frequencies of a rule of your own"
-    return record("scaling", value, Scaling, remedy)  # type: ignore[no-any-return]
+    return record("scaling", value, Scaling, RULE_REMEDY)  # type: ignore[no-any-return]
 
+
+_AXES_REMEDY = (
+    "an Axes, such as Axes.chunked(16, 24, 24), or a map of your own, as Axes(coordinates, indices=..., "
+    "widths=...)"
+)
 
 # The rule of a config's rope_type, with the fields that it needs.
 _RULES = {

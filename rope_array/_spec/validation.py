@@ -81,11 +81,21 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def record(name: str, value: Any, cls: type, remedy: str) -> Any:
-    """Return a record, checked anew: pickle and `object.__new__` check nothing. None is allowed."""
+    """Return a record, checked anew: pickle and `object.__new__` check nothing. None is allowed.
+
+    A subclass of a record is refused: the methods that it adds would not be called. A base class of records
+    that is no record itself, such as `Scaling`, may have subclasses.
+    """
     if value is None:
         return None
     if not isinstance(value, cls):
         raise SpecError(f"{name} is {describe(value)}; give {remedy}, or None.")
+    parents = [base for base in type(value).__mro__[1:] if issubclass(base, cls) and is_dataclass(base)]
+    if parents:
+        raise SpecError(
+            f"{name} is of the class {type(value).__name__}, a subclass of {parents[0].__name__}, whose own "
+            f"methods are never called; give {remedy}, or None."
+        )
     complete(value)
     return replace(value) if is_dataclass(value) else value  # type: ignore[type-var]
 
