@@ -730,13 +730,29 @@ def scaled(name, attribute):
     return model
 
 
-NO_MATCH = "does not match its config"
+class RotatesByHand(torch.nn.Module):
+    def forward(self, x, angle):
+        return x * torch.cos(angle) + x.flip(-1) * torch.sin(angle)
+
+
+def of_type(model_type):
+    """A model of a type with its default config, but without memory for its weights."""
+    with torch.device("meta"):
+        return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
+
+
+NO_MATCH, NO_ROTATION = "does not match its config", "has no rotation, so that there is nothing to patch"
 REFUSED = {
     "a frequency": (lambda: scaled("llama", "inv_freq"), NO_MATCH),
     "a frequency of a list": (lambda: scaled("phi3", "original_inv_freq"), NO_MATCH),
     "the amplitude": (lambda: scaled("gpt_oss", "attention_scaling"), "cos is .* the rope of its config has"),
     "a model that is not loaded": (lambda: build().to("meta"), "meta"),
-    "no rotary module": (lambda: torch.nn.Linear(2, 2), "Linear has no rotary module .*huggingface.md"),
+    "no rotary module": (RotatesByHand, "RotatesByHand has no rotary module .*huggingface.md"),
+    "no class of a model": (lambda: torch.nn.Linear(2, 2), NO_ROTATION),
+    "no rotation by its config": (lambda: of_type("nemotron_h"), NO_ROTATION),
+    "no rotation of a known model": (lambda: of_type("granitemoehybrid"), NO_ROTATION),
+    "no rotation by its code": (lambda: of_type("gpt2"), NO_ROTATION),
+    "rotation in its attention": (lambda: of_type("roformer"), "RoFormerModel has no rotary module .*yourself"),
     "a checkpoint of another base": (lambda: protein_model(lambda b: (b * 1.004).half()), NO_MATCH),
     "a checkpoint between": (lambda: protein_model(lambda b: b.half().float() * 1.0001), NO_MATCH),
 }

@@ -16,6 +16,9 @@ from ._rotary import NAMES
 
 _Value = TypeVar("_Value")
 TABLE = re.compile("^(cos|sin)(_|$)")  # variables of tables
+# Words of code that rotates: of transformers' models, and of other code, whose names are not known.
+_WORDS = re.compile(r"[Rr]otary|[Rr]otat|RoPE|Rope|\brope|_rope")
+_WORDS_ELSEWHERE = re.compile(rf"{_WORDS.pattern}|\b(cos|sin)\b")
 
 
 class Code:
@@ -100,6 +103,22 @@ def _find_functions(method: FunctionType) -> Iterator[tuple[str, Any]]:
 def python_modules(methods: Mapping[str, Any]) -> set[str]:
     """Return the names of the Python modules that define the methods."""
     return {f.__globals__.get("__name__", "") for method in methods.values() for f in undecorated(method)}
+
+
+def names_rotation(model: Any) -> bool:
+    """Return whether the code of a model's classes names a rotation, or cannot be read."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
+    for cls in classes:
+        root, _, rest = cls.__module__.partition(".")
+        if root in ("builtins", "torch") or (root == "transformers" and not rest.startswith("models.")):
+            continue
+        try:
+            source = inspect.getsource(cls)
+        except (OSError, TypeError):
+            return True
+        if (_WORDS if root == "transformers" else _WORDS_ELSEWHERE).search(source):
+            return True
+    return False
 
 
 # ---- how the tables are used ----

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 
 from rope_array._config._model_defaults import TRANSFORMERS
 from rope_array._errors import PatchError, RoPEError, describe
+from rope_array.config import read_layers
 
 from . import _rotary
 from ._attributes import NamedModule, install, is_patched, restore
-from ._code import Code, multiplies_inline, python_modules
+from ._code import Code, multiplies_inline, names_rotation, python_modules
 from ._report import Entry, Left, Report
 from ._rotary import ConfigMismatch, RotaryPlan, UnsupportedModule
 
@@ -71,6 +73,13 @@ def _version_hint() -> str:
     return f" Its code is of transformers {version}, and patch follows {tested}: try that version."
 
 
+def _rotates_nothing(model: Any) -> bool:
+    """Return whether a model has no rotation, by its config, or else by its code."""
+    with suppress(RoPEError):  # of a config that is missing, or of no known model with a rotation
+        return not any(reading.rope.rotary_dim for _, reading in read_layers(getattr(model, "config", None)))
+    return not names_rotation(model)
+
+
 @dataclass(frozen=True)
 class _Step:
     """A module, its new methods by name, and its entry in the report."""
@@ -88,6 +97,10 @@ class _Patcher:
         self.modules = dict(model.named_modules())
         self.left: list[Left] = []
         self.rotaries = list(self._plan_rotaries())
+        if not self.rotaries and not self.left and _rotates_nothing(model):
+            raise PatchError(
+                f"{type(model).__name__} has no rotation, so that there is nothing to patch; use it as it is."
+            )
         if not self.rotaries:
             reasons = "".join(f" {left.name} ({left.cls}): {left.reason}." for left in self.left)
             raise PatchError(

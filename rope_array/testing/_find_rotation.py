@@ -157,8 +157,6 @@ def _probe(target: Target, place: Place, width: int = WIDTH) -> Probe | Exceptio
             return Probe(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
     except Exception as error:  # the target's own, or a claim that contradicts the layout
         return error
-    except SystemExit as error:
-        return RuntimeError(f"SystemExit: {error}")
 
 
 def _judge_of(target: Target, place: Place, width: int) -> Judge:

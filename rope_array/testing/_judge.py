@@ -21,7 +21,7 @@ from ._fault import Fault
 from ._libraries import rounded
 from ._library_target import Declined
 from ._named_values import FrequenciesInArray
-from ._refused import CheckCalls, Refused, refusal
+from ._refused import CheckCalls, EndingError, Refused, caught, refusal
 from ._target import Target
 from ._wrong_places import difference
 from ._wrong_result import Wrong
@@ -227,11 +227,16 @@ class Judge:
         return y
 
     def bare_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
-        """Call the target, whatever it raises."""
+        """Call the target; what it raises is an `Exception`, or the user's KeyboardInterrupt."""
         x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
         _announce.calling(x, pos, spec)
-        with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            y = self.target.call(x, pos, **spec)
+        try:
+            with np.errstate():  # undo changes that the call makes to NumPy's error handling
+                y = self.target.call(x, pos, **spec)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise caught(error) from error
         self.check_alive(x if isinstance(x, tuple) else (x,))
         return y
 
@@ -247,7 +252,7 @@ class Judge:
         except Declined:
             return None
         except Exception as error:
-            if self.target.declared or isinstance(error, DeletedError):
+            if self.target.declared or isinstance(error, DeletedError | EndingError):
                 raise
             self.calls.refused.append(one_line(error))
             return None

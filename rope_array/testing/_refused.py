@@ -40,10 +40,23 @@ class CheckCalls:
         return f"refuses {share}: {self.refused[0]}"
 
 
+class EndingError(Exception):
+    """A call raised an exception that is no `Exception`, such as SystemExit: a fault, no refusal."""
+
+
+def caught(error: BaseException) -> EndingError:
+    """Return an exception that would end the process as one that `except Exception` catches.
+
+    It has the name, the message and the traceback of the original.
+    """
+    cls = type(type(error).__name__, (EndingError,), {})
+    return cls(*error.args).with_traceback(error.__traceback__)
+
+
 def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
     """Return a call of a judge's target that raised, with its error, as text; "" if it is a fault."""
     inputs = x if isinstance(x, tuple) and not hasattr(x, "array") else (x,)
-    if judge.target.declared or isinstance(error, Declined | CannotCompile):
+    if judge.target.declared or isinstance(error, Declined | CannotCompile | EndingError):
         return ""
     # With other threads a call may raise only sometimes; traced arrays have no values.
     traced = any(getattr(x, "array", None) is None for x in inputs)
