@@ -1,7 +1,6 @@
 """The command line: ``python -m rope_array COMMAND``."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from rope_array._command._backends import add_backends
 from rope_array._command._check import add_check
 from rope_array._command._demo import add_demo
 from rope_array._command._explain import add_explain
+from rope_array._command._output import OutputError, complain, show
 from rope_array._command._plot import add_plot
 
 
@@ -26,6 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status.
     """
+    try:
+        return _run(arguments)
+    except OutputError as error:
+        if error.is_closed:
+            return 0
+        complain(f"rope_array: {error}")
+        return 2
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = vars(parser.parse_args(arguments))
     command = options.pop("command", None)
@@ -36,8 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help is not lost in silence, if standard output cannot be written."""
+
+    def print_help(self, file: Any = None) -> None:
+        show(self.format_help().rstrip("\n"))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m rope_array", description="Rotary position embedding (RoPE) for every array library."
     )
     parser.add_argument(
@@ -58,20 +75,9 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         import rope_array as ra
 
-        print(f"rope_array {ra.__version__}")
+        show(f"rope_array {ra.__version__}")
         parser.exit()
 
 
-def _exit() -> None:
-    try:
-        status = main()
-        if sys.stdout is not None:  # None if standard output is closed
-            sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has exited; without this, flushing at exit would print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    sys.exit(status)
-
-
 if __name__ == "__main__":
-    _exit()
+    sys.exit(main())

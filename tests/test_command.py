@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,37 @@ def test_arguments_that_end_the_command(line, status, text, command):
     done, *output = command(line)
     assert done == status
     assert text in "".join(output)
+
+
+COMMANDS = {
+    "help": "--help",
+    "help of a command": "explain --help",
+    "version": "--version",
+    "demo": "demo",
+    "backends": "backends",
+    "explain": "explain --shape 1,2,3,4",
+    "check": "check numpy --only definition",
+    "list of checks": "check --list",
+    "plot": "plot rotation -o plot.svg",
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device of this system is always full")
+@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+def test_an_output_that_cannot_be_written_has_its_own_status(line, tmp_path):
+    """The status of a failed check is 1, which is Python's of a traceback too."""
+    command, options = [sys.executable, "-P", "-m", "rope_array", *line.split()], {"cwd": tmp_path}
+    if "plot" in line:
+        pytest.importorskip("matplotlib")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, **options)
+    assert done.returncode == 2
+    assert b"rope_array: standard output cannot be written: No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 0
 
 
 # ---- backends ----

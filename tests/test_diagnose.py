@@ -176,6 +176,29 @@ def test_positions_of_each_sequence_and_another_axis():
     assert only(diagnosis, x, y, pos).seq_axis == -3
 
 
+# Outputs in whose last bits an estimate of each pair, or one of many rules, fits a part of the noise.
+FITS_NOISE = {
+    "float32": (61, (1, 1, 8, 256), "float32", 1e4),
+    "float16": (3, (1, 1, 8, 256), "float16", 1e4),
+    "bfloat16, more rows": (7, (2, 32, 256), "bfloat16", 1e4),
+    "bfloat16, many rules": (1, (2, 5, 128), "bfloat16", 5e5),
+}
+
+
+@pytest.mark.parametrize(("seed", "shape", "dtype", "base"), FITS_NOISE.values(), ids=FITS_NOISE)
+def test_a_base_is_preferred_to_numbers_that_fit_the_noise(seed, shape, dtype, base):
+    x, pos = features(*shape, dtype=dtype, seed=seed), range(shape[-2])
+    y = half(x, *(cast(table, dtype) for table in tables(pos, shape[-1], base)))
+    ropes = [explanation.rope for explanation in diagnose(x, y, pos).explanations]
+    assert ra.RoPE(shape[-1], base=base, **HALF) in ropes
+    assert not any(rope.inv_freq for rope in ropes)
+
+
+def test_a_base_is_preferred_to_an_estimate_of_its_own_output():
+    x, rope = features(1, 1, 8, 256, seed=96), ra.RoPE(256)
+    assert diagnose(x, rope.apply(x, range(8)), range(8)).rope == rope
+
+
 # Fields of a rope, and a note that names them otherwise.
 NOTED = {
     "exponents over head_dim": (

@@ -208,16 +208,17 @@ MAY_IMPORT = {
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
     "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
-    "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults ._dispatch "
-    "._rope .hf .torch torch",
+    "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
+    "._dispatch ._rope .hf .torch torch",
     "torch": "._errors ._spec ._array_api.position_input ._array_api.source ._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._registry .config .plots .testing late numpy",
-    "_demo": ". ._demo .testing numpy late dask",
+    "_demo": ". ._command._output ._demo .testing numpy late dask",
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
+    "testing._command": ".testing numpy ._command._output",
     "testing.plugin": ".testing numpy pytest",
     **dict.fromkeys(["testing._library_target", "testing._find_rotation"], ".testing numpy late ."),
     "testing._compilers": ".testing numpy late jax torch",

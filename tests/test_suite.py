@@ -160,6 +160,15 @@ def test_a_function_that_refuses_every_call_fails(error):
     assert "definition" in names_of(run_checks(rotate, only=["definition", "norm", "base"]), "failed")
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, Unusual])
+def test_an_exception_of_every_call_is_the_likely_cause(error):
+    def rotate(x, pos):
+        raise error("no table")
+
+    report = run_checks(rotate, only=["definition", "norm", "base"])
+    assert report.cause.text.startswith(f"rotate(x, pos) raises {error.__name__}: no table")
+
+
 def test_a_target_that_changes_settings_fails_one_check():
     def rotate(x, pos, base=10000.0):
         y = ra.apply(x, pos, base=base)

@@ -15,7 +15,8 @@ def add_check(commands: Any) -> None:
         "package is imported and run, from the current folder too.",
         epilog="TARGET is judged in a child process: if it ends the process, the check that was running has "
         "failed, and the others are run in a new process. exit status: 0 no surprise; 1 a check failed, or "
-        "passed that was expected to fail; 2 TARGET cannot be judged, or an option is wrong",
+        "passed that was expected to fail; 2 TARGET cannot be judged, an option is wrong, or the report "
+        "cannot be written",
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help="the target to judge; see --list")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of text")

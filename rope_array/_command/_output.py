@@ -1,18 +1,54 @@
 """Output of commands: text for a terminal, and refusals."""
 
+import os
 import sys
+from contextlib import suppress
+
+
+class OutputError(Exception):
+    """Standard output cannot be written: a disk is full, or the reader of a pipe has exited.
+
+    Attributes
+    ----------
+    is_closed
+        Whether the reader has exited, as of ``| head``: this is no error.
+    """
+
+    def __init__(self, error: OSError):
+        super().__init__(f"standard output cannot be written: {error.strerror or error}")
+        self.is_closed = isinstance(error, BrokenPipeError)
 
 
 def refuse(command: str, reason: object) -> int:
     """Print why a command cannot run; return its exit status."""
-    print(f"rope_array {command}: {escaped(str(reason))}", file=sys.stderr)
+    complain(f"rope_array {command}: {escaped(str(reason))}")
     return 2
 
 
+def complain(text: str) -> None:
+    """Print a text on standard error, if it can be written."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def show(text: str) -> None:
-    """Print a text in the encoding of the terminal."""
+    """Print a text in the encoding of the terminal.
+
+    Raise OutputError if it cannot be written; from then on standard output is discarded.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print("\n".join(map(escaped, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding))
+    shown = "\n".join(map(escaped, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(shown, flush=True)
+    except OSError as error:
+        _discard_output()
+        raise OutputError(error) from error
+
+
+def _discard_output() -> None:
+    """Redirect standard output to the null device: Python writes the rest of its buffer again at exit."""
+    with suppress(OSError):  # of a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def escaped(text: str) -> str:

@@ -6,6 +6,7 @@ import textwrap
 import numpy as np
 
 import rope_array as ra
+from rope_array._command._output import refuse, show
 from rope_array._demo._libraries import display_name, installed
 from rope_array._demo._measure import STARTS, DtypeCase, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
@@ -66,14 +67,13 @@ def run(file: str | None) -> int:
         words = tokens(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        print(f"rope_array demo: cannot use {file!r}: {reason}", file=sys.stderr)
-        return 2
+        return refuse("demo", f"cannot use {file!r}: {reason}")
     q, k = queries_and_keys(words)
     _introduce(file, words)
     failed = _show_libraries(q, k)
     _show_distance(q, k)
     _show_angles()
-    print(f"\nFAILED: {', '.join(failed)}" if failed else "\nEvery error is within the allowed error.")
+    show(f"\nFAILED: {', '.join(failed)}" if failed else "\nEvery error is within the allowed error.")
     return 1 if failed else 0
 
 
@@ -84,7 +84,7 @@ def _introduce(file: str | None, words: list[str]) -> None:
         "start": _printable(" ".join(words)[:80]),
         "count": len(words),
     }
-    print(_INTRODUCTION.format(**text, most=MOST_TOKENS, heads=HEADS, head_dim=HEAD_DIM))
+    show(_INTRODUCTION.format(**text, most=MOST_TOKENS, heads=HEADS, head_dim=HEAD_DIM))
 
 
 def _printable(text: str) -> str:
@@ -97,21 +97,21 @@ def _printable(text: str) -> str:
 def _show_libraries(q: Floats, k: Floats) -> list[str]:
     """Print the table of libraries; return the libraries that miss the contract."""
     *first, last = (f"{start:,}" for start in STARTS)
-    print(_LIBRARIES.format(starts=f"{', '.join(first)} and {last}"))
+    show(_LIBRARIES.format(starts=f"{', '.join(first)} and {last}"))
     libraries, absent, broken = installed()
     every = cases(q, k)
     chosen = [(lib, case) for lib in libraries for case in every if case.dtype in lib.dtypes]
     failed = [f"{display_name(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
     for heading, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
-            print(f"   {heading}: {', '.join(names)}")
+            show(f"   {heading}: {', '.join(names)}")
     _show_missing_kernel()
     return failed
 
 
 def _show_missing_kernel() -> None:
     for reason in {b.description for b in ra.backends() if b.name == "native" and b.usable is False}:
-        print(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
+        show(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
 
 
 def _show_row(library: ArrayLibrary, case: DtypeCase) -> bool:
@@ -121,17 +121,17 @@ def _show_row(library: ArrayLibrary, case: DtypeCase) -> bool:
         row = measure(library, case)
     except Exception as error:  # the row of a library that fails shows the error; the exit status is 1
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"{head}{'-':<11}{case.dtype:<10}  {_printable(reason)}"[:100], flush=True)
+        show(f"{head}{'-':<11}{case.dtype:<10}  {_printable(reason)}"[:100])
         return False
     errors = f"{row.worst:>7.2f}{allowed(case.dtype):>9.2f}"
     verdict = "yes" if row.within else "NO"
-    print(f"{head}{row.backend:<11}{case.dtype:<10}{errors}  {verdict:<6}{row.copies:>7.1f}", flush=True)
+    show(f"{head}{row.backend:<11}{case.dtype:<10}{errors}  {verdict:<6}{row.copies:>7.1f}")
     return row.within
 
 
 def _show_distance(q: Floats, k: Floats) -> None:
     bases = [_scores(rope, q, k, 0) for rope in _ROPES]
-    print(_DISTANCE.format(root=HEAD_DIM**0.5, largest=abs(bases[0]).max()))
+    show(_DISTANCE.format(root=HEAD_DIM**0.5, largest=abs(bases[0]).max()))
     for shift in SHIFTS:
         moved = [_scores(rope, q, k, shift) for rope in _ROPES]
         _show_errors(shift, *(abs(m - base).max() for m, base in zip(moved, bases, strict=True)))
@@ -145,7 +145,7 @@ def _scores(rope: ra.RoPE, q: Floats, k: Floats, shift: int) -> Floats:
 
 
 def _show_angles() -> None:
-    print(_ANGLES.format(num_pairs=HEAD_DIM // 2))
+    show(_ANGLES.format(num_pairs=HEAD_DIM // 2))
     like = np.empty(0, np.float32)
     for position in POSITIONS:
         exact, _ = cos_sin(position, rotary_dim=HEAD_DIM)
@@ -155,4 +155,4 @@ def _show_angles() -> None:
 
 
 def _show_errors(position: int, exact: float, float32: float) -> None:
-    print(f"   {position:>12,}{exact:>28.1e}{float32:>18.1e}")
+    show(f"   {position:>12,}{exact:>28.1e}{float32:>18.1e}")

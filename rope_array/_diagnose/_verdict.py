@@ -177,10 +177,10 @@ def equally_good(trials: list[Trial], observation: Observation) -> list[Trial]:
 
     def by_feature(t: Trial) -> bool:
         limit = noise * (1 + 25 / count)  # 5 deviations
-        if t.proposal.rank < Rank.ESTIMATE:  # by the mean noise, as the estimate may fit all of a feature's
-            limit = np.minimum(
-                noise_of_simple * (1 + 25 / count), noise + np.maximum(noise, best) * 25 / count
-            )
+        if t.proposal.rank < Rank.ESTIMATE:
+            # An estimate may fit all noise of a feature: take the mean noise for its deviation.
+            hidden = noise + np.maximum(noise, best) * 25 / count
+            limit = np.minimum(noise_of_simple * (1 + 25 / count), hidden)
         return bool((t.errors <= limit + wider * t.angles + bits).all())
 
     good = [t for t in trials if together(t)]

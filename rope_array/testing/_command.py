@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rope_array._command._output import OutputError, complain, refuse, show
 
 from ._checks import checks
 from ._claims import CAPABILITIES
@@ -39,25 +39,24 @@ def run(
         with _ending_by_signal():
             plain = _judged(parsed_options, timeout, in_process)
     except CannotJudge as error:
-        print(f"rope_array check: {error}", file=sys.stderr)
+        complain(f"rope_array check: {error}")
         if path:
             with contextlib.suppress(OSError):
                 write_junit_error(path, target, str(error))
         return 2
     except KeyboardInterrupt:
-        print("rope_array check: interrupted", file=sys.stderr)
+        complain("rope_array check: interrupted")
         return 130
-    text = json.dumps(plain, indent=1, default=str) if as_json else None
-    _print(text or "\n".join(lines_of(plain, parsed_options.repeated(), verbose=verbose)))
+    judged = len(plain["results"]) > plain["counts"][INAPPLICABLE]
+    status = (0 if plain["ok"] else 1) if judged else 2
     try:
         if path:
             write_junit(path, plain)
     except OSError as error:
-        print(f"rope_array check: {error}", file=sys.stderr)
-        return 2
-    if len(plain["results"]) == plain["counts"][INAPPLICABLE]:  # nothing was judged
-        return 2
-    return 0 if plain["ok"] else 1
+        status = refuse("check", error)
+    text = json.dumps(plain, indent=1, default=str) if as_json else None
+    _print(text or "\n".join(lines_of(plain, parsed_options.repeated(), verbose=verbose)))
+    return status
 
 
 def _judged(options: Options, timeout: float | None, in_process: bool) -> dict[str, Any]:
@@ -97,13 +96,12 @@ def _ending_by_signal() -> Iterator[None]:
 
 
 def _print(text: str) -> None:
-    """Print in any encoding; a closed pipe (`| head`) does not change the exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """Print a text; a closed pipe (`| head`) does not change the exit status."""
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        show(text)
+    except OutputError as error:
+        if not error.is_closed:
+            raise
 
 
 # ---- check --list ----

@@ -49,7 +49,7 @@ def caught(error: BaseException) -> EndingError:
 
     It has the name, the message and the traceback of the original.
     """
-    cls = type(type(error).__name__, (EndingError,), {})
+    cls: type[EndingError] = type(type(error).__name__, (EndingError,), {})
     return cls(*error.args).with_traceback(error.__traceback__)
 
 
