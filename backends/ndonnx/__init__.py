@@ -25,7 +25,8 @@ class NDonnxOps(ArrayOps):
     def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
         # ONNX takes indices with any axes.
         row = self.constants(numbers, dtype).unwrap_spox()
-        return xp.asarray(op.gather(row, indices.unwrap_spox(), axis=0))
+        gather: Any = vars(op)["gather"]  # the module does not list all of its names for type checkers
+        return xp.asarray(gather(row, indices.unwrap_spox(), axis=0))
 
     def with_shape_of(self, y: Any, x: Any) -> Any:
         return _with_known_sizes(xp.reshape(y, x.dynamic_shape), x.shape)
