@@ -125,7 +125,7 @@ def _cos_sin_of_terms(
     for term in terms:
         if term.lost is not None:  # adds 0, and what the integers lack of the gradient by the frequencies
             u = u + ops.cast(term.integers, dtype) * _in_eighths(term.lost, dtype, ops)
-    return _cos_sin_of_quadrant(quadrant, u, amplitude, dtype, ops)
+    return _cos_sin_of_quadrant(quadrant, u, amplitude, use_float64, ops)
 
 
 def _cos_sin_of_radians(radians: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
@@ -142,14 +142,15 @@ def _cos_sin_of_radians(radians: Any, plan: Plan, use_float64: bool, ops: ArrayO
     else:
         quadrant, u = _quadrant(_upper_word(reduced, ops, use_float64), use_float64, dtype, ops)
     u = u + _in_eighths(reduced.lost, dtype, ops)  # adds 0, and the gradient
-    return _cos_sin_of_quadrant(quadrant, u, plan.layout.amplitude, dtype, ops)
+    return _cos_sin_of_quadrant(quadrant, u, plan.layout.amplitude, use_float64, ops)
 
 
 def _cos_sin_of_quadrant(
-    quadrant: Any, u: Any, amplitude: float | None, dtype: Any, ops: ArrayOps
+    quadrant: Any, u: Any, amplitude: float | None, use_float64: bool, ops: ArrayOps
 ) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn from the axis of a quadrant, times the amplitude."""
-    if dtype == ops.xp.float64:
+    dtype = ops.xp.float64 if use_float64 else ops.xp.float32
+    if use_float64:
         cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
     else:
         cos, sin = _polynomials32(u)
