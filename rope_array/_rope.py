@@ -548,8 +548,7 @@ def _refuse_unread_names(cls: type[RoPE]) -> None:
         if default is not MISSING and getattr(cls, name) is not default:
             raise SpecError(
                 f"{cls.__name__} sets {name} in its class body, which is not the field's default; annotate "
-                "the name, and decorate the class with "
-                "@dataclasses.dataclass(frozen=True, repr=False, eq=False)."
+                "it, and decorate the class with @dataclasses.dataclass(frozen=True, repr=False, eq=False)."
             )
 
 
