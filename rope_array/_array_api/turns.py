@@ -22,6 +22,11 @@ from rope_array._spec.plan import Constants
 from .ops import ArrayOps
 
 
+# 1/2π to more places than the last digit of the largest float reads.
+_PLACES = 1260
+_INVERSE = inverse_two_pi(_PLACES)
+
+
 class Radix(NamedTuple):
     """How floats of one dtype are written in digits.
 
@@ -50,9 +55,8 @@ class Radix(NamedTuple):
 
     def limbs(self, columns: int) -> Constants:
         """Return the digits of 1/2π that products read, after zeros for the digits before the point."""
-        zeros, count = self.digits - 1 - self.first, self.last + columns
-        number = inverse_two_pi(self.bits * count)
-        digits = (number >> self.bits * (count - 1 - i) & 2**self.bits - 1 for i in range(count))
+        zeros, places = self.digits - 1 - self.first, range(1, self.last + columns + 1)
+        digits = (_INVERSE >> _PLACES - self.bits * place & 2**self.bits - 1 for place in places)
         return Constants([0] * zeros + [*digits])
 
     def scales(self) -> Constants:
