@@ -99,7 +99,7 @@ REACHED = {
     "rope_array/testing": (SUITE, "numpy"),
     "rope_array/torch": ("torch_modules", "torch"),
     "rope_array/vllm": ("vllm", "torch"),
-    "rope_array": ("conformance out rotation spec errors positions imports", "numpy strict"),
+    "rope_array": ("conformance out rotation spec errors positions turns imports", "numpy strict"),
     "bench/roformer": ("roformer*", "numpy torch"),
     "bench": ("figures bench_gpu", "numpy torch"),
     "docs": ("docs readme figures", "numpy"),
