@@ -48,7 +48,13 @@ def _may_be_of_an_engine(content: Mapping[str, Any]) -> bool:
 
 
 def _refuse_nameless(content: Mapping[str, Any]) -> None:
-    """Refuse the `config` attribute of a model, which does not name the model's class."""
+    """Refuse a GGUF file's keys, and the `config` attribute of a model, which does not name its class."""
+    keys = content.get("model_info", content)  # Ollama's name
+    if isinstance(keys, Mapping) and "general.architecture" in keys:
+        raise ConfigError(
+            "these are the keys of a GGUF file, in a dict or in Ollama's model_info, without the file's "
+            "tensors; give the path of the GGUF file, or the config.json of the model's Hugging Face folder."
+        )
     # Keys that diffusers adds to the config of a model.
     if content.get("_class_name") is None and (
         "_use_default_values" in content or "_diffusers_version" in content

@@ -128,8 +128,9 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
     if content is None and keys[0] in values:
         raise ConfigError(f"{keys[0]} is {quoted(values[keys[0]])}; it must be an object.")
     of_root = parent.defaults.get("of_parts", {}).get(name, {})
+    is_around = not parent.known and not name.startswith(_OTHER_PARTS)
+    above = {**parent.above, **parent.content} if is_around else {}
     if content is not None:
-        above = parent.content if name in _TEXT_PARTS and not parent.known else {}
         inner = _make_part(parent, name, path, content)
         merged = of_root if name in parent.defaults.get("merged", ()) else {}
         return replace(inner, above=above, defaults={**inner.defaults, **merged})
@@ -145,9 +146,15 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
         )
     # Older configs of several parts state the text's keys on the top level.
     if name == "text" and ("hidden_size" in parent.content or parent.key in _FLAT):
-        return _make_part(parent, name, path, {**parent.content, "model_type": None})
+        inner = _make_part(parent, name, path, {**parent.content, "model_type": None})
+        if inner.in_transformers and parent.key not in _FLAT:
+            inner.note(
+                "the keys of the text are read from the top level; transformers 5.24 does not read them "
+                "there, and takes the defaults of its class"
+            )
+        return inner
     inner = _make_part(parent, name, path, {})
-    return replace(inner, defaults={**inner.defaults, **of_root})
+    return replace(inner, above=above, defaults={**inner.defaults, **of_root})
 
 
 def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:

@@ -75,6 +75,10 @@ class ConfigPart:
         place = " in transformers" if self.in_transformers else ""
         self.note(f"{key} is not used: the model's code{place} does not read it")
 
+    def note_outside(self, key: str) -> None:
+        """Note a key of the config around the part that no step reads."""
+        self.note(f"{key} outside of the part {quoted(self.path)} is not used: only keys in it are read")
+
     def note(self, text: str) -> None:
         """Add a note once."""
         if text not in self.notes:

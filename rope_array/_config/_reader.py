@@ -55,7 +55,7 @@ class Reader:
         _unused_keys.check_unread_keys(
             self.config_part, self.convention, self.values.asked, fields, self._asked_by_others
         )
-        _unused_keys.check_above(self.config_part)
+        _unused_keys.check_above(self.config_part, fields)
         return fields
 
     def _rotated_fields(self) -> dict[str, Any]:
@@ -304,8 +304,10 @@ class Reader:
         }
         if flat := [key for key in parameters if key not in nested]:
             self.config_part.note(f"{listed(flat)} outside of the parameters of layer types is not used")
+        labels = {self.convention.labels.get(name, name) for name in self.values.layer_types()}
+        self._note_unused_bases(nested, labels)
         if self.label is None:
-            return self._shared(nested)
+            return self._shared(nested, labels)
         label = self.convention.labels.get(self.label, self.label)
         if label not in nested:
             raise ConfigError(
@@ -318,10 +320,21 @@ class Reader:
             return self._identity(f"the rotary parameters of {label!r} are null")
         return self._of_one(nested[label], label)
 
-    def _shared(self, nested: Mapping[str, Any]) -> dict[str, Any]:
+    def _note_unused_bases(self, nested: Mapping[str, Any], labels: "set[str]") -> None:
+        """Note a base of a layer type that no layer has, unless it is the class's."""
+        keys = {label: self.convention.bases.get(label, "rope_theta") for label in nested}
+        used = {key for label, key in keys.items() if label in labels}
+        for label, key in keys.items():
+            if (
+                used
+                and key not in used
+                and self.values.stated(key) not in (None, self.config_part.defaults.get(key))
+            ):
+                self.config_part.note(f"{key} is not used: no layer is of the type {quoted(label)}")
+
+    def _shared(self, nested: Mapping[str, Any], labels: "set[str]") -> dict[str, Any]:
         """Return the fields of the rope that all layer types of the model share."""
         fields, ropes = [], []
-        labels = {self.convention.labels.get(name, name) for name in self.values.layer_types()}
         for label in [label for label in nested if label in labels] or nested:
             self.label = label
             fields.append(self._of_label(nested, label))

@@ -1,97 +1,147 @@
-"""Refuse defaults of a class where the config states sizes or a base that the class does not read."""
+"""Refuse defaults of a class where the config states sizes, a base or a rule that the class does not read."""
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._document import Document
 from rope_array._config._model_defaults import MODELS
-from rope_array._config._part import ConfigPart, listed, quoted
+from rope_array._config._part import ConfigPart, Foreign, listed, quoted
 from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError
 
-_SIZES = frozenset(
-    (*(factor for key in KEYS["widths"] for factor in key.split("/")), *KEYS["sizes_of_others"])
-)
-_OTHERS = frozenset(
-    (*KEYS["sizes_of_others"], "n_embd", "n_head", "n_heads", "d_model", "d_head", "head_size")
-)
-_BASES = frozenset((*KEYS["bases"], *KEYS["bases_of_others"]))
-# Objects of other parts of a model, of its training and of its files.
+_LONGEST_NAME = 100
+
+
+def _name_of(key: Any) -> str | None:
+    """Return a key without the objects before its last dot, in lower case, without hyphens and underscores."""
+    if not isinstance(key, str) or len(key) > _LONGEST_NAME:
+        return None
+    return key.rpartition(".")[2].lower().replace("-", "").replace("_", "")
+
+
+def _names_of(*keys: str) -> "frozenset[str | None]":
+    return frozenset(map(_name_of, keys))
+
+
+_WIDTHS = frozenset(factor for key in KEYS["widths"] for factor in key.split("/"))
+_OTHERS = {*KEYS["sizes_of_others"], "n_embd", "n_head", "n_heads", "d_model", "d_head", "head_size"}
+# Keys of the config itself that a class may leave unread, and keys that `_unused_keys` notes.
+_OF_CLASSES = (_WIDTHS - _OTHERS) | {*KEYS["bases"], *KEYS["shares"], "rope_parameters", "rope_scaling"}
+_SIZES = _names_of(*_WIDTHS, *_OTHERS)
+_BASES = _names_of(*KEYS["bases"], *KEYS["bases_of_others"])
+_SHARES = _names_of(*KEYS["shares"])
+_RULES = _names_of("rope_parameters", "rope_scaling", "rotary_scaling")
+# Words of objects of other modalities, of other models beside the main one, of training and of files.
 _OTHER_OBJECTS = re.compile(
-    r"vision|visual|image|video|audio|speech|quanti|compress|per_layer|lora|peft|adapter|projector|perceiver"
-    r"|resampler|connector|tokenizer|generation|task_specific|label|mtp|draft|medusa|eagle|moe|mamba|ssm|linear"
+    r"(?:^|[_-])(?:vision|visual|vit|image|img|video|audio|speech|tts|codec|vq|mm|projector|projection|connector"
+    r"|resampler|perceiver|aligner|qformer|quantization|lora|peft|adapter|tokenizer|generation|task_specific"
+    r"|label2id|id2label|mtp|draft|medusa|eagle|per_layer)"
 )
-_MAIN_OBJECTS = ("model", "pretrained", "text", "llm", "language", "backbone")
-_MOST_PLACES, _MOST_OBJECTS, _MOST_KEYS = 24, 12, 96
 
 
 def check_unread_values(
     config_part: ConfigPart, convention: Convention, asked: "set[str]", document: Document
 ) -> None:
-    """Refuse a default width, or a default base, of a config that states one where no step has read it."""
+    """Refuse a default of the class where the config states a value for it that no step has read."""
     if config_part.foreign or not config_part.known:
         return
-    is_default_width = _is_default_width(config_part, convention)
-    is_default_base = any(key.endswith("rope_theta") for key in config_part.inferred)
-    check = (config_part.path, is_default_width, is_default_base)
-    if check in document.checked:  # for another layer
+    names = _names_of_defaults(config_part, convention)
+    _note_above(config_part, names)
+    if (check := (config_part.path, names)) in document.checked:  # for another layer
         return
-    names = (_SIZES if is_default_width else frozenset()) | (_BASES if is_default_base else frozenset())
-    contents = [config_part.content]
-    if config_part.path and config_part.root in MODELS:
-        contents.append(document.content)
-    for content in contents:
-        for place, keys in islice(_unread_places(config_part, content, asked), _MOST_PLACES):
-            if found := [key for key in keys if key in names]:
-                raise ConfigError(
-                    f"{config_part.name}: {place} states {listed(found)}, which the model's class does not "
-                    "read: its defaults would take their place. This is no config of Hugging Face's class: "
-                    "give the config.json of the model's Hugging Face folder, or state its rope: RoPE(...)."
-                )
+    read = {*asked, *config_part.defaults, *config_part.defaults.get("alias", ())}
+    base = config_part.inferred.get("rope_theta")
+    own_keys = {
+        key: value
+        for key, value in config_part.content.items()
+        if key not in read and key not in _OF_CLASSES and not (value == base and _name_of(key) in _BASES)
+    }
+    places = [("the config", _stated_keys(own_keys, names)), *_objects(config_part, document, asked, names)]
+    for place, keys in places:
+        if keys:
+            raise ConfigError(
+                f"{config_part.name}: {place} states {listed(keys)}, which the model's class does not "
+                "read: its defaults would take their place. This is no config of Hugging Face's class: "
+                "give the config.json of the model's Hugging Face folder, or state its rope: RoPE(...)."
+            )
     document.checked.add(check)
 
 
-def _is_default_width(config_part: ConfigPart, convention: Convention) -> bool:
-    """Return whether a size of the head is a default of the class."""
+def _names_of_defaults(config_part: ConfigPart, convention: Convention) -> "frozenset[str | None]":
+    """Return the names of the values for which the reading has taken defaults of the class."""
+    inferred, stated = config_part.inferred, config_part.stated
     factors = {factor.rpartition("*")[2] for key in convention.width for factor in key.split("/")}
-    return bool(factors & config_part.inferred.keys())
+    states_share = any(key.rpartition(".")[2] in KEYS["shares"] for key in stated)
+    return frozenset().union(
+        _SIZES if factors & inferred.keys() else (),
+        _BASES if any(key.endswith("rope_theta") for key in inferred) else (),
+        () if states_share or "rotary_dim" in stated else _SHARES,
+        _RULES if "rope_type" in inferred else (),
+    )
 
 
-def _unread_places(
-    config_part: ConfigPart, content: Mapping[str, Any], asked: "set[str]"
+def _note_above(config_part: ConfigPart, names: "frozenset[str | None]") -> None:
+    """Note values of the config around the part that its class's defaults replace."""
+    around = {k: v for k, v in config_part.above.items() if not isinstance(v, Mapping)}
+    for key in _stated_keys(around, names & (_SIZES | _BASES)):
+        if key not in config_part.content:
+            config_part.note_outside(key)
+
+
+def _objects(
+    config_part: ConfigPart, document: Document, asked: "set[str]", names: "frozenset[str | None]"
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield the places of keys that no step has read, with the keys: the config itself, and its objects."""
-    read = {*asked, *config_part.defaults, *config_part.defaults.get("alias", ())}
-    if content is config_part.content:
-        yield (
-            "the config",
-            [k for k, v in content.items() if _is_number(v) and k in _OTHERS and k not in read],
-        )
-    outer = {name.partition(".")[0] for name in asked if "." in name}
+    """Yield each object that no step has read, with its keys of these names, at any depth.
+
+    Named parts of the class, objects that it reads, and objects of other modalities are left out.
+    """
+    if not names:
+        return
+    contents = [config_part.content]
+    if config_part.path and config_part.root in MODELS:
+        contents.append(document.content)
+    read = {name.partition(".")[0] for name in asked} | {"rope_parameters", "rope_scaling"}
     parts = {*config_part.parts, *MODELS.get(config_part.root or "", {}).get("parts", ())}
-    for key, value in content.items():
-        if not isinstance(key, str) or not isinstance(value, Mapping) or key in outer:
+    read |= parts | {f"{name}_config" for name in parts}
+    seen = {id(config_part.content)}
+    for content in contents:
+        for key, value in content.items():
+            if isinstance(value, (Mapping, list)) and key not in read and not _is_other(key):
+                yield f"its object {quoted(key)}", _keys_within(value, names, seen)
+
+
+def _is_other(key: Any) -> bool:
+    return isinstance(key, str) and _OTHER_OBJECTS.search(key[:_LONGEST_NAME].lower()) is not None
+
+
+def _keys_within(value: Any, names: "frozenset[str | None]", seen: "set[int]") -> list[str]:
+    """Return the keys of these names in an object and in the objects within it, each looked at once."""
+    containers, keys = [value], []
+    for outer in containers:
+        if id(outer) in seen:
             continue
-        name = key.removesuffix("_config")
-        is_of_class = name in parts or key in ("rope_parameters", "rope_scaling")
-        is_other = _OTHER_OBJECTS.search(key) or (parts and name != key and name not in _MAIN_OBJECTS)
-        if not is_of_class and not is_other:
-            yield f"its object {quoted(key)}", list(_keys_of(value))
+        seen.add(id(outer))
+        if isinstance(outer, Mapping):
+            keys += _stated_keys(outer, names)
+            containers += [v for k, v in outer.items() if isinstance(v, (Mapping, list)) and not _is_other(k)]
+        else:
+            containers += [inner for inner in outer if isinstance(inner, (Mapping, list))]
+    return keys
 
 
-def _keys_of(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of numbers in an object and in the objects within it."""
-    objects = [value]
-    for outer in objects:
-        for key, inner in islice(outer.items(), _MOST_KEYS):
-            if isinstance(inner, Mapping):
-                objects += [inner] * (len(objects) < _MOST_OBJECTS)
-            elif isinstance(key, str) and _is_number(inner):
-                yield key
+def _stated_keys(values: Mapping[Any, Any], names: "frozenset[str | None]") -> list[str]:
+    """Return the keys of these names that have a value, or an object for a rule."""
+    return [k for k, v in values.items() if _name_of(k) in names and _has_value(v, _name_of(k) in _RULES)]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _has_value(value: Any, of_rule: bool) -> bool:
+    if of_rule:
+        return isinstance(value, Mapping) and len(value) > 0
+    if isinstance(value, str):
+        return (
+            re.fullmatch(r"\s*[+-]?[\d_.]+(?:e[+-]?\d+)?\s*", value[:_LONGEST_NAME], re.IGNORECASE)
+            is not None
+        )
+    return isinstance(value, (int, float, Foreign)) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions_unknown import BY_HAND, contradicts, may_change, reads
+from rope_array._config._conventions_unknown import BY_HAND, contradicts, generic, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._tables import KEYS, SAME_AS
 from rope_array._errors import ConfigError
@@ -22,6 +22,9 @@ _WITHOUT_EFFECT = _TABLE.pop("without_effect")
 _KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
 # Keys around a part that would change its rotation.
 _AROUND = _KNOWN | {"mrope_section", "mrope_interleaved"}
+_SIZES = frozenset((*KEYS["widths"], *KEYS["sizes_of_others"]))
+# Switches of position embeddings that are no plain rotation.
+_OTHER_EMBEDDING = re.compile("alibi|xpos|kerple", re.IGNORECASE)
 
 
 def check_unread_keys(
@@ -37,7 +40,7 @@ def check_unread_keys(
     """
     read_keys = {*read, *config_part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
     for key, value in config_part.content.items():
-        if key not in read_keys and fields["rotary_dim"] and contradicts(key, value, fields["pairing"]):
+        if key not in read_keys and _contradicts(key, value, fields):
             config_part.note_unread(key)
     unread = [key for key in config_part.content if _is_unread(config_part, key, read_keys)]
     if unread:
@@ -52,6 +55,16 @@ def check_unread_keys(
             raise ConfigError(may_change(config_part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
             config_part.note_unread(key)
+
+
+def _contradicts(key: Any, value: Any, fields: Mapping[str, Any]) -> bool:
+    """Return whether a key states another position embedding or another base than the fields."""
+    if not isinstance(key, str) or not fields["rotary_dim"]:
+        return False
+    if key in KEYS["bases_of_others"]:
+        return isinstance(value, (int, float)) and value != fields.get("base")
+    is_other = value is True and _OTHER_EMBEDDING.search(key) is not None
+    return is_other or contradicts(key, value, fields["pairing"])
 
 
 def _is_unread(config_part: ConfigPart, key: Any, read_keys: "set[str]") -> bool:
@@ -117,22 +130,29 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
     return value is False or (is_number and key.endswith("factor") and value == 1)
 
 
-def check_above(config_part: ConfigPart) -> None:
-    """Note rotary keys of the config around the part, which no step reads."""
+def check_above(config_part: ConfigPart, fields: Mapping[str, Any]) -> None:
+    """Note rotary keys of the config around the part, which no step reads; refuse a guess against them."""
     place = f"the part {quoted(config_part.path)}"
+    around = {}
     for key, value in config_part.above.items():
         if value is None or not _is_rotary(key) or key not in _AROUND:
+            if not isinstance(value, Mapping) and key not in _SIZES:
+                around[key] = value
+            if key not in config_part.content and _contradicts(key, value, fields):
+                config_part.note_outside(key)
             continue
         inner_value = config_part.content.get(key)
         if inner_value is None and config_part.stated.get(key) == value:
             continue  # a step has read it there
         if inner_value is None:
-            config_part.note(f"{key} outside of {place} is not used: only keys in it are read")
+            config_part.note_outside(key)
         elif not _agree(inner_value, value):
             raise ConfigError(
                 f"{key} is {quoted(inner_value)} in {place}, and {quoted(value)} outside of it; leave one "
                 "out."
             )
+    if around and not config_part.known:
+        generic(config_part.name, {**around, **config_part.content})
 
 
 def _agree(inner: Any, outer: Any) -> bool:
