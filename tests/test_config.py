@@ -475,7 +475,62 @@ NOTES = [
     (written_by("4.55.0"), "in 4.55, .* the ratio of the contexts$"),
     (MOE, "rope_scaling is not used", layer(0)),
     ({**MOE, "rope_parameters": PLAIN_RULE}, "rope_scaling is not used", layer(0)),
+    (model("deepseek_v4", rope_theta=5e5), "rope_theta is not used: no layer is of the type 'main'"),
+    (llama(position_embedding_base=1e6), "position_embedding_base is not used"),
+    (llama(alibi=True), "alibi is not used"),
+    (llama(use_ALiBi=True), "use_ALiBi is not used"),
 ]
+# Around the part of a known class: rotary keys, sizes and other embeddings that transformers drops.
+DROPPED = [
+    *(
+        (model_type, {key: value})
+        for key, value in (
+            ("rope_theta", 777.0),
+            ("rope_scaling", {"type": "linear", "factor": 4.0}),
+            ("partial_rotary_factor", 0.5),
+        )
+        for model_type in (
+            "llava",
+            "aria",
+            "mistral3",
+            "mllama",
+            "internvl",
+            "qwen3_vl",
+            "llama4",
+            "paligemma",
+            "dia",
+        )
+    ),
+    ("t5gemma", {"hidden_size": 2048, "num_attention_heads": 16, "head_dim": 128}),
+    ("llava", {"theta": 777.0}),
+    ("qwen2_5_omni", {"rope_theta": 777.0}),
+    ("mine", {"position_encoding_type": "alibi", "text_config": model("llama", rope_theta=777.0)}),
+    ("mine", {"alibi": True, "text_config": model("llama")}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "keys"), DROPPED)
+def test_keys_around_a_part_are_noted(model_type, keys):
+    bare = read(model(model_type, **{key: value for key, value in keys.items() if key == "text_config"}))
+    for vision in ({}, {"vision_config": {"hidden_size": 1024, "num_attention_heads": 16}}):
+        reading = read(model(model_type, **keys, **vision))
+        assert reading.rope == bare.rope
+        for key in keys.keys() - {"text_config"}:
+            assert any(note.startswith(f"{key} outside of the part") for note in reading.notes)
+
+
+def test_a_guess_is_refused_by_keys_around_the_part():
+    text = {"hidden_size": 1024, "num_attention_heads": 8, "rope_theta": 777.0}
+    for key, value in (("alibi", True), ("kv_lora_rank", 512), ("position_encoding_type", "alibi")):
+        for name in ("text_config", "llm_config"):
+            refuse(f"is unknown, and {key} is", {key: value, name: text})
+
+
+@pytest.mark.parametrize("model_type", ["llava", "aria", "idefics3", "mistral3", "emu3"])
+def test_keys_of_a_text_on_the_top_level_are_read_with_a_note(model_type):
+    reading = read(model(model_type, hidden_size=1024, num_attention_heads=8, rope_theta=777.0, head_dim=128))
+    assert reading.rope == half(128, base=777.0)
+    assert any("transformers 5.24 does not read them there" in note for note in reading.notes)
 
 
 @pytest.mark.parametrize("row", NOTES, ids=lambda row: row[1])
@@ -487,6 +542,9 @@ def test_noted(row):
 def test_not_noted():
     for config, text, *which in (
         ({**BAMBA, "attn_rotary_emb": 64}, "attn_rotary_emb is", layer(1)),
+        (model("deepseek_v4", rope_theta=1e4), "no layer is"),
+        (model("qwen2_vl", hidden_size=1024, num_attention_heads=8), "top level"),
+        (model("paligemma", hidden_size=64, text_config=model("gemma", hidden_size=64)), "outside"),
         (DBRX, ""),
         *((written_by(version), "this is YaRN") for version in ("4.44.2", "4.56.0", "5.24.0", None)),
         (written_by("4.55.4", factor=2.0), "this is YaRN"),

@@ -223,20 +223,76 @@ UNREAD = [
     {"model_config": {"hidden_size": 2048}},
     {"n_embd": 2048, "n_head": 32},
     {"hidden_dim": 2048, "num_query_heads": 32},
+    # Names in other spellings, numbers in texts, objects in lists, and objects after many others.
+    {"params": {"hidden-size": 2048}},
+    {"params": {"hiddenSize": "2048"}},
+    {"params": {"model.rope-theta": "5e5"}},
+    {"hidden_size": 2048, "num_attention_heads": 32, "layers": [{"attention": [{"rope_theta": 5e5}]}]},
+    {"model_moe": {"num_heads": 32}},
+    {"linear_attn_config": {"head_dim": 64}},
+    {"compressed_model": {"head_dim": 64}},
+    {"net": {**{f"object_{index}": {"a": 1} for index in range(200)}, "params": {"head_dim": 64}}},
+    {f"object_{index}": {"a": 1} for index in range(200)} | {"params": {"head_dim": 64}},
+    # Keys of GGUF files.
+    {"llama.rope.freq_base": 5e5},
+    {"llama.embedding_length": 2048, "llama.attention.head_count": 32},
+    {"llama": {"rope": {"freq_base": 5e5}}},
+    # Other names of the base beside the sizes.
+    {"hidden_size": 2048, "num_attention_heads": 32, "position_embedding_base": 5e5},
+    {"hidden_size": 2048, "num_attention_heads": 32, "theta": 5e5},
+    # A share, and a rule.
+    {"params": {"rotary-pct": 0.25}},
+    {"rope_theta": 5e5, "params": {"rope_scaling": {"type": "linear", "factor": 4.0}}},
 ]
+# Types with a text part, and names of objects that no class reads as this part.
+COMPOSITES = (
+    "llava",
+    "llava_next",
+    "paligemma",
+    "mllama",
+    "qwen2_vl",
+    "idefics3",
+    "mistral3",
+    "internvl",
+    "janus",
+)
+OTHER_TEXTS = ("lm", "llm", "decoder", "base_model", "gpt", "hf", "thinker", "talker", "model")
 # Objects of published configs, which are of other parts of the model.
 OTHER_OBJECTS = {"quantization_config": {"bits": 4, "dim": 1}, "generation_config": {"head_dim": 3}}
 OTHER_OBJECTS |= {"vision_config": {"hidden_size": 9}, "task_specific_params": {"a": {"num_heads": 3}}}
 OTHER_OBJECTS |= {"mtp_config": {"hidden_size": 9}, "speech_config": {"hidden_size": 9, "rope_theta": 3}}
+OTHER_OBJECTS |= {
+    "net": {"image_tower": {"hidden_size": 9}},
+    "sizes": {"hidden_size": None, "theta": "small"},
+}
+OTHER_OBJECTS |= {"label2id": {"theta": 3}, "rows": [1, "a", [2]], "mm_projector": {"hidden-size": 9}}
 
 
 def test_defaults_never_take_the_place_of_stated_values():
     for keys in UNREAD:
         refuse("which the model's class does not read: its defaults", model("llama", **keys))
-    refuse("its object 'model_config'", model("llava", model_config={"hidden_size": 64}))
+    for model_type in COMPOSITES:
+        for name in OTHER_TEXTS:
+            texts = {
+                "vision_config": {"hidden_size": 64},
+                f"{name}_config": {"hidden_size": 64, "rope_theta": 5e5},
+            }
+            refuse(f"its object '{name}_config' states", model(model_type, **texts))
     for keys in (OTHER_OBJECTS, {}):
         assert read(model("llama", **keys)).rope == half(128)
         assert read(model("llava", text_config=model("llama"), **keys)).rope == half(128)
+
+
+def test_a_base_of_another_name_that_is_the_default_is_read():
+    assert rope(
+        model("llama", hidden_size=2048, num_attention_heads=32, position_embedding_base=1e4)
+    ) == half(64)
+
+
+def test_keys_of_a_gguf_file_in_a_dict_are_refused_by_name():
+    keys = {"general.architecture": "llama", "llama.rope.freq_base": 5e5, "llama.embedding_length": 2048}
+    for config in (keys, model("llama", **keys), model("llama", model_info=keys), {"model_info": keys}):
+        refuse("give the path of the GGUF file, or the config.json", config)
 
 
 STATED_WIDTH = {"rotary_dim": 32, "rotary_base": 500.0}

@@ -316,6 +316,17 @@ def test_numbers_of_too_many_digits():
         refuse(".", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": value}})
 
 
+def test_objects_that_share_objects_are_looked_at_once():
+    shared = {"a": 1}
+    for _ in range(45):
+        shared = {"a": shared, "b": shared, "c": [shared, shared]}
+    assert rope(model("llama", net=shared)).head_dim == 128
+    wide = {f"key_{index}": [{"a": index}] for index in range(10**5)}
+    start = time.perf_counter()
+    assert len(read_layers(model("llama", num_hidden_layers=1024, net=wide))) == 1
+    assert time.perf_counter() - start < 10
+
+
 def test_a_huge_config_takes_no_time():
     huge = model("smollm3", num_hidden_layers=2**60)
     assert rope(huge, layer_type=3).rotary_dim == 0

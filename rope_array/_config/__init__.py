@@ -14,7 +14,7 @@ The steps of a reading:
 3. `_layer_rope` makes the fields of the rope (with `_maps`); the scaling rule by its `rope_type` (`_rules`),
    from the parameters of one layer type (`_layer`).
 4. `_unused_keys` refuses or notes rotary keys that no step has read, and `_unread_values` refuses defaults
-   of a class where an object of the config states the values.
+   of a class where the config states the values in another place or by another name.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,8 @@ def fields(
         raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
     reader = Reader(config_part, convention, plain(layer_type))
     fields = reader.fields()
-    check_unread_values(config_part, convention, reader.values.asked, document)
+    if fields["rotary_dim"]:
+        check_unread_values(config_part, convention, reader.values.asked, document)
     return fields, config_part
 
 

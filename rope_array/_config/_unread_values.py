@@ -15,7 +15,7 @@ _LONGEST_NAME = 100
 
 
 def _name_of(key: Any) -> str | None:
-    """Return a key without the objects before its last dot, in lower case, without hyphens and underscores."""
+    """Return a key from its last dot on, in lower case, without hyphens and underscores."""
     if not isinstance(key, str) or len(key) > _LONGEST_NAME:
         return None
     return key.rpartition(".")[2].lower().replace("-", "").replace("_", "")
