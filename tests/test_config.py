@@ -504,6 +504,7 @@ DROPPED = [
     ("t5gemma", {"hidden_size": 2048, "num_attention_heads": 16, "head_dim": 128}),
     ("llava", {"theta": 777.0}),
     ("qwen2_5_omni", {"rope_theta": 777.0}),
+    ("colqwen2", {"rope_theta": 777.0}),
     ("mine", {"position_encoding_type": "alibi", "text_config": model("llama", rope_theta=777.0)}),
     ("mine", {"alibi": True, "text_config": model("llama")}),
 ]

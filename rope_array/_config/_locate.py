@@ -152,7 +152,7 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
                 "the keys of the text are read from the top level; transformers 5.24 does not read them "
                 "there, and takes the defaults of its class"
             )
-        return inner
+        return replace(inner, above=parent.above)
     inner = _make_part(parent, name, path, {})
     return replace(inner, above=above, defaults={**inner.defaults, **of_root})
 

@@ -304,10 +304,10 @@ class Reader:
         }
         if flat := [key for key in parameters if key not in nested]:
             self.config_part.note(f"{listed(flat)} outside of the parameters of layer types is not used")
-        labels = {self.convention.labels.get(name, name) for name in self.values.layer_types()}
-        self._note_unused_bases(nested, labels)
+        if not isinstance(self.requested, str):
+            self._note_unused_bases(nested)
         if self.label is None:
-            return self._shared(nested, labels)
+            return self._shared(nested)
         label = self.convention.labels.get(self.label, self.label)
         if label not in nested:
             raise ConfigError(
@@ -320,9 +320,13 @@ class Reader:
             return self._identity(f"the rotary parameters of {label!r} are null")
         return self._of_one(nested[label], label)
 
-    def _note_unused_bases(self, nested: Mapping[str, Any], labels: "set[str]") -> None:
+    def _labels_of_layers(self) -> "set[str]":
+        return {self.convention.labels.get(name, name) for name in self.values.layer_types()}
+
+    def _note_unused_bases(self, nested: Mapping[str, Any]) -> None:
         """Note a base of a layer type that no layer has, unless it is the class's."""
         keys = {label: self.convention.bases.get(label, "rope_theta") for label in nested}
+        labels = self._labels_of_layers()
         used = {key for label, key in keys.items() if label in labels}
         for label, key in keys.items():
             if (
@@ -332,9 +336,9 @@ class Reader:
             ):
                 self.config_part.note(f"{key} is not used: no layer is of the type {quoted(label)}")
 
-    def _shared(self, nested: Mapping[str, Any], labels: "set[str]") -> dict[str, Any]:
+    def _shared(self, nested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the rope that all layer types of the model share."""
-        fields, ropes = [], []
+        labels, fields, ropes = self._labels_of_layers(), [], []
         for label in [label for label in nested if label in labels] or nested:
             self.label = label
             fields.append(self._of_label(nested, label))
