@@ -141,12 +141,12 @@ def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
     if axis < 0:
         return "one, as x is a single vector"
     text = f"along axis {axis} of x (seq_axis={axis - x.ndim}), of size {x.shape[axis]}"
-    if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
-        text += _at_one_position(x, shape, seq_axis)
-    elif differ := _differing_axes(x, shape, seq_axis):
-        text += f", other positions{differ}"
     equal = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
-    return text + (f"; not along axis {', '.join(map(str, equal))}, of the same size" if equal else "")
+    text += f", not along axis {' or '.join(map(str, equal))}, of the same size" if equal else ""
+    if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
+        return text + _at_one_position(x, shape, seq_axis)
+    differ = _differing_axes(x, shape, seq_axis)
+    return text + (f"; other positions{differ}" if differ else "")
 
 
 def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:

@@ -238,9 +238,9 @@ class RoPE(Spec):
     def rotation_of_angles(self, angles: Any, *, like: Any) -> Rotation:
         """Make a rotation of angles that a model computes: of its input, of a clock, of learned functions.
 
-        The angles are reduced to one turn exactly, whatever their size. Their own rounding stays: the float32
-        numbers next to 100,000 radians are 0.008 apart. So compute large angles in float64, or give positions
-        and frequencies to `rotation` instead.
+        The angles are reduced to one turn exactly, whatever their size, unless the rope has
+        ``angles="float32"``. Their own rounding stays: the float32 numbers next to 100,000 radians are 0.008
+        apart. So compute large angles in float64, or give positions and frequencies to `rotation` instead.
 
         Parameters
         ----------

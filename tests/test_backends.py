@@ -173,15 +173,15 @@ def test_notes_name_dtypes_and_angles(lib):
 
 
 ALONG_2 = "along axis 2 of x (seq_axis=-2), of size 7"
-FOR_EACH = "other positions for each index of axis"
-NOT_0, NOT_01 = (f"not along axis {axes}, of the same size" for axes in ("0", "0, 1"))
+FOR_EACH = "; other positions for each index of axis"
+NOT_0, NOT_01 = (f", not along axis {axes}, of the same size" for axes in ("0", "0 or 1"))
 NOTES = {
     "seq_axis": ([(2, 7, 4, 8)], range(7), 1, "along axis 1 of x (seq_axis=-3), of size 7"),
-    "equal sizes": ([(2, 7, 7, 8)], range(7), -2, f"{ALONG_2}; not along axis 1, of the same size"),
-    "each sequence": ([(7, 3, 7, 8)], np.ones((7, 7), int), -2, f"{ALONG_2}, {FOR_EACH} 0; {NOT_0}"),
-    "all sequences": ([(7, 3, 7, 8)], np.ones((1, 7), int), -2, f"{ALONG_2}; {NOT_0}"),
-    "each head": ([(7, 7, 7, 8)], np.ones((1, 7, 7), int), -2, f"{ALONG_2}, {FOR_EACH} 1; {NOT_01}"),
-    "each of both": ([(2, 4, 7, 8)], np.ones((2, 4, 7), int), -2, f"{ALONG_2}, {FOR_EACH} 0 and 1"),
+    "equal sizes": ([(2, 7, 7, 8)], range(7), -2, f"{ALONG_2}, not along axis 1, of the same size"),
+    "each sequence": ([(7, 3, 7, 8)], np.ones((7, 7), int), -2, f"{ALONG_2}{NOT_0}{FOR_EACH} 0"),
+    "all sequences": ([(7, 3, 7, 8)], np.ones((1, 7), int), -2, f"{ALONG_2}{NOT_0}"),
+    "each head": ([(7, 7, 7, 8)], np.ones((1, 7, 7), int), -2, f"{ALONG_2}{NOT_01}{FOR_EACH} 1"),
+    "each of both": ([(2, 4, 7, 8)], np.ones((2, 4, 7), int), -2, f"{ALONG_2}{FOR_EACH} 0 and 1"),
     "number": ([(2, 4, 7, 8)], 0, -2, f"{ALONG_2}, all 7 at one position"),
     "one for each head": (
         [(2, 7, 4, 8)], [[[3], [4], [5], [6]], [[7], [8], [9], [10]]], -3,
@@ -190,7 +190,7 @@ NOTES = {
     "vector": ([(8,)], 0, -2, "one, as x is a single vector"),
     "different lengths": (
         [(2, 4, 1, 8), (2, 4, 7, 8)], [[3], [4]], -2,
-        f"along axis 2 of x (seq_axis=-2), of size 1, {FOR_EACH} 0; "
+        f"along axis 2 of x (seq_axis=-2), of size 1{FOR_EACH} 0; "
         f"and {ALONG_2}, all 7 at one position for each index of axis 0",
     ),
 }  # fmt: skip

@@ -126,6 +126,14 @@ def test_learned_frequencies_with_axes(lib: Any) -> None:
     assert still._plan != moving._plan  # compiled code is cached by plan
 
 
+def test_a_nan_does_not_reach_pairs_without_a_coordinate(lib: Any) -> None:
+    like, omegas = made(lib, X), made(lib, [1.0, np.inf, 0.5, 1.0, np.nan])
+    rotation = RoPE(10, axes=ra.Axes((0, None, 1, 1, None))).rotation(
+        made(lib, PATCHES, "int32"), like=like, inv_freq=omegas
+    )
+    assert np.isfinite(lib.to_numpy(rotation.cos)).all()
+
+
 # ---- xPos ----
 
 # (2i + 0.4 d)/(1.4 d) for d = 8 (Sun et al., arXiv 2212.10554; torchscale, flash-attention)
@@ -195,6 +203,13 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("mixed(ONES.astype(np.int64))", ArrayTypeError, "inv_freq"),
     ("mixed(None)", ArrayTypeError, "inv_freq"),
     ("learned(scaling=ra.Linear(2.0))", SpecError, "scaling=None"),
+    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones(4, np.longdouble))", ArrayTypeError, "float64"),
+    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones((8, 32)))", ShapeError, r"\(heads, 4\)"),
+    ("RoPE(8).rotation([0], like=X[0, 0], inv_freq=np.ones((3, 4)))", ShapeError, "axes of heads"),
+    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones((5, 4))).apply(X)", ShapeError, "tables have the shape"),
+    ("RoPE(8).rotation_of_angles(np.ones((2, 4), np.float16), like=X)", ArrayTypeError, "16 bits"),
+    ("RoPE(8).rotation_of_angles([[0.0] * 4], like=X)", ArrayTypeError, "give an array of float32"),
+    ("RoPE(8).rotation_of_angles(np.ones((2, 3)), like=X)", ShapeError, "4 pairs"),
     ("xpos(scale_base=0.0)", SpecError, "scale_base"),
     ("xpos(center=float('inf'))", SpecError, "center"),
     ("xpos(center='0')", SpecError, "center"),

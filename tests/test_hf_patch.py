@@ -741,7 +741,7 @@ def of_type(model_type):
         return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
 
 
-NO_MATCH, NO_ROTATION = "does not match its config", "has no rotation, so that there is nothing to patch"
+NO_MATCH, NO_ROTATION = "does not match its config", "has no rotation, so there is nothing to patch"
 REFUSED = {
     "a frequency": (lambda: scaled("llama", "inv_freq"), NO_MATCH),
     "a frequency of a list": (lambda: scaled("phi3", "original_inv_freq"), NO_MATCH),

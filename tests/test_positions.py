@@ -51,6 +51,15 @@ def is_made(pos, expected, shape=None, dtype=np.int64):
     np.testing.assert_array_equal(pos, expected if shape is None else expected.reshape(shape), strict=True)
 
 
+@pytest.mark.library("torch")
+def test_document_ids_in_a_tensor_of_the_cpu_are_refused(lib):
+    ids = lib.native.tensor([0, 0, 0, 1, 1, 2])
+    with pytest.raises(ra.PositionError, match=r"positions\.documents"):
+        ra.positions.packed(ids, total=6)
+    compiled = lib.native.compile(ra.positions.packed, fullgraph=True, backend="eager")
+    assert compiled(lib.native.tensor([0, 4, 6]), total=6).tolist() == [0, 1, 2, 3, 0, 1]
+
+
 def test_dtypes_asked_for(lib, like):
     for build in (
         partial(positions.offset, 2, 1),

@@ -97,7 +97,7 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
     heads = len(omegas) // max(1, plan.layout.num_pairs)
     if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
         mask = plan.coordinates.driven_mask.values * heads
-        omegas = [omega * m for omega, m in zip(omegas, mask, strict=True)]
+        omegas = [omega if m else 0.0 for omega, m in zip(omegas, mask, strict=True)]
     if not all(map(isfinite, omegas)):
         return None
     made, (_, own64, own96) = plan.of_turns(heads), plan.words()

@@ -87,17 +87,21 @@ def _make_tables(pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64
     return cos_sin(pos, fraction, plan, use_float64, ops, inv_freq)
 
 
-@jax.custom_jvp
-def _with_angle(angle: Any, cos: Any, sin: Any) -> Any:
+def _tables_of(angle: Any, cos: Any, sin: Any) -> Any:
     """Return tables as functions of their angle, which gives them its gradient and no value."""
     return cos, sin
 
 
-@_with_angle.defjvp
+_with_angle: Any = jax.custom_jvp(_tables_of)
+
+
 def _jvp(primals: Any, tangents: Any) -> Any:
     cos, sin = _with_angle(*primals)
     change = tangents[0].astype(cos.dtype)  # angles may be wider than the tables
     return (cos, sin), (-sin * change, cos * change)
+
+
+_with_angle.defjvp(_jvp)
 
 
 @partial(_program, static_argnames=("layout", "seq_axis"))

@@ -225,7 +225,9 @@ def _driven(inv_freq: Any, plan: Plan, ops: ArrayOps) -> Any:
         inv_freq = ops.cast(inv_freq, ops.xp.float32)
     if plan.coordinates is None or plan.coordinates.driven_mask is None:
         return inv_freq
-    return inv_freq * ops.constants(plan.coordinates.driven_mask, inv_freq.dtype)
+    # Not a product: a NaN must not reach the pairs that do not rotate.
+    is_driven = ops.constants(plan.coordinates.driven_mask, inv_freq.dtype) > 0
+    return ops.xp.where(is_driven, inv_freq, ops.xp.zeros_like(inv_freq))
 
 
 def _term_of_array(

@@ -57,7 +57,8 @@ def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library)
                 f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
                 "call once for each device."
             )
-        check_line_up(x.shape, shape, seq_axis, coordinates, [y.shape for y in xs] if len(xs) > 1 else ())
+        others = [y.shape for y in xs] if len(xs) > 1 else ()
+        check_line_up(x.shape, shape, seq_axis, coordinates, others, pos is None)
         if coordinates and not shape and lib.has_fixed_sizes(x):
             check_row_of_coordinates(x.shape, seq_axis, coordinates)
     return Call(xs, source, seq_axis, lib, ops, float64, pos)
@@ -66,7 +67,10 @@ def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library)
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:
     """Check a call that makes tables in the compute dtype of `like`, an array that is checked."""
     lib.check_mix((like,), source)
-    shape = without_coordinates(parse(source.values, like, lib).shape, source.plan)
+    pos_shape = parse(source.values, like, lib).shape
+    if source.inv_freq is not None and source.inv_freq.ndim == 3 and source.inv_freq.shape[1] != 1:
+        _check_coordinates(tuple(source.inv_freq.shape), pos_shape)
+    shape = without_coordinates(pos_shape, source.plan)
     if source.inv_freq is not None and source.inv_freq.ndim > 1:
         _check_heads(tuple(source.inv_freq.shape), shape, like)
 
@@ -189,9 +193,10 @@ def _wrong_table_dtype(table: Any, lib: Library) -> ArrayTypeError:
 
 def check_frequencies(inv_freq: Any, num_pairs: int, like: Any, lib: Library, mixed: bool = False) -> None:
     """Check that frequencies are a floating array of the library and of like's device, and their shape."""
-    if not lib.is_array(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
+    if not lib.is_array(inv_freq) or dtype_name(inv_freq) not in X_DTYPES:
         raise ArrayTypeError(
-            f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
+            f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}: "
+            f"{', '.join(X_DTYPES)}."
         )
     lib.check_supported(inv_freq)
     if not lib.same_device(inv_freq, like):
@@ -214,10 +219,13 @@ def check_frequencies(inv_freq: Any, num_pairs: int, like: Any, lib: Library, mi
 
 def check_angles(angles: Any, num_pairs: int, like: Any, lib: Library) -> None:
     """Check that angles are an array of float32 or float64 of the library, with one for each pair."""
-    if not lib.is_array(angles) or dtype_name(angles) not in ("float32", "float64"):
+    dtype = dtype_name(angles) if lib.is_array(angles) else ""
+    if dtype not in ("float32", "float64"):
+        is_narrow = dtype in ("float16", "bfloat16")
+        narrow = " At 4 radians the floats of 16 bits are 0.004 apart or more." if is_narrow else ""
         raise ArrayTypeError(
             f"angles is {describe(angles)}; give an array of float32 or float64, of the library of "
-            f"{describe(like)}. At 4 radians the floats of 16 bits are 0.004 apart or more."
+            f"{describe(like)}.{narrow}"
         )
     shape = tuple(angles.shape)
     if shape[-1:] != (num_pairs,):
@@ -227,12 +235,18 @@ def check_angles(angles: Any, num_pairs: int, like: Any, lib: Library) -> None:
         )
 
 
+def _check_coordinates(shape: tuple[Any, ...], pos_shape: tuple[Any, ...]) -> None:
+    """Raise if positions have another number of coordinates than mixed frequencies, or no axis of tokens."""
+    count = shape[1]
+    if len(pos_shape) < 2 or pos_shape[-1] != count:
+        raise ShapeError(
+            f"pos has the shape {pos_shape}, and inv_freq {shape}, which is (heads, coordinates, pairs), has "
+            f"{count} coordinates; give pos the shape (..., S, {count})."
+        )
+
+
 def _check_heads(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], like: Any) -> None:
     """Raise if `like` has no axis for heads, or positions have one too."""
-    if not pos_shape and shape[1:-1] not in ((), (1,)):
-        raise ShapeError(
-            f"pos is one position of {shape[1]} coordinates; give it the shape (..., S, {shape[1]})."
-        )
     if like.ndim < 3 or len(pos_shape) > like.ndim - 2:
         raise ShapeError(
             f"inv_freq {shape} has frequencies of each head, pos has the shape {pos_shape} without "

@@ -21,7 +21,6 @@ from rope_array._spec.plan import Constants
 
 from .ops import ArrayOps
 
-
 # 1/2π to more places than the last digit of the largest float reads.
 _PLACES = 1260
 _INVERSE = inverse_two_pi(_PLACES)

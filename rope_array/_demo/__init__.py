@@ -89,7 +89,7 @@ def _introduce(file: str | None, words: list[str]) -> None:
 
 def _printable(text: str) -> str:
     """Replace control characters, and characters that the terminal lacks."""
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"  # no stream if standard output is closed
     visible = "".join(c if c.isprintable() else "?" for c in text)
     return visible.encode(encoding, "replace").decode(encoding)
 

@@ -114,6 +114,7 @@ def check_line_up(
     seq_axis: int,
     coordinates: int = 0,
     others: Sequence[tuple[Any, ...]] = (),
+    of_tables: bool = False,
 ) -> None:
     """Check the shape rule between x and positions.
 
@@ -121,13 +122,16 @@ def check_line_up(
     pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
 
     `pos_shape` is without the axis of coordinates. Their number, if pos has this axis, and the shapes of all
-    arrays of the call are for the message.
+    arrays of the call are for the message, and whether the shape is that of a Rotation's tables.
     """
     axis = sequence_axis(len(shape), seq_axis)
     if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
         return
     if pos_shape and not _lines_up(shape, pos_shape, axis):
-        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
+        tables = (
+            f"the rotation's tables have the shape {_shape((*pos_shape, '(pairs)'))}: " if of_tables else ""
+        )
+        raise ShapeError(tables + _line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
 
 
 def check_row_of_coordinates(shape: tuple[Any, ...], seq_axis: int, coordinates: int) -> None:

@@ -99,7 +99,7 @@ class _Patcher:
         self.rotaries = list(self._plan_rotaries())
         if not self.rotaries and not self.left and _rotates_nothing(model):
             raise PatchError(
-                f"{type(model).__name__} has no rotation, so that there is nothing to patch; use it as it is."
+                f"{type(model).__name__} has no rotation, so there is nothing to patch; use it as it is."
             )
         if not self.rotaries:
             reasons = "".join(f" {left.name} ({left.cls}): {left.reason}." for left in self.left)

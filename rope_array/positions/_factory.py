@@ -149,6 +149,13 @@ def is_host(value: Any) -> bool:
     return not is_array(value) or library_of(value).name == "numpy"
 
 
+def numbers_of(value: Any) -> Any:
+    """Return values as lists if reading them waits for no device and leaves no trace; else None."""
+    if is_host(value):
+        return as_lists(value)
+    return library_of(value).host_numbers(value) if "int" in _library.dtype_name(value) else None
+
+
 def shape_of(name: str, value: Any, number_type: type = Integral, depth: int = 0) -> tuple[Any, ...]:
     """Return the shape of an array, a number, or a nested sequence of numbers."""
     if is_array(value):

@@ -399,13 +399,15 @@ _FOR_IDS = "Of a document id for each token, call positions.documents(ids)."
 
 
 def refuse_document_ids(cu_seqlens: Any, total: Any) -> None:
-    """Raise for checked host values that are the document ids of all tokens: each rises by 0 or 1.
+    """Raise for host values, or a tensor of the CPU, that are the document ids of all tokens.
+
+    Document ids rise by 0 or 1.
 
     As cumulative lengths they mean sequences of one token or none, whose positions are all 0.
     """
-    if not _factory.is_host(cu_seqlens):
+    ends = _factory.numbers_of(cu_seqlens)
+    if ends is None:
         return
-    ends = _factory.as_lists(cu_seqlens)
     rises = {end - before for before, end in pairwise(ends)}
     if 0 in rises and rises <= {0, 1} and (total == len(ends) if total is not None else ends[-1] > 0):
         raise PositionError(

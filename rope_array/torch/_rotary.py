@@ -219,7 +219,9 @@ def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bo
         remedy = f"range({positions}, {positions + size})"
     elif isinstance(positions, range) and not coordinates:
         remedy = f"range({positions[0]}, {positions[0] + size})"
-    elif coordinates or isinstance(positions, (list, tuple)):
+    elif coordinates:
+        remedy = f"{size} positions, of the shape ({size}, coordinates)"
+    elif isinstance(positions, (list, tuple)):
         remedy = f"{size} positions"
     else:
         remedy = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
