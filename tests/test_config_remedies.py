@@ -127,6 +127,12 @@ BY_HAND |= {
         ([1, 2], "mrope_section nope_layers partial_rotary_factors rope_scaling_layers"),
         ("yarn", "pos_emb_type position_embedding position_embedding_type rope_type"),
         ({"base": 1e6}, "rope_params rotary rotary_embedding yarn"),
+        (5e5, "position_embedding_base freq_base base max_wavelength max_timescale MaxWavelength"),
+        (0.25, "freq_scale scaling_factor linear_scaling"),
+        (64, "rotate_dim rotated_dim rotaryDim latent_dim"),
+        (True, "ALIBI useAlibi use-alibi no_position use_abs_pos learnable_pos_emb interleaved interleave"),
+        ("alibi", "pe_type emb_type embedding_type encoding_type positions_by rotation_style"),
+        ([1.0, 0.1], "inv_freq"),
     )
     for key in keys.split()
 }
@@ -138,7 +144,7 @@ def test_what_only_the_code_tells_is_refused(name):
         read(BY_HAND[name])
     assert "write RoPE(head_dim, base=..., rotary_dim=..., pairing=...)" in str(caught.value)
     # No key to state, whose value would be followed by a guess.
-    assert not re.search(r"or one of|leave|is '\w+' meant", str(caught.value))
+    assert not re.search(r"or one of|\bleave|is '\w+' meant", str(caught.value))
 
 
 BY_HAND |= {
@@ -147,12 +153,56 @@ BY_HAND |= {
     "a child of Cohere": model("my_cohere", **KEYS),
     "a child of ChatGLM": {**ZORK, "padded_vocab_size": 65024},
     "a child of Llama": {"dim": 2048, "n_layers": 24, "n_heads": 32, "rotary_dim": 32, "head_dim": 64},
+    "a child of Cohere by its keys": model(
+        "aya", architectures=["AyaForCausalLM"], use_qk_norm=True, logit_scale=0.06, **KEYS
+    ),
+    "a child of CodeGen by its module": {**ZORK, "auto_map": {"AutoModel": "a/b--modeling_codegen_x.Zork"}},
+    "a child of ChatGLM by its module": {**ZORK, "auto_map": {"AutoModel": ["modeling_chatglm.Zork", None]}},
+    "alibi in another object": {**ZORK, "ffn_config": {"alibi": True}},
     "another child of ChatGLM": {**ZORK, "multi_query_attention": True},
     "two widths": {**ZORK, "head_dim": 128, "kv_channels": 64},
     "an embedding in an object": {**ZORK, "attn_config": {"alibi": True}},
     "an embedding in an inner object": {**ZORK, "attention": {"position": {"type": "alibi"}}},
     "rotary keys in an object": {**ZORK, "model": {"rope_scale": 4.0}},
 }
+
+# Families whose code pairs neighbours, or has a flag for it: modeling files of transformers 5.24, and of the
+# hub (moss, progen, chatglm, neobert).
+NEIGHBOURS = """
+    axk1 blt chatglm codegen cohere cohere2 command_r deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
+    ernie4_5_moe glm glm4 glm4_moe_lite glm_moe_dsa gptj helium kimi_k25 llama4 longcat_flash mistral4 moonshine
+    moss neobert progen roformer sarvam_mla youtu
+"""
+# Of the same makers, with half pairs; and sizes that look like versions.
+HALVES = """
+    llama mistral qwen2 glm4_moe deepseek minicpm3 phi gpt_neox bailing_moe mistral-4b Llama4bit llama-4-bit
+    stablelm gemma2 internlm2
+"""
+
+
+def class_of(name):
+    return "".join(word.capitalize() for word in name.replace("-", "_").split("_"))
+
+
+@pytest.mark.parametrize("family", NEIGHBOURS.split())
+def test_the_pairs_of_a_child_of_an_interleaved_family_are_no_guess(family):
+    for names in ({"model_type": f"my_{family}"}, {"architectures": [f"My{class_of(family)}ForCausalLM"]}):
+        refuse("may be a child of .*, whose code pairs neighbours", {**ZORK, **names})
+        assert rope({**ZORK, **names, "rope_interleave": False}) == PLAIN
+
+
+@pytest.mark.parametrize("family", HALVES.split())
+def test_the_pairs_of_a_child_of_another_family_are_halves(family):
+    assert rope({**ZORK, "model_type": f"my_{family}"}) == PLAIN
+    assert rope({**ZORK, "architectures": [f"My{class_of(family)}ForCausalLM"]}) == PLAIN
+
+
+def test_phi_1_is_named_where_gpt_j_is_suspected():
+    """Phi-1 (modeling_mixformer_sequential.py of the hub) rotates halves of 32 in a head of 64."""
+    phi = {"n_embd": 2048, "n_head": 32, "rotary_dim": 32}
+    refuse("child of GPT-J .*'phi-msft'", phi)
+    assert rope({**phi, "model_type": "phi-msft"}) == half(64, rotary_dim=32)
+
 
 # Keys of an unknown model that are read, and its rope.
 READ = [
@@ -183,6 +233,11 @@ READ = [
     *(({"rope_theta": None, key: 5e5}, OTHER_BASE) for key in ("rotary_base", "rotary_emb_base")),
     ({"use_scaled_rope": False, "rope_scaling": None}, PLAIN),
     ({"rotary_emb_base": 1e4}, PLAIN),
+    ({"base": 1e4, "position_embedding_base": 10000, "max_wavelength": None, "freq_scale": 1.0}, PLAIN),
+    ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "freq_base": 5e5}, OTHER_BASE),
+    ({"rotate_half": False}, ra.RoPE(128)),
+    ({"pairing": "rotate_half", "interleaved": False, "scaling_factor": 1}, PLAIN),
+    ({"vision_config": {"alibi": True}, "embedding_type": "torch", "model_name": "alibi"}, PLAIN),
     ({"use_rope": True, "use_rotary_embedding": True}, PLAIN),
 ]
 

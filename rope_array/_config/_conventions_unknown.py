@@ -1,42 +1,50 @@
 """The convention of an unknown model type: the most common one, unless a key tells that it is not that."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._conventions import known_convention
+from rope_array._config._conventions import CONVENTIONS, known_convention
+from rope_array._config._model_defaults import MODELS, ROTARY, WITHOUT
 from rope_array._config._tables import KEYS
 from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
 # Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, mlx-lm,
-# TensorRT-LLM and Megatron-LM; `_unused_keys` looks at those with rope, rotary or ntk.
+# TensorRT-LLM and Megatron-LM, in snake case; `_unused_keys` looks at those with rope, rotary or ntk.
 _OTHER = re.compile(
     r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot)(?:_|$)"
     r"|^position_encoding_2d$|^(?:swa|sliding|global|local)_(?:head_dim|base|base_freq|freq_base)$|_swa_.*heads$"
     r"|^(?:beta_fast|beta_slow|mscale|mscale_all_dim|(?:short|long)_factor|(?:low|high)_freq_factor)$"
     r"|^(?:position|pos)_(?:scale|scaling|ratio|factor|base)(?:_|$)|^n_rot$"
     r"|relative_(?:attention|position|pos)|(?:^|_)(?:rel_pos|t5)_?|position_buckets|sinusoidal"
-    r"|(?:learned|absolute)_(?:pos|position)"
+    r"|(?:learned|learnable|abs|absolute)_(?:pos|position)|^no_(?:pos|position)"
+    r"|^(?:linear_|dynamic_)?scaling(?:_factor)?$|^(?:freq|context)_scale$|^inv_freq$|^interleaved?$"
+    r"|(?:^|_)(?:rotate|rotated|rotation)_(?:dims?|width|size|pct|share|fraction)$"
 )
 # Keys of latent attention, whose rotated width is in qk_rope_head_dim.
 _LATENT = re.compile(
-    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$"
+    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$|^latent_dim$"
     r"|(?:^|_)(?:mla|latent_attention)(?:_|$)"
 )
 # Keys of the kind of position embedding, or of attention, and the names of kinds that are no plain rotation.
 _KIND = re.compile(
     r"^(?!max_|num_|n_|original_)"
-    r"(?:pe|position\w*|pos(?:_\w*)?|\w*_pos|\w*(?:pos|position|positional)_?(?:emb|enc|bias|type)\w*)$"
+    r"(?:pe(?:_type)?|position\w*|pos(?:_\w*)?|\w*_pos|\w*(?:pos|position|positional)_?(?:emb|enc|bias|type)\w*"
+    r"|(?:pair|pairing|rotate|rotation)_(?:style|type|mode)|pairing)$"
 )
-_ATTENTION = re.compile(r"^(?!.*(?:impl|backend|kernel)).*(?:attn|attention|bias)")
+_ATTENTION = re.compile(
+    r"^(?!.*(?:impl|backend|kernel)).*(?:attn|attention|bias|(?:emb|embedding|enc|encoding)_type$)"
+)
 _OTHER_KINDS = re.compile(r"alibi|xpos|kerple|nope|learned|sinusoid|relative|t5|mla|latent")
-# Words of model types and classes whose code pairs neighbours: a model with one of them may be their child.
-_INTERLEAVED = re.compile(
-    r"gpt_?j|codegen|progen|moss|chatglm|cohere|command_?r|helium|ernie4_?5|roformer|llama_?4"
-)
+# Names that no key's value has but to state a position embedding, and no rotation.
+_NO_ROTATION = re.compile(r"(?:^|_)(?:alibi|xpos|kerple)(?:_|$)")
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
+_SIZE = re.compile(r"\d|_?(?:b|k|m|bits?)(?![a-z])")  # the 4 of "llama-4b" is no version
 # Switches: whether the model has a rotary embedding at all.
 _SWITCH = re.compile(
     r"^(?:use_|apply_|add_)?(?:(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?|pos(?:ition|itional)?_(?:emb|enc)\w*)$"
@@ -44,6 +52,7 @@ _SWITCH = re.compile(
 _READ_ELSEWHERE = frozenset((*KEYS["bases"], "no_rope_layers", "no_rope_layer_interval"))
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
 _ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
+_OTHER_PARTS = re.compile(r"vision|visual|image|video|audio|speech|quanti|generation")
 _PARAMETERS = ("rope_parameters", "rope_scaling")
 
 
@@ -52,6 +61,7 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     _refuse_other_embeddings(name, content)
     _refuse_inner(name, content)
     _refuse_two_values(name, content, KEYS["bases"])
+    _refuse_other_bases(name, content)
     interleaved = _is_interleaved(name, content)
     if interleaved is None:
         _refuse_children(name, content)
@@ -100,7 +110,7 @@ def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
             raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
     pairings = {key: value is KEYS["pairings"][key] for key, value in flags.items()}
     for key, value in content.items():
-        kind = _kind_of(value) if isinstance(key, str) and _KIND.match(key) else None
+        kind = _kind_of(value) if isinstance(key, str) and _KIND.match(_snake(key)) else None
         if kind in ("half", "interleaved"):
             pairings[key] = kind == "interleaved"
     if len({*pairings.values()}) > 1:
@@ -126,35 +136,102 @@ def contradicts(key: Any, value: Any, pairing: str) -> bool:
 
 def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
     """Refuse to guess the pairs of a model that may be of a family whose code pairs neighbours."""
-    classes = content.get("architectures")
-    names = [content.get("model_type"), *(classes if isinstance(classes, list) else ())]
-    words = [word.lower() for word in names if isinstance(word, str)]
-    family = next((match[0] for word in words if (match := _INTERLEAVED.search(word))), None)
-    # GPT-J's children pair neighbours, and Phi-1's pair halves.
+    families = (family for word in islice(_model_names(content), 32) if (family := _interleaved_family(word)))
+    remedy, family = f"read {BY_HAND}", next(families, None)
+    for key, of_key in KEYS["keys_of_interleaved"].items():
+        if content.get(key) is not None:
+            family = f"{of_key} ({key})"
     if content.get("n_embd") is not None and content.get("rotary_dim") is not None:
         family = "GPT-J (n_embd and rotary_dim)"
+        remedy = f"Phi-1's code pairs halves: its model_type is 'phi-msft'. For another {remedy}"
     if content.get("dim") is not None and content.get("n_heads") is not None:
         family = "Llama in Meta's format (dim and n_heads)"
-    for key in ("multi_query_attention", "multi_query_group_num", "padded_vocab_size"):
-        if content.get(key) is not None:
-            family = f"ChatGLM ({key})"
     if family:
         raise ConfigError(
-            f"{name} is unknown, and may be a child of {family}, whose code pairs neighbours; read {BY_HAND}."
+            f"{name} is unknown, and may be a child of {family}, whose code pairs neighbours; {remedy}."
         )
+
+
+def _model_names(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a model's type, of its classes, and of their modules on the hub."""
+    classes, modules = content.get("architectures"), content.get("auto_map")
+    names = [content.get("model_type"), *(classes if isinstance(classes, list) else ())]
+    for value in modules.values() if isinstance(modules, Mapping) else ():
+        names += value if isinstance(value, (list, tuple)) else [value]
+    for name in names:
+        if isinstance(name, str):
+            yield name[:400].rpartition("--")[2]  # without the repository of a module
+
+
+def _interleaved_family(name: str) -> str | None:
+    """Return the known model type in a name whose code pairs neighbours; None if there is none.
+
+    A longer model type takes the place of those within it: GLM-4 MoE pairs halves, and GLM-4 neighbours.
+    """
+    words = _snake(name)
+    letters = words.replace("_", "")
+    places = [i for i, letter in enumerate(words) if letter != "_"] + [len(words)]
+    matches = []
+    for family, model_type in _families().items():
+        start = letters.find(family)
+        while start >= 0:
+            end = start + len(family)
+            if not (family[-1].isdigit() and _SIZE.match(words, places[end - 1] + 1)):
+                matches.append((start, end, model_type))
+            start = letters.find(family, start + 1)
+    for start, end, model_type in matches:
+        is_within = any(
+            first <= start and end <= last and last - first > end - start for first, last, _ in matches
+        )
+        if model_type and not is_within:
+            return model_type
+    return None
+
+
+@cache
+def _families() -> dict[str, str]:
+    """Return the known model types, in letters and digits; the values are empty for half pairs."""
+    families: dict[str, str] = {}
+    for key in (*WITHOUT, *MODELS, *ROTARY, *CONVENTIONS):
+        if ":" not in key:
+            interleaved = _pairing_of(key) == "interleaved"
+            for model_type in {key, key.removesuffix("_text")}:
+                letters = _snake(model_type).replace("_", "")
+                families[letters] = families.get(letters, "") or (model_type if interleaved else "")
+    return {**families, **{letters: name for name, letters in KEYS["other_interleaved"].items()}}
+
+
+def _pairing_of(key: str) -> str | None:
+    """Return the pairing of a known model type, or of its main part; None if it has no rotation."""
+    parts = MODELS.get(key, {}).get("parts", {})
+    mains = [parts[name] for name in ("text", "thinker", "decoder", "dit") if name in parts]
+    if key not in CONVENTIONS and mains and mains[0] != key:
+        return _pairing_of(mains[0])
+    return known_convention(key).pairing if key in CONVENTIONS or key in ROTARY else None
+
+
+def _snake(name: str) -> str:
+    """Return a name in snake case: useAlibi and use-alibi are use_alibi."""
+    return name if name.islower() and name.isidentifier() else _WORDS.sub("_", name).strip("_").lower()
 
 
 def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
     """Refuse a config that states a position embedding other than a rotation, or layers without one."""
-    for key, value in content.items():
-        if not isinstance(key, str) or value is None or key in KEYS["pairings"]:
+    for stated_key, value in content.items():
+        if not isinstance(stated_key, str) or value is None or stated_key in KEYS["pairings"]:
             continue
+        key = _snake(stated_key)
         off = value is False and _SWITCH.match(key)
-        neutral = value in (0, [], {}) or (value == 1 and key.endswith("factor"))  # False is 0 too
+        is_one = value == 1 and value is not True
+        neutral = value in (0, [], {}) or (
+            is_one and key.endswith(("factor", "scale", "scaling"))
+        )  # False is 0
         is_latent = _LATENT.search(key) and not content.get("qk_rope_head_dim")
-        may_change_it = key not in _READ_ELSEWHERE and (is_latent or _OTHER.search(key))
+        is_other_spelling = key != stated_key and _ROTARY.search(key)
+        is_unread = is_latent or is_other_spelling or _OTHER.search(key)
+        may_change_it = stated_key not in _READ_ELSEWHERE and is_unread
         if _is_other_kind(key, value) or off or (may_change_it and not neutral):
-            raise ConfigError(may_change(name, key, value))
+            raise ConfigError(may_change(name, stated_key, value))
 
 
 def _is_other_kind(key: str, value: Any) -> bool:
@@ -163,6 +240,8 @@ def _is_other_kind(key: str, value: Any) -> bool:
         return False
     if _KIND.match(key):
         return _kind_of(value) is None
+    if _NO_ROTATION.search(_snake(value)) and not key.startswith(("_", "model", "name")):
+        return True
     return _ATTENTION.search(key) is not None and _OTHER_KINDS.search(value.lower()) is not None
 
 
@@ -171,6 +250,10 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
+        for inner, flag in value.items():
+            is_kind = isinstance(inner, str) and _NO_ROTATION.search(_snake(inner))
+            if is_kind and flag and not _OTHER_PARTS.search(key):
+                raise ConfigError(may_change(f"{name}, {short(key)}", inner, flag))
         has_rotary_key = any(isinstance(inner, str) and _ROTARY.search(inner) for inner in value)
         if _INNER.search(key):
             _refuse_other_embeddings(f"{name}, {short(key)}", value)
@@ -181,6 +264,17 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."
             )
+
+
+def _refuse_other_bases(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse a base under a key of other libraries that no step reads, unless it is the base that is read."""
+    inner = (content.get(key) for key in _PARAMETERS)
+    places = (content, *(rule for rule in inner if isinstance(rule, Mapping)))
+    stated = [place[key] for place in places for key in KEYS["bases"] if place.get(key) is not None]
+    for key, value in content.items():
+        is_base = isinstance(key, str) and _snake(key) in KEYS["other_bases"]
+        if is_base and value and isinstance(value, (int, float)) and value != (stated or [1e4])[0]:
+            raise ConfigError(may_change(name, key, value))
 
 
 def _refuse_two_values(name: str, content: Mapping[str, Any], keys: Sequence[str]) -> None:

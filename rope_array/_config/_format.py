@@ -35,6 +35,8 @@ class Format:
         The formats of other parts of the model that rotate, by name.
     place
         The path of a part's values in the config. None: the whole config.
+    content
+        The values that take the place of the config's, where the code of the format changes them.
     main
         Names of the part that is read by default.
     """
@@ -46,6 +48,7 @@ class Format:
     notes: tuple[str, ...] = ()
     part_formats: "Mapping[str, Format]" = field(default_factory=dict)
     place: str | None = None
+    content: Mapping[str, Any] | None = None
     main: tuple[str, ...] = ("text",)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rope_array._config._conventions import known_convention
+from rope_array._config._conventions_unknown import BY_HAND
 from rope_array._config._format import Format, format_of, table
 from rope_array._config._model_defaults import MODELS
 from rope_array._config._values import value_at
@@ -28,7 +29,8 @@ def read_engine(content: Mapping[str, Any]) -> Format | None:
 
 
 def _of_mlc(content: Mapping[str, Any]) -> Format | None:
-    if not isinstance(content["model_config"], Mapping):
+    inner = content["model_config"]
+    if not isinstance(inner, Mapping):
         return None
     model_type = content.get("model_type")
     if model_type not in table("mlc_models"):
@@ -36,12 +38,21 @@ def _of_mlc(content: Mapping[str, Any]) -> Format | None:
             f"this is MLC's mlc-chat-config.json of the model type {short(model_type)}, which is not read; "
             f"{_SOURCE}."
         )
+    rule_key = table("mlc_models")[model_type]
     convention = replace(
         known_convention(model_type),
         theta_keys=("position_embedding_base", "rope_theta"),
-        types=("default", "llama3"),
-        drops=(),
+        types=("default", "longrope" if rule_key == "type" else "llama3"),
+        type_names={},
+        drops=() if rule_key else ("rope_scaling",),
     )
+    # 0 is MLC's value for a size or a base that is not stated.
+    inner = {key: value for key, value in inner.items() if value != 0 or isinstance(value, bool)}
+    rule, notes = inner.get("rope_scaling"), ()
+    if rule_key and isinstance(rule, Mapping) and rule:
+        inner["rope_scaling"] = _rule_of_mlc(rule, rule_key)
+        if inner["rope_scaling"] is None:
+            notes = (f"rope_scaling is not used: MLC's code of {model_type} reads it with a {rule_key} only",)
     defaults = {
         "alias": {"max_position_embeddings": "context_window_size"},
         "added": MODELS.get(model_type, {}).get("added", {}),
@@ -51,8 +62,18 @@ def _of_mlc(content: Mapping[str, Any]) -> Format | None:
         convention=convention,
         defaults=defaults,
         model_type=model_type,
-        place="model_config",
+        notes=notes,
+        content=inner,
     )
+
+
+def _rule_of_mlc(rule: Mapping[str, Any], rule_key: str) -> Mapping[str, Any] | None:
+    """Return the keys of a rope_scaling that MLC reads; None if it reads none."""
+    if rule.get(rule_key) is None:
+        return None
+    if rule_key == "rope_type":
+        return {key: value for key, value in rule.items() if key != "type"}
+    return {key: rule[key] for key in ("type", "short_factor", "long_factor") if key in rule}
 
 
 def _of_keras_hub(content: Mapping[str, Any]) -> Format | None:
@@ -62,9 +83,10 @@ def _of_keras_hub(content: Mapping[str, Any]) -> Format | None:
     name = content["class_name"]
     row = table("keras_hub_classes").get(name) if isinstance(name, str) else None
     if row is None:
+        is_backbone = isinstance(name, str) and name.endswith("Backbone")
+        remedy = _SOURCE if is_backbone else f"give the config.json of a preset's backbone, or {_SOURCE[5:]}"
         raise ConfigError(
-            f"this is a config of keras-hub's class {short(name)}, which is not read; give the config.json "
-            "of a preset's backbone, or of the model's Hugging Face folder."
+            f"this is a config of keras-hub's class {short(name)}, which is not read; {remedy}, or read {BY_HAND}."
         )
     return replace(format_of(row), model_type=name, place="config")
 
@@ -81,9 +103,11 @@ def _of_tensorrt(content: Mapping[str, Any], place: str | None = None) -> Format
     if pairing is None or content.get("kv_lora_rank"):
         why = "latent attention" if pairing else f"the position_embedding_type {short(embedding)}"
         raise ConfigError(f"this is TensorRT-LLM's config.json with {why}, which is not read; {_SOURCE}.")
-    tensorrt = format_of("tensorrt")
+    architecture = content.get("architecture")
+    is_gemma3 = isinstance(architecture, str) and architecture.startswith("Gemma3")
+    tensorrt = format_of("tensorrt_gemma3" if is_gemma3 else "tensorrt")
     convention = replace(tensorrt.convention, pairing=pairing)
-    return replace(tensorrt, convention=convention, model_type=content.get("architecture"), place=place)
+    return replace(tensorrt, convention=convention, model_type=architecture, place=place)
 
 
 _READERS = {

@@ -30,6 +30,10 @@ def full_in_last_of(values: PartValues, count: int, index: int, every: int, othe
     return FULL if (index + 1) % every == 0 or index == count - 1 else other_type
 
 
+def keras_gemma3(values: PartValues, count: int, index: int) -> str:
+    return full_every(values, count, index, "", 6) if values.flag("use_sliding_window_attention") else FULL
+
+
 def exaone4(values: PartValues, count: int, index: int) -> str:
     # Without a window all layers are full; then the pattern may be null.
     if values.get("sliding_window_pattern") is None and values.get("sliding_window") is None:

@@ -64,7 +64,9 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
         raise ConfigError(f"{name} has no part {quoted(requested)}; give one of: {listed(names) or 'none'}.")
     if requested in config_format.part_formats:
         path, config_format = requested, config_format.part_formats[requested]
-    if config_format.place is not None:
+    if config_format.content is not None:
+        content = config_format.content
+    elif config_format.place is not None:
         content = value_at(content, config_format.place)
     return ConfigPart(
         content,

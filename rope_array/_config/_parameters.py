@@ -225,6 +225,21 @@ def omnigen(values: PartValues, parameters: Parameters) -> Parameters:
     return {"rope_type": "longrope", **parameters}
 
 
+def of_layer_types(
+    values: PartValues, parameters: Parameters, bases: Mapping[str, tuple[str, float]]
+) -> Parameters:
+    """Return the parameters with the base of each layer type."""
+    return {
+        label: {**parameters, "rope_theta": values.base(key, base) if key else base}
+        for label, (key, base) in bases.items()
+    }
+
+
+def tensorrt_gemma3(values: PartValues, parameters: Parameters) -> Parameters:
+    bases = {"full_attention": ("rotary_base", 1e4), "sliding_attention": ("rope_local_base_freq", None)}
+    return of_layer_types(values, tensorrt(values, parameters), bases)
+
+
 def tensorrt(values: PartValues, parameters: Parameters) -> Parameters:
     rule = values.get("rotary_scaling")
     if rule is not None and not isinstance(rule, Mapping):

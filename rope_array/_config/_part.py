@@ -15,6 +15,9 @@ class Foreign:
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
 
+    def __repr__(self) -> str:
+        return f"a {self.type_name}"
+
 
 def quoted(value: Any) -> str:
     """Write any value of a config, shortened for a message."""
@@ -22,8 +25,10 @@ def quoted(value: Any) -> str:
         return f"an object of {len(value)} keys"
     if isinstance(value, (int, float, str, bytes, type(None))):
         return short(value)
+    if isinstance(value, Foreign):
+        return repr(value)
     length = f" of length {len(value)}" if isinstance(value, (list, tuple)) else ""
-    return f"a {value.type_name if isinstance(value, Foreign) else type(value).__name__}{length}"
+    return f"a {type(value).__name__}{length}"
 
 
 def listed(names: Sequence[str]) -> str:
