@@ -143,6 +143,11 @@ KERAS_LLAMA3 = {"rope_frequency_adjustment_factor": 32.0, "rope_low_freq_factor"
 KERAS_LLAMA3 |= {"rope_high_freq_factor": 4.0, "rope_pretraining_sequence_length": 8192}
 KERAS_BASE = {"rope_max_wavelength": 500000.0}
 GPTJ = {"position_embedding_type": "rope_gptj", "rotary_dim": 32}
+SHORT, LONG = tuple(1 + i / 64 for i in range(32)), tuple(1 + i / 8 for i in range(32))
+MLC_SU = {"type": "su", "short_factor": list(SHORT), "long_factor": list(LONG)}
+KERAS_SU = {"rope_scaling_type": "su", "rope_max_wavelength": 10000, "max_sequence_length": 131072}
+KERAS_SU |= {"rope_scaling_short_factor": list(SHORT), "rope_scaling_long_factor": list(LONG)}
+KERAS_SU |= {"pretraining_sequence_length": 4096}
 # Configs of engines and other libraries, without and with a model_type of Hugging Face.
 ENGINES = {
     "MLC": (mlc(rope_scaling=LLAMA3_RULE), LONG_LLAMA3),
@@ -165,6 +170,22 @@ ENGINES = {
     "keras-hub, GPT-NeoX": (
         keras_hub("GPTNeoXBackbone", num_heads=32, num_query_heads=None, rotary_percentage=0.25),
         half(64, rotary_dim=16),
+    ),
+    "keras-hub, Phi-3": (keras_hub("Phi3Backbone", **KERAS_BASE, rope_scaling_type=None), half(64, base=5e5)),
+    "keras-hub, Phi-3 with factors": (
+        keras_hub("Phi3Backbone", **KERAS_SU),
+        half(64, scaling=ra.LongRoPE(SHORT, LONG, 4096, factor=32.0)),
+    ),
+    "MLC, zeros": (
+        mlc("mistral", position_embedding_base=0, head_dim=0, num_key_value_heads=0, rope_theta=1e6),
+        half(64, base=1e6),
+    ),
+    "MLC, all zeros": (mlc("qwen3", position_embedding_base=0, head_dim=0), half(64)),
+    "MLC, Phi-3 with factors": (
+        mlc(
+            "phi3", rope_scaling=MLC_SU, max_position_embeddings=131072, original_max_position_embeddings=4096
+        ),
+        half(64, base=5e5, scaling=ra.LongRoPE(SHORT, LONG, 4096, factor=32.0)),
     ),
     "TensorRT-LLM": (tensorrt(rotary_scaling=LLAMA3_RULE), LONG_LLAMA3),
     "TensorRT-LLM, GPT-J": (tensorrt(**GPTJ, rotary_base=10000.0), ra.RoPE(64, rotary_dim=32)),
@@ -193,14 +214,27 @@ GENAI = {"model": {"type": "llama", "context_length": 131072, "decoder": {"head_
 REFUSED_ENGINES = {
     "genai_config.json": GENAI,
     "mlc-chat-config.json of the model type 'cohere'": mlc("cohere"),
-    "keras-hub's class 'Gemma3Backbone'": keras_hub("Gemma3Backbone"),
+    "keras-hub's class 'Gemma4Backbone', which is not read; give the config.json of the model's": keras_hub(
+        "Gemma4Backbone"
+    ),
+    "rope_low_freq_factor is missing: keras-hub needs all or none of": keras_hub(
+        "Llama3Backbone", **{k: v for k, v in KERAS_LLAMA3.items() if k != "rope_low_freq_factor"}
+    ),
+    "must be 'su', or null": keras_hub("Phi3Backbone", **{**KERAS_SU, "rope_scaling_type": "yarn"}),
+    "'rope_max_wavelength' is unknown: it may change the rotation; read": keras_hub(
+        "GemmaBackbone", head_dim=256, rope_max_wavelength=5e5
+    ),
+    "an engine of an older TensorRT-LLM": {"builder_config": {"num_heads": 32}, "plugin_config": {}},
+    "rope_local_base_freq is missing": tensorrt(architecture="Gemma3ForCausalLM"),
     "keras-hub's class 'LlamaCausalLM'": keras_hub("LlamaCausalLM"),
-    "takes 'default', 'llama3'": mlc("phi3", rope_scaling={"rope_type": "longrope"}),
+    "takes 'default', 'llama3'": mlc("llama", rope_scaling={"rope_type": "longrope"}),
+    "takes 'default', 'longrope'": mlc("phi3", rope_scaling={"type": "linear", "factor": 2.0}),
     "position_embedding_type 'alibi'": tensorrt(position_embedding_type="alibi"),
     "with latent attention": tensorrt(kv_lora_rank=512),
     "rope_low_freq_factor and a factor": keras_hub("LlamaBackbone", rope_scaling_factor=2.0, **KERAS_LLAMA3),
     "older versions of keras-hub divide": keras_hub("LlamaBackbone", rope_position_scaling_factor=4.0),
     "rotary_scaling is 4": tensorrt(rotary_scaling=4),
+    "rotary_scaling is a bytes": tensorrt(rotary_scaling=b"1"),
     "timm's config.json": {"architecture": "vit", "pretrained_cfg": {"input_size": [3, 224, 224]}},
     "LitGPT's config": {"hf_config": {"name": "x"}, "n_embd": 64, "n_head": 4, "rope_base": 10000},
     "Qualcomm's genie_config.json": {"dialog": {"engine": {"model": {}}}},
@@ -213,6 +247,51 @@ REFUSED_ENGINES = {
 def test_an_engine_that_states_no_rope_is_refused_by_name(text):
     for typed in (REFUSED_ENGINES[text], {"model_type": "llama", **REFUSED_ENGINES[text]}):
         refuse(re.escape(text), typed)
+
+
+LINEAR = {"type": "linear", "factor": 8.0}
+BY_EIGHT = ra.Linear(8.0)
+# Gemma 3, whose every sixth layer has full attention: gemma3_backbone.py of keras-hub; models/gemma/model.py
+# and layers/attention.py of TensorRT-LLM, which scales both. The ropes of a full and a sliding layer.
+GEMMA3_SIZES = {"architecture": "Gemma3ForCausalLM", "head_size": 256, "rotary_base": 1e6}
+GEMMA3_SIZES |= {"rope_local_base_freq": 1e4, "_sliding_window_pattern": 6}
+KERAS_GEMMA3 = {"head_dim": 256, "use_sliding_window_attention": True}
+GEMMA3 = {
+    "TensorRT-LLM": (tensorrt(**GEMMA3_SIZES), half(256, base=1e6), half(256)),
+    "TensorRT-LLM, scaled": (
+        tensorrt(**GEMMA3_SIZES, rotary_scaling=LINEAR),
+        half(256, base=1e6, scaling=BY_EIGHT),
+        half(256, scaling=BY_EIGHT),
+    ),
+    "keras-hub": (
+        keras_hub("Gemma3Backbone", **KERAS_GEMMA3, global_rope_scaling_factor=8.0),
+        half(256, base=1e6, scaling=BY_EIGHT),
+        half(256),
+    ),
+    "keras-hub, without windows": (
+        keras_hub("Gemma3Backbone", head_dim=256, use_sliding_window_attention=False),
+        half(256, base=1e6),
+        half(256, base=1e6),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GEMMA3)
+def test_the_layers_of_gemma_3_in_an_engine(case):
+    config, full, sliding = GEMMA3[case]
+    for typed in (config, {"model_type": "gemma3", **config}):
+        for index in range(16):
+            reading = read(typed, layer_type=index)
+            assert reading.rope == (sliding if (index + 1) % 6 else full)
+            assert reading.notes == ()
+
+
+def test_rules_that_mlc_does_not_read_are_noted():
+    """llama_model.py needs a rope_type, phi3_model.py a type, and mistral_model.py has no rope_scaling."""
+    for name, rule in (("llama", LINEAR), ("phi3", {"rope_type": "longrope"}), ("mistral", LLAMA3_RULE)):
+        reading = read(mlc(name, rope_scaling=rule))
+        assert reading.rope == half(64, base=5e5)
+        assert any(note.startswith("rope_scaling is not used") for note in reading.notes)
 
 
 # Objects and other names that state sizes or a base, which the class of a known model type does not read.

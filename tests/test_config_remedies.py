@@ -170,8 +170,8 @@ BY_HAND |= {
 # hub (moss, progen, chatglm, neobert).
 NEIGHBOURS = """
     axk1 blt chatglm codegen cohere cohere2 command_r deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
-    ernie4_5_moe glm glm4 glm4_moe_lite glm_moe_dsa gptj helium kimi_k25 llama4 longcat_flash mistral4 moonshine
-    moss neobert progen roformer sarvam_mla youtu
+    ernie4_5_moe glm glm4 glm4_moe_lite glm_moe_dsa gptj helium kimi_k25 llama4 longcat_flash mistral4
+    moonshine moss neobert progen roformer sarvam_mla youtu
 """
 # Of the same makers, with half pairs; and sizes that look like versions.
 HALVES = """
@@ -273,6 +273,56 @@ def test_a_pairing_that_is_no_flag_is_refused():
 )
 def test_a_rule_that_is_not_read_is_written(scaling, remedy):
     refuse(re.escape(remedy), llama(scaling))
+
+
+def test_the_axes_of_ernie_are_named():
+    """ERNIE 4.5 VL's sections are (h, w, t), in interleaved pairs."""
+    ernie = model("ernie4_5_moe_vl", text_config={**heads(2560, 20), "rope_theta": 5e5})
+    for rule, expected in (("default", ra.Axes.alternating(20, 22, 22)), ("ernie_3d", None)):
+        scaling = {"type": rule, "mrope_section": [22, 22, 20]}
+        config = {**ernie, "text_config": {**ernie["text_config"], "rope_scaling": scaling}}
+        if expected is None:
+            axes = "[h, w, t], state RoPE(axes=Axes.alternating(t, h, w), pairing='interleaved')"
+            refuse(re.escape(axes), config)
+        else:
+            assert rope(config) == ra.RoPE(128, base=5e5, axes=expected)
+
+
+def test_a_factor_of_longrope_below_1_is_noted():
+    factors = {
+        "short_factor": [1.0] * 64,
+        "long_factor": [2.0] * 64,
+        "original_max_position_embeddings": 4096,
+    }
+    for factor, count in ((0.5, 1), (2.0, 0)):
+        reading = read(llama({"rope_type": "longrope", "factor": factor, **factors}))
+        assert sum("is below 1" in note and "state 2" in note for note in reading.notes) == count
+        amplitude = (
+            math.sqrt(1 + math.log(factor) / math.log(4096)) if factor > 1 else 1
+        )  # transformers' rule
+        assert reading.rope.at_length(64).amplitude == pytest.approx(amplitude)
+    assert not any("below 1" in note for note in read(llama({"rope_type": "longrope", **factors})).notes)
+
+
+OBJECTS = "language_model backbone decoder transformer model llm_cfg"
+
+
+@pytest.mark.parametrize("name", OBJECTS.split())
+def test_an_object_that_names_its_model_is_a_part(name):
+    config = model("mine", **{name: llama(None, "qwen2", rope_theta=5e5), "vision_tower": model("clip")})
+    assert rope(config) == OTHER_BASE
+    assert read(config).inferred["part"] == name
+    assert rope(config, part=name) == OTHER_BASE
+    assert rope(llama(**{name: {"model_type": "qwen2", "bits": 4}})) == PLAIN  # no part of a known class
+
+
+@pytest.mark.parametrize("value", [b"1", bytearray(b"1"), 1j, range(3)])
+def test_a_value_outside_of_json_is_named(value):
+    name = type(value).__name__
+    refuse(f"rope_scaling is a {name}; it must be an object", llama(value))
+    refuse(f"rope_theta is a {name}; it must be a number", llama(rope_theta=value))
+    refuse(f"rotary is a {name}; its type", model("internlm", **KEYS, rotary=value))
+    refuse(f"use_mla is a {name}, which may change", {**ZORK, "use_mla": value})
 
 
 ATTN_FACTOR = 0.8782488562869419

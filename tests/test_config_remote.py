@@ -27,6 +27,10 @@ STABLE_CODE = model("stablelm_epoch", **heads(2560, 32), num_heads=32, max_posit
 STABLE_CODE |= {"rope_pct": 0.25, "rope_theta": 1000000, "rotary_scaling_factor": 1.0}
 OPENELM = model("openelm", head_dim=64, model_dim=1280, max_context_length=2048, rope_max_length=4096)
 CODESHELL = model("codeshell", n_embd=4096, n_head=32, n_positions=8192, position_embedding_type="rope")
+# nomic-embed-text-v1.5: its modeling_hf_nomic_bert.py is in nomic-ai/contrastors too.
+NOMIC = model("nomic_bert", n_embd=768, n_head=12, n_layer=12, n_positions=8192, max_trained_positions=2048)
+NOMIC |= {"architectures": ["NomicBertModel"], "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0}
+NOMIC |= {"rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None}
 HUNYUAN = model("hunyuan", **heads(6400, 80), attention_head_dim=128, rope_theta=1e4)
 LLADA = model("llada", d_model=4096, n_heads=32, rope=True, alibi=False, rope_theta=5e5)
 GTE = model("new", **heads(768, 12), position_embedding_type="rope", rope_theta=20000)
@@ -289,3 +293,14 @@ def test_every_family_is_tested_or_alike():
         assert names[1] in tested
         conventions = [dataclasses.replace(convention_of(name), layer_types=None) for name in names]
         assert repr(conventions[0]) == repr(conventions[1])  # functions with options are never equal
+
+
+def test_nomic_bert_before_transformers_had_it():
+    reading = read(NOMIC)
+    assert (reading.rope, reading.notes) == (half(64, base=1000), ())
+    assert rope({**NOMIC, "rotary_emb_interleaved": True}) == ra.RoPE(64, base=1000)
+    assert rope({**NOMIC, "n_embd": 1536, "rotary_emb_fraction": 0.5}) == half(128, base=1000, rotary_dim=64)
+    assert rope({**NOMIC, "rotary_scaling_factor": 2.0}) == half(64, base=1000, **dynamic(2.0, 2048))
+    refuse("rotary_head_dim", {**NOMIC, "rotary_head_dim": True})
+    # The same model, as transformers states it.
+    assert rope(model("nomic_bert", **heads(768, 12), rope_theta=1000)) == half(64, base=1000)

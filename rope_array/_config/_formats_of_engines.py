@@ -86,7 +86,8 @@ def _of_keras_hub(content: Mapping[str, Any]) -> Format | None:
         is_backbone = isinstance(name, str) and name.endswith("Backbone")
         remedy = _SOURCE if is_backbone else f"give the config.json of a preset's backbone, or {_SOURCE[5:]}"
         raise ConfigError(
-            f"this is a config of keras-hub's class {short(name)}, which is not read; {remedy}, or read {BY_HAND}."
+            f"this is a config of keras-hub's class {short(name)}, which is not read; {remedy}, or read "
+            f"{BY_HAND}."
         )
     return replace(format_of(row), model_type=name, place="config")
 

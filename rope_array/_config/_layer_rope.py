@@ -76,11 +76,16 @@ class LayerRope(Layer):
     def _note_factor(self, rule: Scaling | None) -> None:
         """Note a factor below 1, which may be inverted. diffusers' divide coordinates of other units."""
         factor = getattr(rule, "factor", None) or 1.0
-        is_plain = self.rule_name != "longrope" and self.config_part.inferred.get("format") != "diffusers"
-        if 0 < factor < 1 and is_plain:
+        is_longrope = type(rule).__name__ == "LongRoPE"
+        if is_longrope and self.parameters.get("factor") is None:  # of the contexts
+            return
+        if 0 < factor < 1 and self.config_part.inferred.get("format") != "diffusers":
+            effect = (
+                "it has no effect" if is_longrope else "the rule raises frequencies, and shortens the context"
+            )
             self.config_part.note(
-                f"the factor {factor:.6g} is below 1: the rule raises frequencies, and shortens the context; "
-                f"if it is to stretch the context, the factor is inverted: state {1 / factor:.6g}"
+                f"the factor {factor:.6g} is below 1: {effect}; if it is to stretch the context, the factor "
+                f"is inverted: state {1 / factor:.6g}"
             )
 
     def _rule(self, width: int) -> Scaling | None:

@@ -181,7 +181,9 @@ def _part_names(config_part: ConfigPart) -> list[str]:
     stated_names = (
         k.removesuffix("_config")
         for k, v in config_part.content.items()
-        if isinstance(k, str) and k.endswith("_config") and isinstance(v, Mapping)
+        if isinstance(k, str)
+        and isinstance(v, Mapping)
+        and (k.endswith("_config") or _is_model(config_part, v))
     )
     return list(dict.fromkeys([*config_part.parts, *islice(stated_names, 20)]))
 
@@ -189,6 +191,12 @@ def _part_names(config_part: ConfigPart) -> list[str]:
 _TEXT_PARTS = ("text", "llm", "language", "thinker", "decoder", "backbone", "vlm")
 _NO_MODELS = ("quantization", "per_layer")
 _OTHER_PARTS = ("vision", "audio", "speech", *_NO_MODELS)
+
+
+def _is_model(config_part: ConfigPart, value: Mapping[str, Any]) -> bool:
+    """Return whether an object of an unknown model is a config of its own, which names its model type."""
+    is_unknown = not config_part.known and not config_part.parts
+    return is_unknown and isinstance(value.get("model_type"), str)
 
 
 def _text_part(config_part: ConfigPart) -> ConfigPart:

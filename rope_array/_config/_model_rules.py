@@ -6,7 +6,7 @@ from typing import Any
 
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, SpecError, short
-from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, Periods, YaRN
+from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Periods, YaRN
 
 
 def periods(values: PartValues, width: int) -> Periods:
@@ -79,6 +79,13 @@ def deepseek_yarn(values: PartValues, width: int) -> YaRN | None:
     )
 
 
+def nomic_rule(values: PartValues, width: int) -> DynamicNTK | None:
+    """Return the rule of the hub's NomicBertDynamicNTKRotaryEmbedding, if there is a factor."""
+    if not values.get("rotary_scaling_factor"):
+        return None
+    return DynamicNTK(values.number("rotary_scaling_factor"), values.integer("max_trained_positions", 2048))
+
+
 _YARN = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
 
 
@@ -122,6 +129,30 @@ def scaled_rope(
     return Llama3(stretch, 1.0, high_freq, 8192)
 
 
+_OF_KERAS_LLAMA3 = (
+    "rope_frequency_adjustment_factor",
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "rope_pretraining_sequence_length",
+)
+
+
+def keras_phi3_rule(values: PartValues, width: int) -> LongRoPE | None:
+    """Return the rule of keras-hub's Phi3SuScaledRotaryEmbedding."""
+    if (rule_name := values.get("rope_scaling_type")) is None:
+        return None
+    if rule_name != "su":
+        raise SpecError(f"rope_scaling_type is {short(rule_name)}; it must be 'su', or null.")
+    trained = values.integer("pretraining_sequence_length", 4096)
+    divisors = [values.get(f"rope_scaling_{name}_factor") for name in ("short", "long")]
+    for value in divisors:
+        if not isinstance(value, (list, tuple)) or len(value) != width // 2:
+            raise SpecError(f"a list of factors is {short(value)}; give one of {width // 2} numbers.")
+    return LongRoPE(
+        *map(tuple, divisors), trained, factor=values.integer("max_sequence_length", 4096) / trained
+    )
+
+
 def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
     """Return the rule of keras-hub's LlamaRotaryEmbedding, or the factor of its RotaryEmbedding."""
     if (position := values.number("rope_position_scaling_factor", 1.0)) != 1:
@@ -130,8 +161,14 @@ def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
             "it, and LlamaRotaryEmbedding does not read it; state the rope by the version of the model."
         )
     linear = values.number("rope_scaling_factor", 1.0)
-    if values.get("rope_low_freq_factor") is None:
+    missing = [key for key in _OF_KERAS_LLAMA3 if values.get(key) is None]
+    if len(missing) == len(_OF_KERAS_LLAMA3):
         return None if linear == 1 else Linear(linear)
+    if missing:
+        raise SpecError(
+            f"{', '.join(missing)} is missing: keras-hub needs all or none of "
+            f"{', '.join(_OF_KERAS_LLAMA3)}; state the values that the model was trained with."
+        )
     if linear != 1:
         raise SpecError(f"rope_low_freq_factor and a factor of {linear} are both stated; leave one out.")
     return Llama3(

@@ -225,19 +225,23 @@ def omnigen(values: PartValues, parameters: Parameters) -> Parameters:
     return {"rope_type": "longrope", **parameters}
 
 
-def of_layer_types(
-    values: PartValues, parameters: Parameters, bases: Mapping[str, tuple[str, float]]
-) -> Parameters:
-    """Return the parameters with the base of each layer type."""
-    return {
-        label: {**parameters, "rope_theta": values.base(key, base) if key else base}
-        for label, (key, base) in bases.items()
-    }
+def keras_gemma3(values: PartValues, parameters: Parameters) -> Parameters:
+    by_type: Parameters = {}
+    for label, base, place in (("full_attention", 1e6, "global"), ("sliding_attention", 1e4, "local")):
+        factor = values.number(f"{place}_rope_scaling_factor", 1.0)
+        by_type[label] = {
+            "rope_theta": base,
+            **({"rope_type": "linear", "factor": factor} if factor != 1 else {}),
+        }
+    return by_type
 
 
 def tensorrt_gemma3(values: PartValues, parameters: Parameters) -> Parameters:
-    bases = {"full_attention": ("rotary_base", 1e4), "sliding_attention": ("rope_local_base_freq", None)}
-    return of_layer_types(values, tensorrt(values, parameters), bases)
+    rule = tensorrt(values, parameters)
+    return {
+        "full_attention": {**rule, "rope_theta": values.number("rotary_base", 1e4)},
+        "sliding_attention": {**rule, "rope_theta": values.number("rope_local_base_freq")},
+    }
 
 
 def tensorrt(values: PartValues, parameters: Parameters) -> Parameters:

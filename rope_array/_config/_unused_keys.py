@@ -104,7 +104,7 @@ def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: An
     names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
     near = get_close_matches(key[:80], sorted(names), 1, 0.85)
     hint = f"is {near[0]!r} meant? If not, and" if near else "it may change the rotation. If"
-    if config_part.known:
+    if config_part.known and not config_part.foreign:
         raise ConfigError(
             f"the key {quoted(key)} is unknown: {hint} the model's code does not read it, leave it out."
         )

@@ -70,6 +70,21 @@ def mpt(content: Content) -> Row:
     return {"like": "mpt" if has_rope else "mpt_unrotated"}
 
 
+def nomic_bert(content: Content) -> Row:
+    """Distinguish the configs of the hub's own code, which has GPT-2's names of the sizes."""
+    if content.get("n_embd") is None:
+        return {"like": "half"}
+    if content.get("rotary_head_dim") or (
+        content.get("rotary_emb_scale_base") and content.get("rotary_scaling_factor")
+    ):
+        return {
+            "like": "nomic_bert_of_hub",
+            "refusal": "rotary_head_dim, or rotary_emb_scale_base, changes it",
+        }
+    pairing = "interleaved" if content.get("rotary_emb_interleaved") else "half"
+    return {"like": "nomic_bert_of_hub", "pairing": pairing}
+
+
 def zaya(content: Content) -> Row:
     """Distinguish the configs of ZAYA's own code, which have keys that transformers' conversion drops."""
     is_older = any(
