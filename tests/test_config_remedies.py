@@ -314,6 +314,10 @@ def test_an_object_that_names_its_model_is_a_part(name):
     assert read(config).inferred["part"] == name
     assert rope(config, part=name) == OTHER_BASE
     assert rope(llama(**{name: {"model_type": "qwen2", "bits": 4}})) == PLAIN  # no part of a known class
+    assert rope({**ZORK, name: {"model_type": "qwen2"}}, part="text") == PLAIN  # nor of a config with a rope
+    unnamed = {key: value for key, value in config[name].items() if key != "model_type"}
+    refuse("give that object as the config, with its model_type", model("mine", **{name: unnamed}))
+    assert rope({**unnamed, "model_type": "qwen2"}) == OTHER_BASE
 
 
 @pytest.mark.parametrize("value", [b"1", bytearray(b"1"), 1j, range(3)])

@@ -48,7 +48,8 @@ def _of_mlc(content: Mapping[str, Any]) -> Format | None:
     )
     # 0 is MLC's value for a size or a base that is not stated.
     inner = {key: value for key, value in inner.items() if value != 0 or isinstance(value, bool)}
-    rule, notes = inner.get("rope_scaling"), ()
+    rule = inner.get("rope_scaling")
+    notes: tuple[str, ...] = ()
     if rule_key and isinstance(rule, Mapping) and rule:
         inner["rope_scaling"] = _rule_of_mlc(rule, rule_key)
         if inner["rope_scaling"] is None:

@@ -195,8 +195,12 @@ _OTHER_PARTS = ("vision", "audio", "speech", *_NO_MODELS)
 
 def _is_model(config_part: ConfigPart, value: Mapping[str, Any]) -> bool:
     """Return whether an object of an unknown model is a config of its own, which names its model type."""
-    is_unknown = not config_part.known and not config_part.parts
-    return is_unknown and isinstance(value.get("model_type"), str)
+    is_empty = not config_part.known and not config_part.parts and not _states_key(config_part.content)
+    return is_empty and isinstance(value.get("model_type"), str)
+
+
+def _states_key(content: Mapping[str, Any]) -> bool:
+    return any(content.get(key) is not None for key in _ROTARY_KEYS)
 
 
 def _text_part(config_part: ConfigPart) -> ConfigPart:
@@ -212,8 +216,7 @@ def _text_part(config_part: ConfigPart) -> ConfigPart:
 def _has_rope(config_part: ConfigPart) -> bool:
     if config_part.known:
         return True
-    states_key = any(config_part.content.get(key) is not None for key in _ROTARY_KEYS)
-    return states_key and not set(_TEXT_PARTS) & set(_part_names(config_part))
+    return _states_key(config_part.content) and not set(_TEXT_PARTS) & set(_part_names(config_part))
 
 
 def _main_of(config_part: ConfigPart, names: list[str]) -> str:
@@ -240,6 +243,14 @@ def convention_for(config_part: ConfigPart) -> Convention:
             "effect. If another code rotates, state its rope with RoPE(...)."
         )
     if not stated_keys:
+        objects = ((k, v) for k, v in config_part.content.items() if isinstance(v, Mapping))
+        inner = next((k for k, v in objects if isinstance(k, str) and _states_key(v)), None)
+        if inner is not None:
+            raise ConfigError(
+                f"{config_part.name} is of no known model with a rotary embedding, and its object "
+                f"{quoted(inner)} names no model: give that object as the config, with its model_type, or "
+                f"read {BY_HAND}."
+            )
         remedy = "state its model_type, or read" if config_part.model_type is None else "read"
         raise ConfigError(
             f"{config_part.name} is of no known model with a rotary embedding, and nothing in the config "

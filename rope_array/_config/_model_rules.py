@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rope_array._config._part import quoted
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, SpecError, short
 from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Periods, YaRN
@@ -144,13 +145,16 @@ def keras_phi3_rule(values: PartValues, width: int) -> LongRoPE | None:
     if rule_name != "su":
         raise SpecError(f"rope_scaling_type is {short(rule_name)}; it must be 'su', or null.")
     trained = values.integer("pretraining_sequence_length", 4096)
-    divisors = [values.get(f"rope_scaling_{name}_factor") for name in ("short", "long")]
-    for value in divisors:
-        if not isinstance(value, (list, tuple)) or len(value) != width // 2:
-            raise SpecError(f"a list of factors is {short(value)}; give one of {width // 2} numbers.")
-    return LongRoPE(
-        *map(tuple, divisors), trained, factor=values.integer("max_sequence_length", 4096) / trained
-    )
+    short_factor, long_factor = (_factors_of_keras(values, name, width // 2) for name in ("short", "long"))
+    factor = values.integer("max_sequence_length", 4096) / trained
+    return LongRoPE(short_factor, long_factor, trained, factor=factor)
+
+
+def _factors_of_keras(values: PartValues, name: str, num_pairs: int) -> tuple[float, ...]:
+    factors = values.get(key := f"rope_scaling_{name}_factor")
+    if not isinstance(factors, (list, tuple)) or len(factors) != num_pairs:
+        raise SpecError(f"{key} is {quoted(factors)}; give a list of {num_pairs} numbers.")
+    return tuple(factors)
 
 
 def keras_rule(values: PartValues, width: int) -> Linear | Llama3 | None:
