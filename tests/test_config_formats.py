@@ -233,6 +233,7 @@ REFUSED_ENGINES = {
     "with latent attention": tensorrt(kv_lora_rank=512),
     "rope_low_freq_factor and a factor": keras_hub("LlamaBackbone", rope_scaling_factor=2.0, **KERAS_LLAMA3),
     "older versions of keras-hub divide": keras_hub("LlamaBackbone", rope_position_scaling_factor=4.0),
+    "config is 'x'; it must be an object": {**keras_hub("LlamaBackbone"), "config": "x"},
     "rotary_scaling is 4": tensorrt(rotary_scaling=4),
     "rotary_scaling is a bytes": tensorrt(rotary_scaling=b"1"),
     "timm's config.json": {"architecture": "vit", "pretrained_cfg": {"input_size": [3, 224, 224]}},
@@ -651,3 +652,15 @@ def test_any_value_is_read_or_refused(name):
         for value in HOSTILE:
             with contextlib.suppress(ConfigError):
                 read({**config, key: value}, layer_type=0)
+
+
+@pytest.mark.parametrize("case", [*ENGINES, *GEMMA3])
+def test_any_value_of_an_engine_is_read_or_refused(case):
+    config = (ENGINES | GEMMA3)[case][0]
+    for place in {"config", "model_config", "pretrained_config"} & config.keys() | {""}:
+        inner = config[place] if place else config
+        for key in inner:
+            for value in (*HOSTILE, b"1", {"type": 1}, ["x"] * 32):
+                changed = {**inner, key: value}
+                with contextlib.suppress(ConfigError):
+                    read({**config, place: changed} if place else changed, layer_type=0)

@@ -33,7 +33,7 @@ def _of_mlc(content: Mapping[str, Any]) -> Format | None:
     if not isinstance(inner, Mapping):
         return None
     model_type = content.get("model_type")
-    if model_type not in table("mlc_models"):
+    if not isinstance(model_type, str) or model_type not in table("mlc_models"):
         raise ConfigError(
             f"this is MLC's mlc-chat-config.json of the model type {short(model_type)}, which is not read; "
             f"{_SOURCE}."

@@ -68,6 +68,8 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
         content = config_format.content
     elif config_format.place is not None:
         content = value_at(content, config_format.place)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{config_format.place} is {quoted(content)}; it must be an object.")
     return ConfigPart(
         content,
         path,
