@@ -129,7 +129,7 @@ BY_HAND |= {
         ({"base": 1e6}, "rope_params rotary rotary_embedding yarn"),
         (5e5, "position_embedding_base freq_base base max_wavelength max_timescale MaxWavelength"),
         (0.25, "freq_scale scaling_factor linear_scaling"),
-        (64, "rotate_dim rotated_dim rotaryDim latent_dim"),
+        (64, "rotate_dim rotated_dim rotaryDim"),
         (True, "ALIBI useAlibi use-alibi no_position use_abs_pos learnable_pos_emb interleaved interleave"),
         ("alibi", "pe_type emb_type embedding_type encoding_type positions_by rotation_style"),
         ([1.0, 0.1], "inv_freq"),
@@ -315,6 +315,7 @@ def test_an_object_that_names_its_model_is_a_part(name):
     assert rope(config, part=name) == OTHER_BASE
     assert rope(llama(**{name: {"model_type": "qwen2", "bits": 4}})) == PLAIN  # no part of a known class
     assert rope({**ZORK, name: {"model_type": "qwen2"}}, part="text") == PLAIN  # nor of a config with a rope
+    assert rope(model("mine", lm_config=config[name], head=model("clip"))) == OTHER_BASE
     unnamed = {key: value for key, value in config[name].items() if key != "model_type"}
     refuse("give that object as the config, with its model_type", model("mine", **{name: unnamed}))
     assert rope({**unnamed, "model_type": "qwen2"}) == OTHER_BASE

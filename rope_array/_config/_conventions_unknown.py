@@ -28,7 +28,7 @@ _OTHER = re.compile(
 )
 # Keys of latent attention, whose rotated width is in qk_rope_head_dim.
 _LATENT = re.compile(
-    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$|^latent_dim$"
+    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$"
     r"|(?:^|_)(?:mla|latent_attention)(?:_|$)"
 )
 # Keys of the kind of position embedding, or of attention, and the names of kinds that are no plain rotation.

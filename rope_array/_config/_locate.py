@@ -226,6 +226,8 @@ def _main_of(config_part: ConfigPart, names: list[str]) -> str:
         if name in names:
             return name
     candidates = [name for name in names if not name.startswith(_OTHER_PARTS)]
+    if len(candidates) > 1:
+        candidates = [name for name in candidates if f"{name}_config" in config_part.content] or candidates
     if len(candidates) == 1 or len(names) == 1:
         return (candidates or names)[0]
     raise ConfigError(f"{config_part.name} has no text part, but {listed(names)}; choose one with part=.")
