@@ -17,7 +17,8 @@ class Positions(NamedTuple):
     plan
         The layout of the pairs, and their frequencies.
     inv_freq
-        Learned frequencies that replace the plan's, an array of shape (pairs,), or None.
+        An array of frequencies that are added to the plan's, or None: of shape (pairs,), (heads, pairs) or
+        (heads, 1, pairs); for mixed frequencies (heads, coordinates, pairs). For tables alone.
     """
 
     values: Any
