@@ -16,7 +16,7 @@ from rope_array._internals import internal
 from rope_array._rotation import load_rotation, name_types
 from rope_array._spec.plan import Layout, Plan
 
-from . import _compiled, _distributed
+from . import _compiled, _distributed, _gradient
 from ._library import LIBRARY
 
 name = "torch"
@@ -43,7 +43,11 @@ def make_tables(source: Positions, like: Any) -> Any:
     with _fake_as(like), no_autocast(like):
         if _distributed.has_dtensor(like, *source.arrays):
             return _distributed.make_sharded_tables(source, like, LIBRARY)
-        return _tables.make_tables(source, like, LIBRARY)
+        return _gradient.make_recorded_tables(_make_tables, source, like)
+
+
+def _make_tables(source: Positions, like: Any) -> Any:
+    return _tables.make_tables(source, like, LIBRARY)
 
 
 def _fake_as(x: Any) -> Any:

@@ -19,24 +19,17 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from rope_array._array_api.angles import mixed_turns
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Positions, Source, Tables
-from rope_array._array_api.tables import angle_of, with_axes_of
+from rope_array._array_api.tables import with_axes_of
 from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 from rope_array._spec.plan import Plan
 
-from ._gradient import adjoint, record_angle, rotate_by_operations, rotate_recorded
-from ._library import (
-    CAN_JUDGE_VIEWS,
-    LIBRARY,
-    PLAIN_TYPES,
-    TRANSFORMED,
-    can_be_written,
-    count_writes,
-    is_exported,
-)
+from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._library import CAN_JUDGE_VIEWS, LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes
 
 # ---- why a kernel declines a call ----
 
@@ -227,39 +220,33 @@ def make_tables_by_kernel(
     `TurnsPlan` of frequencies in an array, or None.
     """
     pos, plan, inv_freq = source
-    is_mixed = inv_freq is not None and inv_freq.ndim == 3 and inv_freq.shape[1] != 1
-    if not plan.exact or plan.takes_angles or is_mixed:
+    if not plan.exact or plan.takes_angles:
         return NotImplemented
     use_float64 = computes_in_float64(like)
     integers, fraction = parse(pos, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), use_float64)
-    of_units = plan.of_units() if inv_freq is None else plan_of_array(source, use_float64)
-    if fraction is not None or of_units is None:
+    if fraction is not None:
+        return NotImplemented
+    integers = with_axes_of(like, integers.to(torch.int64), source)
+    heads = 0  # if the pairs of all heads are in one row
+    if inv_freq is None:
+        of_units: Plan | None = plan.of_units()
+    elif inv_freq.ndim < 3 or inv_freq.shape[1] == 1:
+        of_units, heads = plan_of_array(source, use_float64), inv_freq.shape[0] if inv_freq.ndim > 1 else 0
+    elif like.is_cpu and inv_freq.isfinite().all():
+        of_units = plan.of_turns(1).take_turns()
+        integers = mixed_turns(integers, plan, inv_freq, use_float64, LIBRARY.ops(like))
+    else:
+        of_units = None
+    if of_units is None:
         return NotImplemented
     prepare(of_units)
     units = make_units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
     if of_units.derived.lost is not None:
         units = units + 0.0 * of_units.derived.lost.to(units.dtype).repeat(2)
-    integers = with_axes_of(like, integers.to(torch.int64), source)
     tables = rotate_units(kernel, units, Positions(integers, of_units), True)  # checked
-    if inv_freq is None or inv_freq.ndim == 1 or tables is NotImplemented:
+    if tables is NotImplemented or not heads:
         return tables
-    heads = inv_freq.shape[0]
     return tuple([table.unflatten(-1, (heads, -1)).transpose(-2, -3).contiguous() for table in tables])
-
-
-def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Positions, like: Any) -> Any:
-    """Make tables by `make`, with the gradient of frequencies in an array and of positions.
-
-    Without this, autograd would keep an array of the tables' size for each operation of the angles.
-    """
-    is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
-    if not is_served or not is_recorded(source.arrays):
-        return make(source, like)
-    if is_exported() or TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
-        return make(source, like)
-    with torch.no_grad():
-        tables = make(source, like)
-    return record_angle(angle_of(source, like, LIBRARY), tables)
 
 
 def make_units(width: int, dtype: Any, device: Any) -> Any:

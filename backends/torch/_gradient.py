@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import parse
-from rope_array._array_api.source import Source, Tables
-from rope_array._array_api.tables import rotate_by_tables
+from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.tables import angle_of, rotate_by_tables
+from rope_array._internals import FORWARD_LEVEL
 
-from ._library import LIBRARY
+from ._library import LIBRARY, TRANSFORMED, is_exported
 
 
 class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
@@ -68,7 +70,25 @@ class AngleFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore
         return grad_sin * cos - grad_cos * sin, None
 
 
-record_angle: Any = AngleFunction.apply
+_with_angle: Any = AngleFunction.apply
+
+
+def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Positions, like: Any) -> Any:
+    """Make tables by `make`, with the gradient of frequencies in an array, of angles and of positions.
+
+    Without this, autograd would keep an array of the tables' size for each operation of the angles.
+    """
+    is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
+    if not is_served or not torch.is_grad_enabled():
+        return make(source, like)
+    recorded = any([isinstance(a, torch.Tensor) and a.requires_grad for a in source.arrays])
+    if not recorded or is_exported() or TRANSFORMED is None or TRANSFORMED():
+        return make(source, like)
+    if getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
+        return make(source, like)
+    with torch.no_grad():
+        tables = make(source, like)
+    return _with_angle(angle_of(source, like, LIBRARY), tables)
 
 
 def _save_source(ctx: Any, source: Source) -> None:

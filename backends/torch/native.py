@@ -13,6 +13,7 @@ from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager, triton
 from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
+from ._gradient import make_recorded_tables
 from ._library import PLAIN_TYPES
 
 name = "native"
@@ -135,7 +136,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
-    return _eager.make_recorded_tables(_make_tables, source, like)
+    return make_recorded_tables(_make_tables, source, like)
 
 
 def _make_tables(source: Positions, like: Any) -> Any:

@@ -22,6 +22,7 @@ from rope_array._internals import internal
 
 from . import _eager
 from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
+from ._gradient import make_recorded_tables
 from ._library import is_lazy
 
 name = "triton"
@@ -161,7 +162,7 @@ def _with_adjacent_pairs(tensor: Any, dtype: Any) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
-    return _eager.make_recorded_tables(_make_tables, source, like)
+    return make_recorded_tables(_make_tables, source, like)
 
 
 def _make_tables(source: Positions, like: Any) -> Any:

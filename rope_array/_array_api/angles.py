@@ -213,6 +213,17 @@ def _parts(
     return [(p, f, omegas[(None,) * (p.ndim - omegas.ndim) + (...,)]) for p, f, omegas in parts]
 
 
+def mixed_turns(integers: Any, plan: Plan, inv_freq: Any, use_float64: bool, ops: ArrayOps) -> Any:
+    """Return the sums of integer positions times mixed frequencies: int64, modulo a turn.
+
+    In units of 2^-64 of a turn, of all heads: shape (..., heads, S, pairs).
+    """
+    parts = _parts(integers, None, plan, inv_freq, ops)
+    return _sum_of_products(
+        [_term_of_array(*part, plan, use_float64, ops) for part in parts], use_float64, ops
+    )
+
+
 def turns_of_array(inv_freq: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
     """Return `Term.words` and `Term.lost` of frequencies in an array, plus the plan's."""
     term = _term_of_array(None, None, _driven(inv_freq, plan, ops), plan, use_float64, ops)
@@ -304,12 +315,18 @@ def _phase(terms: list[Term], use_float64: bool, ops: ArrayOps) -> Any:
     """
     if not ops.has_int64:
         return _phase_in_uint32(terms, ops)
+    total = _sum_of_products(terms, use_float64, ops)
+    # The shift keeps the sign: floor division.
+    return total if use_float64 else ops.right_shift(total, 32)
+
+
+def _sum_of_products(terms: list[Term], use_float64: bool, ops: ArrayOps) -> Any:
+    """Return the sum of terms in units of 2^-64 of a turn. Signed integers wrap in every array library."""
     multiply = _product_of_96 if use_float64 else _product_of_64
     total = multiply(terms[0], ops)
     for term in terms[1:]:
         total = total + multiply(term, ops)
-    # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
-    return total if use_float64 else ops.right_shift(total, 32)
+    return total
 
 
 def _integers_per_pair(integers: Any, plan: Plan, ops: ArrayOps) -> Any:

@@ -297,6 +297,13 @@ class TurnsPlan(Plan):
     def check(self) -> None:
         """Raise nothing: the plan is not made by hand."""
 
+    def take_turns(self) -> "TurnsPlan":
+        """Return the plan for positions that are turns in units of 2^-64, one for each pair."""
+        count = self.layout.num_pairs
+        self.coordinates = Coordinates(count, Constants(range(count)))
+        self.set_turns([1] * count, [2**32] * count)
+        return self
+
 
 class Derived:
     """Forms of a plan that cost time to make, each cached by the backend that needs it first.
