@@ -79,12 +79,12 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
     Without this, autograd would keep an array of the tables' size for each operation of the angles.
     """
     is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
-    if not is_served or not torch.is_grad_enabled():
+    # A compiler differentiates the operations: Dynamo warns where it traces a function of autograd.
+    if not is_served or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_exported():
         return make(source, like)
     recorded = any([isinstance(a, torch.Tensor) and a.requires_grad for a in source.arrays])
-    if not recorded or is_exported() or TRANSFORMED is None or TRANSFORMED():
-        return make(source, like)
-    if getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
+    is_transformed = TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0
+    if not recorded or is_transformed:
         return make(source, like)
     with torch.no_grad():
         tables = make(source, like)
