@@ -100,10 +100,10 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan | None:
         omegas = [omega if m else 0.0 for omega, m in zip(omegas, mask, strict=True)]
     if not all(map(isfinite, omegas)):
         return None
-    made, (_, own64, own96) = plan.of_turns(heads), plan.words()
+    turns_plan, (_, own64, own96) = TurnsPlan(plan, heads), plan.words()
     turns64, turns96 = turns_of_floats(omegas, 64, 96)
-    made.set_turns([*map(add, turns64, own64 * heads)], [*map(add, turns96, own96 * heads)])
-    return made
+    turns_plan.set_turns([*map(add, turns64, own64 * heads)], [*map(add, turns96, own96 * heads)])
+    return turns_plan
 
 
 def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:

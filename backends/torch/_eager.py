@@ -26,10 +26,18 @@ from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._array_api.tables import with_axes_of
 from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
-from rope_array._spec.plan import Plan
+from rope_array._spec.plan import Plan, TurnsPlan
 
 from ._gradient import adjoint, rotate_by_operations, rotate_recorded
-from ._library import CAN_JUDGE_VIEWS, LIBRARY, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes
+from ._library import (
+    CAN_JUDGE_VIEWS,
+    LIBRARY,
+    PLAIN_TYPES,
+    TRANSFORMED,
+    can_be_written,
+    count_writes,
+    is_recorded,
+)
 
 # ---- why a kernel declines a call ----
 
@@ -86,15 +94,6 @@ def _sets_default_device_only() -> bool:
     if modes is None or device_mode is None:
         return False
     return all(isinstance(mode, device_mode) for mode in modes())
-
-
-def is_recorded(xs: Any) -> bool:
-    """Return whether a gradient of xs is recorded."""
-    if torch.is_grad_enabled():
-        for x in xs:
-            if getattr(x, "requires_grad", False):
-                return True
-    return False
 
 
 def first_tensor_reason(xs: Any, source: Source, why_tensor: Callable[[Any], str | None]) -> str | None:
@@ -233,7 +232,7 @@ def make_tables_by_kernel(
     elif inv_freq.ndim < 3 or inv_freq.shape[1] == 1:
         of_units, heads = plan_of_array(source, use_float64), inv_freq.shape[0] if inv_freq.ndim > 1 else 0
     elif like.is_cpu and inv_freq.isfinite().all():
-        of_units = plan.of_turns(1).take_turns()
+        of_units = TurnsPlan.for_positions_in_turns(plan)
         integers = mixed_turns(integers, plan, inv_freq, use_float64, LIBRARY.ops(like))
     else:
         of_units = None

@@ -17,7 +17,7 @@ from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._array_api.tables import angle_of, rotate_by_tables
 from rope_array._internals import FORWARD_LEVEL
 
-from ._library import LIBRARY, TRANSFORMED, is_exported
+from ._library import LIBRARY, TRANSFORMED, is_exported, is_recorded
 
 
 class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
@@ -80,11 +80,9 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
     """
     is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
     # A compiler differentiates the operations: Dynamo warns where it traces a function of autograd.
-    if not is_served or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_exported():
+    if not is_served or torch.compiler.is_compiling() or is_exported() or not is_recorded(source.arrays):
         return make(source, like)
-    recorded = any([isinstance(a, torch.Tensor) and a.requires_grad for a in source.arrays])
-    is_transformed = TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0
-    if not recorded or is_transformed:
+    if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, FORWARD_LEVEL, 0) >= 0:
         return make(source, like)
     with torch.no_grad():
         tables = make(source, like)

@@ -69,7 +69,7 @@ class TorchOps(ArrayOps):
         return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
 
     def stored(self, array: Any) -> Any:
-        # The compiler stores what it takes a strided view of.
+        # A compiler stores an array before it takes a strided view of it.
         stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
         return array.as_strided(array.shape, array.stride()) if stores else array
 
@@ -269,6 +269,15 @@ def _why_tensor_unusable(x: Any, written: bool) -> str | None:
     if written and x.is_inference() and not torch.is_inference_mode_enabled():
         return "of torch.inference_mode(), and can be written only inside it"
     return None
+
+
+def is_recorded(xs: Any) -> bool:
+    """Return whether a gradient of xs is recorded."""
+    if torch.is_grad_enabled():
+        for x in xs:
+            if getattr(x, "requires_grad", False):
+                return True
+    return False
 
 
 # ---- writes that PyTorch does not see ----

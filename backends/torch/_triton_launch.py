@@ -406,16 +406,16 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan:
     plan, inv_freq = source.plan, source.inv_freq
     ops, count, device = LIBRARY.ops(inv_freq), inv_freq.numel(), inv_freq.device
     words, lost = turns_of_array(inv_freq, plan, use_float64, ops)
-    made = plan.of_turns(count // max(1, plan.layout.num_pairs))
-    made.derived.lost = lost.reshape(-1)
+    turns_plan = TurnsPlan(plan, count // max(1, plan.layout.num_pairs))
+    turns_plan.derived.lost = lost.reshape(-1)
     rows = torch.zeros((5, count), dtype=torch.int64, device=device)  # of _gpu.plan_rows
     for row, values in zip((1, 2) if use_float64 else (0,), words, strict=True):
         rows[row] = values.reshape(-1)
-    if made.coordinates is not None:
-        rows[3] = ops.constants(made.coordinates.of_pairs, torch.int64)
+    if turns_plan.coordinates is not None:
+        rows[3] = ops.constants(turns_plan.coordinates.of_pairs, torch.int64)
     rows[4] = _gpu.bits_of_amplitude(plan)
-    made.derived.on_devices[device] = rows, None
-    return made
+    turns_plan.derived.on_devices[device] = rows, None
+    return turns_plan
 
 
 def _stream(device: Any) -> Any:

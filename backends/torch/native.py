@@ -12,9 +12,9 @@ from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager, triton
-from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
+from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import PLAIN_TYPES
+from ._library import PLAIN_TYPES, is_recorded
 
 name = "native"
 accepts_outs = True

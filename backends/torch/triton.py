@@ -21,9 +21,9 @@ from rope_array._errors import printable
 from rope_array._internals import internal
 
 from . import _eager
-from ._eager import first_tensor_reason, is_recorded, why_call_declined, why_tensor_not_plain
+from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import is_lazy
+from ._library import is_lazy, is_recorded
 
 name = "triton"
 accepts_outs = True

@@ -99,11 +99,9 @@ def cos_sin(
     if not plan.exact:
         return _float32_angles(integers, fraction, plan, use_float64, ops, inv_freq)
     if inv_freq is None:
-        pos, fraction = _integers_per_pair(integers, plan, ops), _fraction_per_pair(fraction, plan, ops)
-        terms = [_term_of_plan(pos, fraction, plan, use_float64, ops)]
+        terms = [term_of_plan(integers, fraction, plan, use_float64, ops)]
     else:
-        parts = _parts(integers, fraction, plan, inv_freq, ops)
-        terms = [_term_of_array(*part, plan, use_float64, ops) for part in parts]
+        terms = _terms_of_array(integers, fraction, plan, inv_freq, use_float64, ops)
     return _cos_sin_of_terms(terms, plan.layout.amplitude, use_float64, ops)
 
 
@@ -115,7 +113,7 @@ def _cos_sin_of_terms(
     if ops.is_exported:
         quadrant, u = digits.quadrant([(t.integers, t.words) for t in terms], use_float64, dtype, ops)
     else:
-        quadrant, u = _quadrant(_phase(terms, use_float64, ops), use_float64, dtype, ops)
+        quadrant, u = _quadrant(phase(terms, use_float64, ops), use_float64, dtype, ops)
     if terms[0].fraction is not None:
         # With a large ω the product fraction·ω has a large error of rounding. So a fraction in float64 is
         # multiplied, added and reduced in float64.
@@ -167,8 +165,9 @@ def floats(integers: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 # ---- terms ----
 
 
-def _term_of_plan(pos: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Term:
-    """Return the term of a plan's frequencies at positions per pair."""
+def term_of_plan(integers: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Term:
+    """Return the term of a plan's frequencies at positions."""
+    pos, fraction = _integers_per_pair(integers, plan, ops), _fraction_per_pair(fraction, plan, ops)
     if ops.is_exported:
         words: Any = digits.rows_of_plan(plan, use_float64, pos.ndim, ops)
     elif use_float64:
@@ -176,19 +175,19 @@ def _term_of_plan(pos: Any, fraction: Any, plan: Plan, use_float64: bool, ops: A
     elif ops.has_int64:
         words = [_row(plan.turns_q64, pos, ops.xp.int64, ops)]
     else:
-        parts = ([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values] for shift in (0, 32))
-        words = [_row(Constants(part), pos, ops.xp.uint32, ops) for part in parts]
+        halves = ([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values] for shift in (0, 32))
+        words = [_row(Constants(half), pos, ops.xp.uint32, ops) for half in halves]
     return Term(pos, fraction, words, plan)
 
 
-def _parts(
+def _factors(
     integers: Any, fraction: Any, plan: Plan, inv_freq: Any, ops: ArrayOps
 ) -> list[tuple[Any, Any, Any]]:
     """Return positions per pair and their frequencies, with equally many axes; of mixed ones, per coordinate.
 
     The shapes for frequencies of each head, with S positions of n coordinates:
 
-        integers        inv_freq              parts
+        integers        inv_freq              factors
         (..., S)        (heads, 1, pairs)     (..., 1, S, 1) and (1..., heads, 1, pairs)
         (..., S, n)     (heads, 1, pairs)     (..., 1, S, pairs) and the same: axes
         (..., S, n)     (heads, n, pairs)     (..., 1, S, 1) and the same, n times: mixed
@@ -196,21 +195,27 @@ def _parts(
     inv_freq = _driven(inv_freq, plan, ops)
     if inv_freq.ndim == 3 and inv_freq.shape[1] != 1:
         integers = ops.cast(integers, ops.xp.int64) if ops.has_int64 else integers
-        parts = [
-            (
-                integers[..., a, None],
-                None if fraction is None else fraction[..., a, None],
-                inv_freq[:, a, None, :],
-            )
+        factors = [
+            (*(p if p is None else p[..., a, None] for p in (integers, fraction)), inv_freq[:, a, None, :])
             for a in range(inv_freq.shape[1])
         ]
     else:
         inv_freq = inv_freq[:, None, :] if inv_freq.ndim == 2 else inv_freq
         pos, fraction = _integers_per_pair(integers, plan, ops), _fraction_per_pair(fraction, plan, ops)
-        parts = [(pos, fraction, inv_freq)]
+        factors = [(pos, fraction, inv_freq)]
     if inv_freq.ndim == 3:
-        parts = [(*(p if p is None else p[..., None, :, :] for p in pos), omegas) for *pos, omegas in parts]
-    return [(p, f, omegas[(None,) * (p.ndim - omegas.ndim) + (...,)]) for p, f, omegas in parts]
+        factors = [
+            (*(p if p is None else p[..., None, :, :] for p in pos), omegas) for *pos, omegas in factors
+        ]
+    return [(p, f, omegas[(None,) * (p.ndim - omegas.ndim) + (...,)]) for p, f, omegas in factors]
+
+
+def _terms_of_array(
+    integers: Any, fraction: Any, plan: Plan, inv_freq: Any, use_float64: bool, ops: ArrayOps
+) -> list[Term]:
+    """Return the terms of frequencies in an array, plus the plan's: one, or one for each mixed coordinate."""
+    factors = _factors(integers, fraction, plan, inv_freq, ops)
+    return [_term_of_array(*factor, plan, use_float64, ops) for factor in factors]
 
 
 def mixed_turns(integers: Any, plan: Plan, inv_freq: Any, use_float64: bool, ops: ArrayOps) -> Any:
@@ -218,10 +223,8 @@ def mixed_turns(integers: Any, plan: Plan, inv_freq: Any, use_float64: bool, ops
 
     In units of 2^-64 of a turn, of all heads: shape (..., heads, S, pairs).
     """
-    parts = _parts(integers, None, plan, inv_freq, ops)
-    return _sum_of_products(
-        [_term_of_array(*part, plan, use_float64, ops) for part in parts], use_float64, ops
-    )
+    terms = _terms_of_array(integers, None, plan, inv_freq, use_float64, ops)
+    return _sum_of_products(terms, use_float64, ops)
 
 
 def turns_of_array(inv_freq: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
@@ -297,21 +300,12 @@ def _in_eighths(radians: Any, dtype: Any, ops: ArrayOps) -> Any:
 # ---- the phase ----
 
 
-def phase(integers: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
-    """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
-
-    The result, shape pos.shape + (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo
-    2^32, or 2^64 for float64, its bits are the same on every library.
-    """
-    pos = _integers_per_pair(integers, plan, ops)
-    return _phase([_term_of_plan(pos, None, plan, use_float64, ops)], use_float64, ops)
-
-
-def _phase(terms: list[Term], use_float64: bool, ops: ArrayOps) -> Any:
-    """Return the phase of a sum of terms, without their fractions.
+def phase(terms: list[Term], use_float64: bool, ops: ArrayOps) -> Any:
+    """Return a sum of terms at integer positions, modulo a turn, in units of 2^-32 (float64: 2^-64).
 
     Every fixed-point product of positions and frequencies is computed here, or in `digits` while PyTorch
-    exports.
+    exports. The result is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for
+    float64, its bits are the same on every library.
     """
     if not ops.has_int64:
         return _phase_in_uint32(terms, ops)
@@ -501,7 +495,7 @@ def rounded_angle(
         pos = positions_per_pair(floats(integers, fraction, dtype, xp), plan, ops)
         return pos * _row(plan.frequencies, pos, dtype, ops)
     angle: Any = 0.0
-    for pos, rest, omegas in _parts(integers, fraction, plan, inv_freq, ops):
+    for pos, rest, omegas in _factors(integers, fraction, plan, inv_freq, ops):
         omegas = ops.cast(omegas, dtype)
         omegas = omegas + _row(plan.frequencies, omegas, dtype, ops)
         angle = floats(pos, rest, dtype, xp) * omegas + angle

@@ -164,6 +164,6 @@ def _shift(column: Any, bits: int, ops: ArrayOps) -> Any:
     """Return a sum of products without its lowest bits, rounded down."""
     if not ops.is_exported:
         return ops.right_shift(column, bits)
-    # No negative integer is shifted: see `digits`. Columns are above -2^30, those of float64 above -2^31.
+    # Shift no negative integer: see `digits`. A column of float32 is above -2^30, of float64 above -2^31.
     bias = 2**30 if "int32" in str(column.dtype) else 2**31
     return ops.right_shift(column + bias, bits) - (bias >> bits)

@@ -33,7 +33,7 @@ _SIZES = _names_of(*_WIDTHS, *_OTHERS)
 _BASES = _names_of(*KEYS["bases"], *KEYS["bases_of_others"])
 _SHARES = _names_of(*KEYS["shares"])
 _RULES = _names_of("rope_parameters", "rope_scaling", "rotary_scaling")
-# Words of objects of other modalities, of other models beside the main one, of training and of files.
+# Words in the names of objects that describe another modality, another model, training, or files.
 _OTHER_OBJECTS = re.compile(
     r"(?:^|[_-])(?:vision|visual|vit|image|img|video|audio|speech|tts|codec|vq|mm|projector|projection|connector"
     r"|resampler|perceiver|aligner|qformer|quantization|lora|peft|adapter|tokenizer|generation|task_specific"

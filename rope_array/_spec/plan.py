@@ -228,10 +228,6 @@ class Plan:
         """Whether positions are the angles of the pairs."""
         return self.coordinates is not None and self.coordinates.are_angles
 
-    def of_turns(self, heads: int) -> "TurnsPlan":
-        """Return a plan like `of_units`, with the pairs of so many heads in a row, and no frequencies yet."""
-        return TurnsPlan(self, heads)
-
     def __dask_tokenize__(self) -> str:
         """Return a text by which dask names results: equal plans have equal texts, in every process."""
         if self.derived.token is None:
@@ -279,9 +275,9 @@ without_frequencies: Callable[..., Plan] = traced_memo(_make_without_frequencies
 
 
 class TurnsPlan(Plan):
-    """A plan that `Plan.of_turns` returns: as kernels read it, for one call.
+    """A plan like that of `Plan.of_units`, as kernels read it, for one call: its caller sets the turns.
 
-    It is neither hashed nor compared, and has no inverse.
+    The pairs of all heads are in one row. It is neither hashed nor compared, and has no inverse.
     """
 
     __slots__ = ()
@@ -297,12 +293,13 @@ class TurnsPlan(Plan):
     def check(self) -> None:
         """Raise nothing: the plan is not made by hand."""
 
-    def take_turns(self) -> "TurnsPlan":
+    @classmethod
+    def for_positions_in_turns(cls, plan: Plan) -> "TurnsPlan":
         """Return the plan for positions that are turns in units of 2^-64, one for each pair."""
-        count = self.layout.num_pairs
-        self.coordinates = Coordinates(count, Constants(range(count)))
-        self.set_turns([1] * count, [2**32] * count)
-        return self
+        turns_plan, count = cls(plan, 1), plan.layout.num_pairs
+        turns_plan.coordinates = Coordinates(count, Constants(range(count)))
+        turns_plan.set_turns([1] * count, [2**32] * count)
+        return turns_plan
 
 
 class Derived:
