@@ -228,6 +228,15 @@ class Plan:
         """Whether positions are the angles of the pairs."""
         return self.coordinates is not None and self.coordinates.are_angles
 
+    @property
+    def takes_fractions(self) -> bool:
+        """Whether a kernel may add the angles of fractions of positions, |f| ≤ 1/2.
+
+        A kernel rounds a sum of angles to quarters of a turn by adding 1.5·2^23 to their number. That is
+        exact for fewer than 2^22 of them.
+        """
+        return self.exact and all([abs(eighths) < 2**22 for eighths in self.eighth_turns.values])
+
     def __dask_tokenize__(self) -> str:
         """Return a text by which dask names results: equal plans have equal texts, in every process."""
         if self.derived.token is None:
