@@ -38,7 +38,7 @@ def tables(text: str, dtype: str) -> Tables:
     top = len(found["COS"]) - 1
     names: dict[str, Any] = {"u": leaf("u", dtype), "Table": table, "TOP": top}
     first, horner, last, _ = _blocks(text)
-    for statement in first[1:]:
+    for statement in first:
         _run(statement, names)
     for i in range(top - 1):
         for statement in horner:
@@ -78,26 +78,27 @@ def _run(statement: str, names: dict[str, Any], results: dict[str, Any] | None =
 
 
 def check_quadrants(text: str, dtype: str) -> None:
-    """Check u and the quadrant of `cos_sin` at every end of a quadrant and between, in integers."""
+    """Check u and the quadrant of each phase at every end of a quadrant and between, in integers."""
     bits = 32 if dtype == "float32" else 64
-    constant = "EIGHTH = Word{1} << (BITS - 3), QUARTER = 2 * EIGHTH, HALF = 2 * QUARTER;"
     eighth, quarter, half = 1 << (bits - 3), 1 << (bits - 2), 1 << (bits - 1)
-    start, _, _, end = _blocks(text)
-    rest = "u[k] = to_float(phase[k] << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63)"
+    *_, end = _blocks(text)
     signs = [
-        "const Words quadrant = phase[k] + EIGHTH",
-        "const auto odd = any_bit(quadrant, QUARTER)",
+        "const auto odd = any_bit(quadrant[k], QUARTER)",
         "const Reals unsigned_cos = select(odd, s[k], c[k]), unsigned_sin = select(odd, c[k], s[k])",
-        "cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant + QUARTER) & HALF))",
-        "sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF))",
+        "cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant[k] + QUARTER) & HALF))",
+        "sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant[k] & HALF))",
     ]
-    operations = (
+    lines = (
+        "u = Ops::to_float(phase << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);",
+        "quadrant = phase + (Word{1} << (BITS - 3));",
+        "constexpr Word QUARTER = Word{1} << (BITS - 2), HALF = 2 * QUARTER;",
         "return rope::to_float(v);",
         "return rope::bit_cast<To>(v);",
         "return rope::any_bit(v, bits);",
         "return rope::select(mask, a, b);",
     )
-    if any(line not in text for line in (constant, *operations)) or start[0] != rest or end != signs:
+    _check_lines(text, lines)
+    if end != signs:
         raise ProofError("cos_sin splits phases in another way than the proof knows")
     for phase in (n * eighth // 4 + near & (2**bits - 1) for n in range(32) for near in (-1, 0, 1)):
         number = (phase + eighth) >> (bits - 2) & 3
@@ -111,18 +112,41 @@ def check_quadrants(text: str, dtype: str) -> None:
             raise ProofError(f"the quadrant of the phase {phase:#x} is wrong")
 
 
+def check_fractions(text: str) -> None:
+    """Check the sum with the angle of a fraction, and that adding a number rounds it to quarters of a turn."""
+    lines = (
+        "constexpr Real ROUNDER = static_cast<Real>(sizeof(Real) == 4 ? 0x1.8p24 : 0x1.8p53);",
+        "u = u + eighths; const Reals sum = u + ROUNDER; u = u - (sum - ROUNDER); return sum;",
+        "const Reals eighths = at_pairs<float, W>(positions_.floats) * eighths_;",
+        "quadrant += bit_cast<Words>(add_eighths<float, Reals>(u, eighths)) << 30;",
+        "bit_cast<Long>(add_eighths<double, Wide>(sum, fraction * load<Wide>(eighth_turns_ + first)));",
+        "const Real eighths = load<Real>(fractions) * load<Real>(frequencies.eighth_turns + i);",
+        "quadrant[0] += bit_cast<Word>(add_eighths<double, Real>(u[0], eighths)) << 62;",
+    )
+    _check_lines(" ".join(text.split()), lines)
+    for precision, rounder in ((24, 3 * 2**23), (53, 3 * 2**52)):  # 2 is a unit in the last place of sums near it
+        low, high = rounder - 2 ** (precision - 1), rounder + 2 ** (precision - 1)
+        if not 2**precision <= low < high <= 2 ** (precision + 1) or rounder // 2 % 4:
+            raise ProofError("adding the number does not round to quarters of a turn, or not their number's bits")
+
+
+def _check_lines(text: str, lines: tuple[str, ...]) -> None:
+    for line in lines:
+        if line not in text:
+            raise ProofError(f"the kernel no longer has the line {line!r}")
+
+
 def check_amplitude(text: str) -> None:
     """Check that the amplitude is rounded to the tables' type, and multiplies cos and sin."""
-    for line in (
+    lines = (
         "cos_amplitude_(static_cast<float>(frequencies.cos_amplitude)),",
         "sin_amplitude_(static_cast<float>(frequencies.sin_amplitude)),",
         "cos[k] = cos[k] * cos_amplitude_;",
         "sin[k] = sin[k] * sin_amplitude_;",
         "store(cos + r * num_pairs + i, c[0] * cos_amplitude);",
         "store(sin + r * num_pairs + i, s[0] * sin_amplitude);",
-    ):
-        if line not in text:
-            raise ProofError(f"the kernel no longer has the line {line!r}")
+    )
+    _check_lines(text, lines)
 
 
 def rotated(text: str, dtype: str) -> list[Real]:

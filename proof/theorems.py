@@ -131,6 +131,7 @@ def check_kernel(dtype: str) -> None:
         if getattr(found, name).key() != getattr(code, name).key():
             raise ProofError(f"the kernel computes {name} of {dtype} in another way than angles.py")
     kernel.check_quadrants(text, dtype)
+    kernel.check_fractions(text)
     kernel.check_amplitude(text)
     for pairing in ("half", "interleaved"):
         one, other = recorded.rotated(dtype, dtype, pairing), kernel.rotated(kernel.source("rotate"), dtype)

@@ -9,6 +9,8 @@ from compare import array_and_values, judge
 from test_out import read_only
 
 import rope_array as ra
+from rope_array._array_api.library import library
+from rope_array._array_api.position_input import parse
 from rope_array.testing._contract import assert_contract
 
 B, S, D = 2, 5, 8
@@ -24,6 +26,18 @@ def test_positions_of_the_host(lib):
         positions += [np.array([0, 1, 50, 7, 2**32 - 1], np.uint32), np.array([0, 1, 50, 7, 0.1])]
     for pos in positions:
         judge(ra.apply(x, pos), x, np.array(pos).tolist())
+
+
+def test_positions_that_are_not_split(lib):
+    """Floats stay floats of the same values; without x64 JAX has no float64, and they are split."""
+    x, _ = array_and_values(lib, "float32", B, S, D)
+    for pos in (2.5, np.float64(-0.1), [0.5, 2**31 - 1], [[0.1, 3.0], [7, -1.5]], [2**31 - 1, 0], range(4)):
+        numbers, fraction = parse(pos, x, library(x)).read(library(x), library(x).ops(x), False, split=False)
+        is_split = lib.name == "jax" and np.array(pos).dtype.kind == "f"
+        assert (fraction is not None) == is_split
+        assert ("float64" in str(numbers.dtype)) == (np.array(pos).dtype.kind == "f" and not is_split)
+        total = np.float64(numbers) + fraction if is_split else lib.to_numpy(numbers)
+        np.testing.assert_allclose(total, np.array(pos), rtol=1e-7 if is_split else 0)
 
 
 @pytest.mark.parametrize("rotary_dim", [0, 4, 8])

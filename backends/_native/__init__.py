@@ -5,7 +5,6 @@ backends decline every call.
 """
 
 import os
-import struct
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.library import dtype_name
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._errors import BackendError
 from rope_array._spec.frequencies import turns_of_floats
-from rope_array._spec.plan import Layout, Plan, TurnsPlan
+from rope_array._spec.plan import Constants, Layout, Plan, TurnsPlan, bits_of_floats
 
 _LEVEL = "ROPE_ARRAY_KERNEL_LEVEL"
 
@@ -114,10 +114,11 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
     0 .. 8       the sizes, the pairings, `transposed`, the number of coordinates, the bits of the amplitude
     then n       ω/2π in units of 2^-64
     then n, n    the upper 64 and the lower 32 bits of ω/2π in units of 2^-96
+    then n       the bits of ω·4/π as float64; of NaN for a `TurnsPlan`
     then n       the coordinate that drives each pair, if a position has several
     """
     amplitude = 1.0 if layout.amplitude is None else layout.amplitude
-    (bits,) = struct.unpack("<q", struct.pack("<d", amplitude))
+    (bits,) = bits_of_floats([amplitude])
     halves = [pairing == "half" for pairing in (layout.pairing, layout.out_pairing)]
     coordinates = plan.coordinates.number if plan and plan.coordinates else 0
     sizes = (layout.head_dim, layout.start, layout.num_pairs, layout.blocks)
@@ -125,7 +126,7 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
     if plan is None:
         return words
     drivers = [plan.coordinates.of_pairs] if plan.coordinates else []
-    rows = (plan.turns_q64, *plan.turns_q96, *drivers)
+    rows = (plan.turns_q64, *plan.turns_q96, Constants(bits_of_floats(plan.eighth_turns.values)), *drivers)
     return [*words, *(word for row in rows for word in row.values)]
 
 
@@ -167,11 +168,15 @@ def sources(
 
     if isinstance(source, Tables):
         return partial(tables, source.cos, source.sin)
-    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
-    if source.plan.exact and fraction is None:
-        prepare(source.plan)
-        positions = Positions(contiguous(integers, ops.xp.int64), source.plan)
-        return lambda use_float64: positions
+    use_float64, has_floats = any(call.float64), call.pos.has_floats()
+    if source.plan.takes_fractions if has_floats else source.plan.exact:
+        values, fraction = call.pos.read(call.lib, ops, use_float64, split=False)
+        if fraction is None:
+            prepare(source.plan)
+            dtype = getattr(ops.xp, dtype_name(values) if has_floats else "int64")  # in native byte order
+            positions = Positions(contiguous(values, dtype), source.plan)
+            return lambda use_float64: positions
+    integers, fraction = call.pos.read(call.lib, ops, use_float64)
     return lambda use_float64: tables(
         *cos_sin(integers, fraction, source.plan, use_float64, ops), use_float64
     )

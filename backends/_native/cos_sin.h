@@ -80,16 +80,40 @@ struct Polynomials<double> {
     }
 };
 
-// Compute cos and sin of K vectors of phases: fractions of a turn in units of 2^-BITS turns.
+// Phases are fractions of a turn in units of 2^-BITS turns, which split into quadrants and u:
 //
 //     phase / 2^BITS 0    1/8   1/4   3/8   1/2   5/8   3/4   7/8    1
-//     quadrant         0   |     1     |     2     |     3     |   0     upper 2 bits of phase + EIGHTH
+//     quadrant         0   |     1     |     2     |     3     |   0     upper 2 bits of phase + an eighth
 //     u              0    1|-1   0    1|-1   0    1|-1   0    1|-1   0   (phase << 2, signed) / 2^(BITS-1)
 //     cos              c        -s          -c           s         c     c = cos(π/4 · u)
 //     sin              s         c          -s          -c         s     s = sin(π/4 · u)
 //
-// u is the distance from the nearest axis in eighths of a turn, |u| <= 1. The lower bit of the quadrant swaps
-// c and s; its upper bit negates sin, and the upper bit of quadrant + 1 negates cos.
+// u is the distance from the nearest axis in eighths of a turn, |u| <= 1.
+template <class Ops, class Word, class Real, class Words, class Reals>
+ROPE_INLINE void split_phase(Words phase, Words& quadrant, Reals& u) {
+    constexpr int BITS = 8 * sizeof(Word);
+    u = Ops::to_float(phase << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);
+    quadrant = phase + (Word{1} << (BITS - 3));
+}
+
+// Add the angle of a fraction of a position, in eighths of a turn, and keep |u| <= 1. Return a number in whose
+// lowest bits is the number of quarters of a turn that u lost.
+//
+//     sum             1.5 · 2^24 + u       floats there are 2 apart, so it rounds u / 2 to an integer, ties to even
+//     sum - ROUNDER   2 · quarters
+//
+// Valid for |u / 2| < 2^22 after the addition; in double for |u / 2| < 2^51.
+template <class Real, class Reals>
+ROPE_INLINE Reals add_eighths(Reals& u, Reals eighths) {
+    constexpr Real ROUNDER = static_cast<Real>(sizeof(Real) == 4 ? 0x1.8p24 : 0x1.8p53);
+    u = u + eighths;
+    const Reals sum = u + ROUNDER;
+    u = u - (sum - ROUNDER);
+    return sum;
+}
+
+// Compute cos and sin of K vectors of quadrants and u. The lower bit of a quadrant swaps c and s; its upper bit
+// negates sin, and the upper bit of quadrant + 1 negates cos.
 //
 // Max error at int32 positions, phase included: 9.5e-8 (float), 1.7e-16 (double); proved in proof/.
 // Valid for every phase: nothing overflows, and no subnormal number occurs.
@@ -98,13 +122,12 @@ struct Polynomials<double> {
 // interleaved to fill the pipeline. No product and sum may become a fused multiply-add, here and in the
 // rotation: then the bits are equal on all processors.
 template <class Ops, class Word, class Real, int K, class Words, class Reals>
-ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[K]) {
+ROPE_INLINE void cos_sin(const Words (&quadrant)[K], const Reals (&u)[K], Reals (&cos)[K], Reals (&sin)[K]) {
     using Table = Polynomials<Real>;
     constexpr int TOP = Table::TERMS - 1, BITS = 8 * sizeof(Word);
-    constexpr Word EIGHTH = Word{1} << (BITS - 3), QUARTER = 2 * EIGHTH, HALF = 2 * QUARTER;
-    Reals u[K], z[K], c[K], s[K];
+    constexpr Word QUARTER = Word{1} << (BITS - 2), HALF = 2 * QUARTER;
+    Reals z[K], c[K], s[K];
     unroll<K>([&](auto k) ROPE_ALWAYS {
-        u[k] = Ops::to_float(phase[k] << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);
         z[k] = u[k] * u[k];
         c[k] = z[k] * Table::cos(TOP);
         s[k] = z[k] * Table::sin(TOP);
@@ -121,12 +144,11 @@ ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[
         s[k] = u[k] * (s[k] + Table::sin(0));
     });
     unroll<K>([&](auto k) ROPE_ALWAYS {
-        const Words quadrant = phase[k] + EIGHTH;  // in the two upper bits
-        const auto odd = Ops::any_bit(quadrant, QUARTER);
+        const auto odd = Ops::any_bit(quadrant[k], QUARTER);
         const Reals unsigned_cos = Ops::select(odd, s[k], c[k]), unsigned_sin = Ops::select(odd, c[k], s[k]);
         cos[k] = Ops::template bit_cast<Reals>(Ops::template bit_cast<Words>(unsigned_cos) ^
-                                               ((quadrant + QUARTER) & HALF));
-        sin[k] = Ops::template bit_cast<Reals>(Ops::template bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF));
+                                               ((quadrant[k] + QUARTER) & HALF));
+        sin[k] = Ops::template bit_cast<Reals>(Ops::template bit_cast<Words>(unsigned_sin) ^ (quadrant[k] & HALF));
     });
 }
 

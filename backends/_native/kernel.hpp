@@ -30,6 +30,7 @@ struct Frequencies {
     const uint64_t* turns_q64;       // round(ω/2π · 2^64)
     const uint64_t* turns_q96_high;  // round(ω/2π · 2^96): its upper 64 bits
     const uint64_t* turns_q96_low;   // and its lower 32
+    const double* eighth_turns;      // ω · 4/π, to multiply the fractions of float positions
     const int64_t* coordinate;       // index of the coordinate that drives each pair; null for positions of one number
     double cos_amplitude;
     double sin_amplitude;  // negative for the transposed rotation
@@ -38,11 +39,23 @@ struct Frequencies {
 constexpr int64_t GROUP_BYTES = 8192;  // size of the rows rotated together: they stay in the L1 cache
 constexpr int64_t CACHE_LINE = 64;
 
-// Contiguous positions, each of `num_coordinates` numbers.
+// Contiguous positions, each of `num_coordinates` numbers: values, plus fractions of at most 1/2. The angles of
+// `doubles` are added in double, of `floats` in the compute dtype.
 struct Positions {
     const int64_t* values;
+    const float* floats;  // null if there are none, as `doubles`
+    const double* doubles;
     int64_t count;
     int64_t num_coordinates;
+    bool are_int32;  // whether all values fit
+
+    bool has_fractions() const { return floats || doubles; }
+
+    Positions from(int64_t begin, int64_t length) const {
+        const int64_t offset = begin * num_coordinates;
+        return {values + offset, floats ? floats + offset : nullptr, doubles ? doubles + offset : nullptr, length,
+                num_coordinates, are_int32};
+    }
 };
 
 // Results in scratch that wait for non-temporal stores: see queue_active() in loops/stream.hpp.
@@ -66,7 +79,7 @@ struct Rows {
     const char* sin;
     int64_t sin_row;
     const char *next_x, *next_y;  // rows of the next call, to prefetch; null to prefetch none
-    char* scratch;                // two heads, aligned for any type
+    char* scratch;                // two heads if `staged`, or tables of a group for `frequencies`; aligned for any type
     StreamBuffer* stream;
     const Frequencies* frequencies;  // if not null, the loop computes cos and sin from `positions` and reads no tables
     Positions positions;

@@ -17,6 +17,9 @@ enum PlanWord {
     HEAD_DIM, START, NUM_PAIRS, BLOCKS, READS_HALF, WRITES_HALF, TRANSPOSED, NUM_COORDINATES, AMPLITUDE, NUM_PLAN_WORDS
 };
 
+// The largest frequency for fractions, in eighths of a turn: see Plan.takes_fractions in rope_array/_spec/plan.py.
+constexpr double MAX_EIGHTHS = 1 << 22;
+
 // Return seq_axis counted from the front; -1 for a single vector, -2 if there is no such axis.
 int sequence_axis(int64_t seq_axis, int num_axes) {
     if (num_axes == 0) return seq_axis == -2 ? -1 : -2;
@@ -41,11 +44,12 @@ bool set_plan(KernelPlan& plan, const int64_t* words, int64_t count) {
     double amplitude;
     std::memcpy(&amplitude, words + AMPLITUDE, sizeof amplitude);
     if (!is_valid(plan.layout) || plan.num_coordinates < 0 || !(amplitude > 0 && std::isfinite(amplitude))) return false;
-    const int64_t num_pairs = plan.layout.num_pairs, num_rows = plan.num_coordinates ? 4 : 3;
+    const int64_t num_pairs = plan.layout.num_pairs, num_rows = plan.num_coordinates ? 5 : 4;
     Frequencies& frequencies = plan.frequencies;
     frequencies.num_pairs = num_pairs;
     frequencies.cos_amplitude = amplitude;
     frequencies.sin_amplitude = words[TRANSPOSED] ? -amplitude : amplitude;
+    plan.takes_fractions = !num_pairs;
     words += NUM_PLAN_WORDS;
     count -= NUM_PLAN_WORDS;
     if (count == 0) return true;  // a layout, for tables
@@ -54,8 +58,11 @@ bool set_plan(KernelPlan& plan, const int64_t* words, int64_t count) {
     frequencies.turns_q64 = turns;
     frequencies.turns_q96_high = turns + num_pairs;
     frequencies.turns_q96_low = turns + 2 * num_pairs;
+    const double* const eighths = frequencies.eighth_turns = reinterpret_cast<const double*>(words + 3 * num_pairs);
+    plan.takes_fractions =
+        std::all_of(eighths, eighths + num_pairs, [](double number) { return std::fabs(number) < MAX_EIGHTHS; });
     if (!plan.num_coordinates) return true;
-    const int64_t* const coordinate = frequencies.coordinate = words + 3 * num_pairs;
+    const int64_t* const coordinate = frequencies.coordinate = words + 4 * num_pairs;
     return std::all_of(coordinate, coordinate + num_pairs,
                        [&plan](int64_t index) { return 0 <= index && index < plan.num_coordinates; });
 }
@@ -87,9 +94,16 @@ void set_result(Array& array, const ArrayView& y) {
 
 bool set_positions(Source& source, const ArrayView& pos, const KernelPlan& plan) {
     const int coordinate_axes = plan.num_coordinates ? 1 : 0;
-    source.kind = pos.dtype == I32 ? INT32 : pos.dtype == U32 ? UINT32 : INT64;
+    switch (pos.dtype) {
+        case I32: source.kind = INT32; break;
+        case I64: source.kind = INT64; break;
+        case U32: source.kind = UINT32; break;
+        case F32: source.kind = FLOAT32; break;
+        case F64: source.kind = FLOAT64; break;
+        default: return false;
+    }
     source.num_axes = pos.num_axes - coordinate_axes;
-    if (pos.dtype < I32 || pos.dtype > U32 || source.num_axes < 0) return false;
+    if (source.num_axes < 0 || (source.has_floats() && !plan.takes_fractions)) return false;
     std::copy(pos.shape, pos.shape + source.num_axes, source.shape);
     std::copy(pos.strides, pos.strides + source.num_axes, source.stride);
     source.coordinate = coordinate_axes ? pos.strides[source.num_axes] : 0;

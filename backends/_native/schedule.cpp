@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -72,8 +73,8 @@ bool is_staged(const Layout& layout, const Array& array) {
 //
 // The scratch memory of a tile; sections that it does not need are empty:
 //
-//     | positions | cos | sin | 2 heads | line | rows | line | rows |
-//                     tables    if staged    the two stream buffers
+//     | values | fractions | cos | sin | 2 heads | line | rows | line | rows |
+//       positions              tables    if staged    the two stream buffers
 class Schedule {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -99,7 +100,7 @@ class Schedule {
         streams_new_pages_ = bytes >= STREAM_NEW_PAGES_BYTES;
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
-        scratch_bytes_ = positions_bytes() + tables_bytes() + heads_bytes() + stream_buffer_bytes();
+        scratch_bytes_ = positions_bytes() + tables_bytes() + group_tables_bytes() + heads_bytes() + stream_buffer_bytes();
         const int workers = static_cast<int>(std::min<int64_t>(threads, num_tiles_));
         if (workers == 1 && scratch_bytes_ <= STACK_BYTES) {
             alignas(CACHE_LINE) char stack[STACK_BYTES];
@@ -193,11 +194,14 @@ class Schedule {
     int64_t num_coordinates() const { return std::max<int64_t>(1, plan_.num_coordinates); }
 
     // The sections of a tile's scratch memory, in their order.
-    int64_t positions_bytes() const {
-        return source_.kind == TABLES ? 0 : round_to_lines(8 * block_size_ * num_coordinates());
-    }
+    int64_t values_bytes() const { return round_to_lines(8 * block_size_ * num_coordinates()); }
+    int64_t positions_bytes() const { return source_.kind == TABLES ? 0 : values_bytes() * (1 + source_.has_floats()); }
     int64_t table_bytes() const { return block_size_ * plan_.layout.num_pairs * real_bytes_; }
     int64_t tables_bytes() const { return source_.kind == TABLES || fused_ ? 0 : round_to_lines(2 * table_bytes()); }
+    int64_t group_tables_bytes() const {
+        const int64_t rows = std::max<int64_t>(1, GROUP_BYTES / std::max<int64_t>(1, row_bytes(loops_[0])));
+        return fused_ ? round_to_lines(8 * std::min(rows, block_size_) * plan_.layout.num_pairs) : 0;
+    }
     int64_t heads_bytes() const {
         const bool staged = std::any_of(loops_.begin(), loops_.end(), [](const ArrayLoop& loop) { return loop.staged; });
         return staged ? round_to_lines(2 * 8 * plan_.layout.head_dim) : 0;
@@ -230,7 +234,7 @@ class Schedule {
         rows.scratch = scratch + positions_bytes() + tables_bytes();
         StreamBuffer stream = {};
         if (streams_) {
-            char* const buffer = rows.scratch + heads_bytes() + CACHE_LINE;
+            char* const buffer = rows.scratch + group_tables_bytes() + heads_bytes() + CACHE_LINE;
             stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
@@ -250,8 +254,17 @@ class Schedule {
             return;
         }
         int64_t* const values = reinterpret_cast<int64_t*>(scratch);
-        read_positions(values, index, count);
-        rows.positions = {values, count, num_coordinates()};
+        float* const floats = source_.kind == FLOAT32 ? reinterpret_cast<float*>(scratch + values_bytes()) : nullptr;
+        double* const doubles = source_.kind == FLOAT64 ? reinterpret_cast<double*>(scratch + values_bytes()) : nullptr;
+        if (floats)
+            read_floats(values, floats, index, count);
+        else if (doubles)
+            read_floats(values, doubles, index, count);
+        else
+            read_integers(values, index, count);
+        const auto is_int32 = [](int64_t value) { return value == static_cast<int32_t>(value); };
+        const bool are_int32 = std::all_of(values, values + count * num_coordinates(), is_int32);
+        rows.positions = {values, floats, doubles, count, num_coordinates(), are_int32};
         if (fused_) {
             rows.frequencies = &plan_.frequencies;
             return;
@@ -275,7 +288,7 @@ class Schedule {
         return bytes;
     }
 
-    void read_positions(int64_t* values, const int64_t* index, int64_t count) const {
+    void read_integers(int64_t* values, const int64_t* index, int64_t count) const {
         if (source_.kind == SPACED) {
             // Add modulo 2^64: the step after the last position may overflow.
             const uint64_t step = static_cast<uint64_t>(source_.step);
@@ -284,15 +297,32 @@ class Schedule {
             for (int64_t r = 0; r < count; ++r, next += step) values[r] = static_cast<int64_t>(next);
             return;
         }
-        const char* first = source_.data + offset(source_.stride, index);
-        const int64_t stride = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0, n = num_coordinates();
-        for (int64_t r = 0; r < count; ++r)
-            for (int64_t c = 0; c < n; ++c) *values++ = read_integer(first + r * stride + c * source_.coordinate);
+        for_each_number(index, count, [&](const char* from) { *values++ = read_integer(from); });
     }
 
-    template <class Integer>
-    static int64_t read_as(const char* from) {
-        Integer value;
+    // Split numbers into the nearest integers, ties to even, and the rest, exactly. A number beyond int64, and NaN,
+    // has some integer; the rest of NaN and of Inf is NaN.
+    template <class Number>
+    void read_floats(int64_t* values, Number* fractions, const int64_t* index, int64_t count) const {
+        for_each_number(index, count, [&](const char* from) {
+            const Number number = read_as<Number>(from), nearest = std::nearbyint(number);
+            *fractions++ = number - nearest;
+            *values++ = std::fabs(nearest) < Number{0x1p63} ? static_cast<int64_t>(nearest) : INT64_MIN;
+        });
+    }
+
+    // Call f(address) for each coordinate of a block of positions.
+    template <class F>
+    void for_each_number(const int64_t* index, int64_t count, const F& f) const {
+        const char* const first = source_.data + offset(source_.stride, index);
+        const int64_t stride = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0, n = num_coordinates();
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t c = 0; c < n; ++c) f(first + r * stride + c * source_.coordinate);
+    }
+
+    template <class Number>
+    static Number read_as(const char* from) {
+        Number value;
         std::memcpy(&value, from, sizeof value);
         return value;
     }

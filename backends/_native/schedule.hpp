@@ -15,6 +15,7 @@ constexpr int MAX_AXES = 64;  // NumPy's limit
 struct KernelPlan {
     Layout layout;
     int64_t num_coordinates;  // of a position; 0 if it is one number
+    bool takes_fractions;     // whether positions may be floats
     Frequencies frequencies;
 };
 
@@ -57,20 +58,22 @@ struct Array {
     Array() {}  // leaves the axes uninitialized
 };
 
-enum SourceKind { SPACED, INT32, INT64, UINT32, TABLES };
+enum SourceKind { SPACED, INT32, INT64, UINT32, FLOAT32, FLOAT64, TABLES };
 
-// Positions (numbers in equal steps, or integers in memory) or tables of cos and sin. Strides are in bytes; `num_axes`,
+// Positions (integers in equal steps, or numbers in memory) or tables of cos and sin. Strides are in bytes; `num_axes`,
 // `shape` and strides leave out the axis of coordinates or pairs.
 struct Source {
     SourceKind kind;
     int num_axes;
     int64_t shape[MAX_AXES];
     int64_t start, step;  // SPACED
-    const char* data;     // of integers: positions; TABLES: cos
+    const char* data;     // of numbers in memory: positions; TABLES: cos
     int64_t stride[MAX_AXES];
-    int64_t coordinate;  // of integers: distance between the coordinates of a position
+    int64_t coordinate;  // of numbers in memory: distance between the coordinates of a position
     const char* sin;     // TABLES, whose pairs are contiguous
     int64_t sin_stride[MAX_AXES];
+
+    bool has_floats() const { return kind == FLOAT32 || kind == FLOAT64; }
 };
 
 // Return whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py. False too for
@@ -83,8 +86,8 @@ extern std::atomic<const Level*> level;
 // Bytes of x from which a call uses several threads, and from which it writes results by non-temporal stores.
 extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 
-// Rotate arrays of one compute dtype. Serves every layout, stride and alignment, int64 positions, and tables
-// whose pairs are contiguous; loops/rotate.hpp states the errors. The caller has checked that the arrays line
+// Rotate arrays of one compute dtype. Serves every layout, stride and alignment, positions of int64 and of float64
+// (integers below 2^63), and tables whose pairs are contiguous; loops/rotate.hpp states the errors. The caller has checked that the arrays line
 // up with the source, and that each y is its x or overlaps nothing that is read. `fresh`: the call has just
 // allocated every y.
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,

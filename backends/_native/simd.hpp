@@ -160,6 +160,56 @@ struct HighHalves {
     }
 };
 
+// Multiply the lower halves of numbers of 64 bits, with their signs.
+template <class Long>
+inline Long low_product(Long a, Long b) {
+    const auto sign = uint64_t{1} << 31;  // extend the sign: (v ^ 2^31) - 2^31
+    a = ((a & 0xFFFFFFFFu) ^ sign) - sign;
+    b = ((b & 0xFFFFFFFFu) ^ sign) - sign;
+    return a * b;
+}
+
+#if defined(__GNUC__) && defined(__AVX2__)
+inline Vec<uint64_t, 4> low_product(Vec<uint64_t, 4> a, Vec<uint64_t, 4> b) {
+    return bit_cast<Vec<uint64_t, 4>>(_mm256_mul_epi32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+}
+#if defined(__AVX512BW__)
+inline Vec<uint64_t, 8> low_product(Vec<uint64_t, 8> a, Vec<uint64_t, 8> b) {
+    return bit_cast<Vec<uint64_t, 8>>(_mm512_mul_epi32(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+}
+#endif
+#endif
+
+// Split a vector into halves, and join them.
+struct Lower {
+    static constexpr int at(int k, int) { return k; }
+};
+struct Upper {
+    static constexpr int at(int k, int n) { return n + k; }
+};
+
+// Interleave the upper halves of numbers of 64 bits, or take the lower halves of both in turn. For W = 4:
+//
+//     a, b          a0 A0 a1 A1    b0 B0 b1 B1    lower halves first
+//     interleave    A0 B0 A1 B1
+//     low_halves    a0 a1 b0 b1
+struct InterleaveHigh {
+    static constexpr int at(int k, int n) { return k % 2 * n + k / 2 * 2 + 1; }
+};
+
+template <int W>
+inline Vec<uint32_t, W> interleave_high_halves(Vec<uint64_t, W / 2> a, Vec<uint64_t, W / 2> b) {
+    return shuffle<InterleaveHigh, W>(bit_cast<Vec<uint32_t, W>>(a), bit_cast<Vec<uint32_t, W>>(b));
+}
+
+template <int W>
+inline Vec<uint32_t, W> low_halves(const Vec<uint64_t, (W > 1 ? W / 2 : 1)> (&v)[W > 1 ? 2 : 1]) {
+    if constexpr (W == 1)
+        return static_cast<uint32_t>(v[0]);
+    else
+        return shuffle<Even, W>(bit_cast<Vec<uint32_t, W>>(v[0]), bit_cast<Vec<uint32_t, W>>(v[1]));
+}
+
 // Move 16 bits to the lower half of 32, and back if the upper half is zero. GCC 12 converts lane by lane.
 inline uint32_t widen16(uint16_t v) { return v; }
 inline uint16_t narrow16(uint32_t v) { return static_cast<uint16_t>(v); }

@@ -288,13 +288,14 @@ ROPE_INLINE Word64 phase_of(const Call& call, Word64 position, Int pair, double)
 template <class Real, int PAIRS>
 ROPE_INLINE void compute_angles(const Call& call, const Place& place, Real (&cos)[PAIRS], Real (&sin)[PAIRS]) {
     using Word = decltype(phase_of(call, 0, 0, Real{}));
-    Word phase[PAIRS];
+    Word quadrant[PAIRS];
+    Real u[PAIRS];
     Word64 position = position_of(call, place, place.first);
     unroll<PAIRS>([&](auto i) ROPE_ALWAYS {
         if (i && call.has_coordinates) position = position_of(call, place, place.first + i);
-        phase[i] = phase_of(call, position, place.first + i, Real{});
+        split_phase<ScalarOps, Word, Real>(phase_of(call, position, place.first + i, Real{}), quadrant[i], u[i]);
     });
-    cos_sin<ScalarOps, Word, Real>(phase, cos, sin);
+    cos_sin<ScalarOps, Word, Real>(quadrant, u, cos, sin);
     if (!call.scaled) return;
     const Real amplitude = static_cast<Real>(ScalarOps::bit_cast<double>(call.words[4 * call.num_pairs]));
     unroll<PAIRS>([&](auto i) ROPE_ALWAYS {

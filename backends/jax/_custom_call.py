@@ -15,7 +15,7 @@ from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan
 
 # Compiled programs are kept on disk and name it: a change of the operands or words needs another name.
-_TARGET = "rope_array_rotate"
+_TARGET = "rope_array_rotate_2"
 
 
 def _register() -> str:

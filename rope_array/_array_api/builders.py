@@ -30,7 +30,8 @@ def xpos(
     cos, sin = tables
     ops = lib.ops(like)
     use_float64 = computes_in_float64(like)
-    integers, fraction = parse(source.values, like, lib).read(lib, ops, use_float64, split=False)
+    parsed = parse(source.values, like, lib)
+    integers, fraction = parsed.read(lib, ops, use_float64, split=parsed.form != "array")
     pos = floats(integers, fraction, cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
     logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.num_pairs)]

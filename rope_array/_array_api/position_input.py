@@ -80,7 +80,7 @@ class PositionInput(NamedTuple):
     def read(self, lib: Library, ops: ArrayOps, use_float64: bool, split: bool = True) -> tuple[Any, Any]:
         """Return arrays of integers, and of fractions or None; raise PositionError for a value out of range.
 
-        Without `split`, an array of x's library is returned as it is, and None.
+        Without `split`, return (positions, None): floats stay floats, but where float32 would lose digits.
         """
         if self.form == "array":
             return _split(self.values, ops) if split and self.dtype in _FLOATS else (self.values, None)
@@ -89,14 +89,16 @@ class PositionInput(NamedTuple):
         if self.form == "range":
             return _read_range(self.values, ops), None
         if self.form == "numpy":
-            return _read_numpy(self.values, self.dtype, ops)
+            return _read_numpy(self.values, self.dtype, ops, split or not _keeps_float64(lib, ops))
         if self.form == "symbol":
-            return _read_symbol(self.values, ops)
+            return _read_symbol(self.values, ops, split)
         if not self.has_floats():
             integers = _map(lambda p: _checked_integer(p, ops), self.values)
             return _from_values(integers, _integer(ops), ops), None
         real = ops.xp.float64 if use_float64 or _keeps_float64(lib, ops) else ops.xp.float32
         nearest = _map(_nearest, self.values)
+        if not split and _keeps_float64(lib, ops):
+            return _from_values(_map(float, self.values), real, ops), None
         fraction = _difference(self.values, nearest)
         return _from_values(nearest, _integer(ops), ops), _from_values(fraction, real, ops)
 
@@ -235,10 +237,11 @@ def _from_values(values: Any, dtype: Any, ops: ArrayOps) -> Any:
     return ops.xp.full((), values, dtype=dtype, **ops.creation_kwargs)
 
 
-def _read_symbol(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:
+def _read_symbol(pos: Any, ops: ArrayOps, split: bool) -> tuple[Any, Any]:
     if type(pos).__name__ == "SymInt":
         return _from_values(pos, _integer(ops), ops), None
-    return _split(_from_values(pos, ops.xp.float64, ops), ops)
+    array = _from_values(pos, ops.xp.float64, ops)
+    return _split(array, ops) if split else (array, None)
 
 
 def _read_range(pos: range, ops: ArrayOps) -> Any:
@@ -252,7 +255,7 @@ def _read_range(pos: range, ops: ArrayOps) -> Any:
     return ops.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **ops.creation_kwargs)
 
 
-def _read_numpy(pos: Any, dtype: str, ops: ArrayOps) -> tuple[Any, Any]:
+def _read_numpy(pos: Any, dtype: str, ops: ArrayOps, split: bool) -> tuple[Any, Any]:
     """Check NumPy positions before the library narrows them to its dtypes; split floats in float64.
 
     Each array is a copy: a lazy or asynchronous library reads it after the call.
@@ -263,6 +266,8 @@ def _read_numpy(pos: Any, dtype: str, ops: ArrayOps) -> tuple[Any, Any]:
     if dtype in _FLOATS:
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
+        if not split:
+            return _from_host(pos.copy(), ops), None
         nearest = pos.round().clip(max=_LARGEST)
         fraction = (pos - nearest).astype(dtype if ops.has_int64 else "float32")
         return _from_host(nearest.astype(integer), ops), _from_host(fraction, ops)

@@ -4,9 +4,10 @@ Plans and layouts are hashable and compare by value: tracers (jax.jit, torch.com
 """
 
 import hashlib
+import struct
 import zlib
 from collections.abc import Callable, Sequence
-from math import inf, pi
+from math import inf, nan, pi
 from typing import Any, Literal, NamedTuple, get_args
 
 from rope_array._dynamo import mark_as_constant, traced_memo
@@ -232,8 +233,8 @@ class Plan:
     def takes_fractions(self) -> bool:
         """Whether a kernel may add the angles of fractions of positions, |f| ≤ 1/2.
 
-        A kernel rounds a sum of angles to quarters of a turn by adding 1.5·2^23 to their number. That is
-        exact for fewer than 2^22 of them.
+        A kernel rounds a sum of angles to quarters of a turn by adding 1.5·2^24 eighths to it. That is
+        exact for fewer than 2^22 quarters.
         """
         return self.exact and all([abs(eighths) < 2**22 for eighths in self.eighth_turns.values])
 
@@ -295,6 +296,7 @@ class TurnsPlan(Plan):
         width = 2 * heads * plan.layout.num_pairs
         self.layout = Layout(width, 0, width, "half", "half", plan.layout.amplitude)
         self.coordinates, self.exact, self.derived = plan.coordinates, True, Derived()
+        self.eighth_turns = Constants([nan] * (width // 2))  # it takes no fractions
         if plan.coordinates is not None:
             of_pairs = Constants(plan.coordinates.of_pairs.values * heads)
             self.coordinates = Coordinates(plan.coordinates.number, of_pairs)
@@ -360,6 +362,11 @@ class Constants:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Constants, (self.values,)
+
+
+def bits_of_floats(numbers: Sequence[float]) -> tuple[int, ...]:
+    """Return the bits of numbers in float64, as signed 64-bit integers, in which form kernels take them."""
+    return struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))
 
 
 def _signed64(numbers: Sequence[int]) -> list[int]:

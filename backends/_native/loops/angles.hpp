@@ -53,7 +53,7 @@ struct VectorOps {
 // product for the first position and one for the step, then sums, all modulo 2^64.
 //
 //     phase_    pair 0: start · F0    pair 1: start · F1    ...    64 bits each: two vectors of W / 2 lanes
-//     next()    the upper 32 bits of every lane: one vector of W lanes; then phase_ += step_
+//     next()    splits the upper 32 bits of every lane: one vector of W lanes; then phase_ += step_
 //
 // Valid for all int64 positions and steps: the sums are exact modulo 2^64, so the bits equal a product's.
 template <int W>
@@ -77,10 +77,9 @@ class PhaseSequence {
         }
     }
 
-    Vec<uint32_t, W> next() {
-        const Vec<uint32_t, W> phase = high_halves();
+    ROPE_INLINE void next(Vec<uint32_t, W>& quadrant, Vec<float, W>& u) {
+        split_phase<VectorOps, uint32_t, float>(high_halves(), quadrant, u);
         for (int half = 0; half < W / HALF; ++half) phase_[half] += step_[half];
-        return phase;
     }
 
   private:
@@ -101,8 +100,113 @@ class PhaseSequence {
     Long phase_[W / HALF], step_[W / HALF];
 };
 
-// Cos and sin of W pairs at evenly spaced positions, in order: errors as of cos_sin(), before the amplitude.
+// The same at positions of any spacing, integers or floats, by products for each: with F = high · 2^32 + low and an
+// integer m, both low and m signed numbers of 32 bits, the phase modulo 2^32 is
+//
+//     (m · low >> 32) + m · high        and (m >> 32) · low for an m of 64 bits, whose lower half is taken first
+//
+// The angle of a fraction is added to u.
 template <int W>
+class PhaseProducts {
+    using Words = Vec<uint32_t, W>;
+    using Reals = Vec<float, W>;
+    static constexpr int HALF = W > 1 ? W / 2 : 1;
+    using Long = Vec<uint64_t, HALF>;
+    using Wide = Vec<double, HALF>;
+
+  public:
+    PhaseProducts(const Frequencies& frequencies, const Positions& positions, int64_t pair)
+        : positions_(positions), eighth_turns_(frequencies.eighth_turns + pair) {
+        for (int k = 0; k < W; ++k) {
+            coordinate_[k] = frequencies.coordinate ? frequencies.coordinate[pair + k] : 0;
+            is_shared_ = is_shared_ && coordinate_[k] == coordinate_[0];
+        }
+        Long turns[W / HALF], upper[W / HALF];
+        Vec<float, HALF> eighths[W / HALF];
+        for (int half = 0; half < W / HALF; ++half) {
+            turns[half] = load<Long>(frequencies.turns_q64 + pair + half * HALF);
+            upper[half] = (turns[half] + 0x80000000u) >> 32;
+            if (positions.floats) eighths[half] = convert<float, HALF>(load<Wide>(eighth_turns_ + half * HALF));
+        }
+        low_ = low_halves<W>(turns);
+        high_ = low_halves<W>(upper);
+        if (positions.floats) std::memcpy(&eighths_, eighths, sizeof eighths);
+    }
+
+    ROPE_INLINE void next(Words& quadrant, Reals& u) {
+        split_phase<VectorOps, uint32_t, float>(phase(), quadrant, u);
+        if (positions_.floats) {
+            const Reals eighths = at_pairs<float, W>(positions_.floats) * eighths_;
+            quadrant += bit_cast<Words>(add_eighths<float, Reals>(u, eighths)) << 30;
+        } else if (positions_.doubles) {
+            add_in_double(quadrant, u);
+        }
+        at_ += positions_.num_coordinates;
+    }
+
+  private:
+    // Return the number, cast to T, that drives each of N pairs from `first` on.
+    template <class T, int N, class Number>
+    ROPE_INLINE Vec<T, N> at_pairs(const Number* numbers, int first = 0) const {
+        if (is_shared_) return splat<Vec<T, N>>(static_cast<T>(numbers[at_ + coordinate_[0]]));
+        T chosen[N];
+        for (int k = 0; k < N; ++k) chosen[k] = static_cast<T>(numbers[at_ + coordinate_[first + k]]);
+        return load<Vec<T, N>>(chosen);
+    }
+
+    ROPE_INLINE Words phase() const {
+        const Words m = at_pairs<uint32_t, W>(positions_.values);
+        Words phase = m * high_;
+        if constexpr (W == 1) {
+            phase += static_cast<uint32_t>(low_product<uint64_t>(m, low_) >> 32);
+        } else {
+            const Long a = bit_cast<Long>(m), b = bit_cast<Long>(low_);
+            phase += interleave_high_halves<W>(low_product(a, b), low_product(a >> 32, b >> 32));
+        }
+        return positions_.are_int32 ? phase : phase + upper_words() * low_;
+    }
+
+    // Return (m - its lower half with a sign) >> 32.
+    Words upper_words() const {
+        uint32_t upper[W];
+        for (int k = 0; k < W; ++k) {
+            const uint64_t m = static_cast<uint64_t>(positions_.values[at_ + coordinate_[k]]);
+            upper[k] = static_cast<uint32_t>((m + 0x80000000u) >> 32);
+        }
+        return load<Words>(upper);
+    }
+
+    ROPE_INLINE void add_in_double(Words& quadrant, Reals& u) const {
+        Long quarters[W / HALF];
+        if constexpr (W == 1) {
+            add_in_double(0, quarters[0], u);
+        } else {
+            auto lower = shuffle<Lower, HALF>(u, u), upper = shuffle<Upper, HALF>(u, u);
+            add_in_double(0, quarters[0], lower);
+            add_in_double(HALF, quarters[1], upper);
+            u = shuffle<Lower, W>(lower, upper);
+        }
+        quadrant += low_halves<W>(quarters) << 30;
+    }
+
+    ROPE_INLINE void add_in_double(int first, Long& quarters, Vec<float, HALF>& u) const {
+        Wide sum = convert<double, HALF>(u);
+        const Wide fraction = at_pairs<double, HALF>(positions_.doubles, first);
+        quarters = bit_cast<Long>(add_eighths<double, Wide>(sum, fraction * load<Wide>(eighth_turns_ + first)));
+        u = convert<float, HALF>(sum);
+    }
+
+    const Positions positions_;
+    int64_t at_ = 0;  // first coordinate of the next position
+    const double* const eighth_turns_;
+    int64_t coordinate_[W];
+    bool is_shared_ = true;  // whether one coordinate drives all pairs
+    Words low_, high_;
+    Reals eighths_;
+};
+
+// Cos and sin of W pairs at positions in order: errors as of cos_sin(), before the amplitude.
+template <int W, template <int> class Phases>
 class CosSinSequence {
     using Real = Vec<float, W>;
 
@@ -115,9 +219,10 @@ class CosSinSequence {
 
     template <int K>
     ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
-        Vec<uint32_t, W> phase[K];
-        unroll<K>([&](auto k) ROPE_ALWAYS { phase[k] = phases_.next(); });
-        cos_sin<VectorOps, uint32_t, float>(phase, cos, sin);
+        Vec<uint32_t, W> quadrant[K];
+        Real u[K];
+        unroll<K>([&](auto k) ROPE_ALWAYS { phases_.next(quadrant[k], u[k]); });
+        cos_sin<VectorOps, uint32_t, float>(quadrant, u, cos, sin);
         if (!scaled_) return;
         unroll<K>([&](auto k) ROPE_ALWAYS {
             cos[k] = cos[k] * cos_amplitude_;
@@ -126,32 +231,37 @@ class CosSinSequence {
     }
 
   private:
-    PhaseSequence<W> phases_;
+    Phases<W> phases_;
     float cos_amplitude_, sin_amplitude_;
     bool scaled_;
 };
 
-// Return the longest prefix of the positions from `begin` on that is evenly spaced, `max_count` at most. With
-// n = 2 coordinates, 4 positions and a prefix of 3:
+// Return the longest prefix of positions that is evenly spaced; none of floats. With n = 2 coordinates, 4 positions
+// and a prefix of 3:
 //
 //     first     3 0   4 2   5 4   9 9
 //     step       1 2   1 2   4 5          each coordinate against its value n numbers before
-inline Positions evenly_spaced_from(const Positions& positions, int64_t begin, int64_t max_count) {
-    const int64_t n = positions.num_coordinates, remaining = positions.count - begin;
-    const int64_t* const first = positions.values + begin * n;
-    const int64_t end = (remaining < max_count ? remaining : max_count) * n;
+inline Positions evenly_spaced(const Positions& positions) {
+    if (positions.has_fractions()) return positions.from(0, 0);
+    const int64_t n = positions.num_coordinates, end = positions.count * n;
     // Compare differences modulo 2^64, as phases are summed modulo 2^64.
-    auto at = [first](int64_t i) { return static_cast<uint64_t>(first[i]); };
+    auto at = [&positions](int64_t i) { return static_cast<uint64_t>(positions.values[i]); };
     int64_t k = 2 * n;
     while (k < end && at(k) - at(k - n) == at(k - n) - at(k - 2 * n)) ++k;
-    return {first, k < end ? k / n : end / n, n};
+    return positions.from(0, k < end ? k / n : positions.count);
 }
 
-// Make float tables at evenly spaced positions: at<W>(i) writes W columns of both tables, row by row, keeping
-// the pairs' phases in registers.
+// Return whether setting up a sequence for a prefix of positions costs more than a product for each.
+inline bool is_short(const Positions& prefix, const Positions& positions) {
+    constexpr int64_t MIN_SPACED = 8;
+    return prefix.count < positions.count && prefix.count < MIN_SPACED;
+}
+
+// Make float tables: at<W>(i) writes W columns of both tables, row by row, keeping the pairs' phases in registers.
 //
 //     cos    [num_pairs]   . . . i | W pairs | . . .    position 0
 //                          . . . i | W pairs | . . .    position 1
+template <template <int> class Phases>
 struct MakeTables32 {
     const Frequencies& frequencies;
     const Positions& positions;
@@ -161,7 +271,7 @@ struct MakeTables32 {
     template <int W>
     void at(int64_t i) const {
         const int64_t num_pairs = frequencies.num_pairs;
-        CosSinSequence<W> angles(frequencies, positions, i);
+        CosSinSequence<W, Phases> angles(frequencies, positions, i);
         float *to_cos = cos + i, *to_sin = sin + i;
         for_rows<POSITIONS_AT_ONCE<W>>(positions.count, [&](auto rows) ROPE_ALWAYS {
             constexpr int K = rows;
@@ -188,21 +298,29 @@ struct MakeTables64 {
     template <int W>
     void at(int64_t i) const {
         using Word = Vec<uint64_t, W>;
+        using Real = Vec<double, W>;
         const Word high = load<Word>(frequencies.turns_q96_high + i), low = load<Word>(frequencies.turns_q96_low + i);
         const double cos_amplitude = frequencies.cos_amplitude, sin_amplitude = frequencies.sin_amplitude;
         const int64_t count = positions.count, num_pairs = frequencies.num_pairs, step = positions.num_coordinates;
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t* const position = positions.values + r * step;
             uint64_t values[W], high_values[W];
+            double fractions[W];
             for (int k = 0; k < W; ++k) {
-                const int64_t value = position[frequencies.coordinate ? frequencies.coordinate[i + k] : 0];
+                const int64_t at = r * step + (frequencies.coordinate ? frequencies.coordinate[i + k] : 0);
+                const int64_t value = positions.values[at];
                 values[k] = static_cast<uint64_t>(value);
                 high_values[k] = static_cast<uint64_t>(value >> 32);
+                fractions[k] = positions.doubles ? positions.doubles[at] : positions.floats ? positions.floats[at] : 0;
             }
             const Word p = load<Word>(values), p_high = load<Word>(high_values);
-            const Word phase[1] = {phase_at(p, p_high, high, low)};
-            Vec<double, W> c[1], s[1];
-            cos_sin<VectorOps, uint64_t, double>(phase, c, s);
+            Word quadrant[1];
+            Real u[1], c[1], s[1];
+            split_phase<VectorOps, uint64_t, double>(phase_at(p, p_high, high, low), quadrant[0], u[0]);
+            if (positions.has_fractions()) {
+                const Real eighths = load<Real>(fractions) * load<Real>(frequencies.eighth_turns + i);
+                quadrant[0] += bit_cast<Word>(add_eighths<double, Real>(u[0], eighths)) << 62;
+            }
+            cos_sin<VectorOps, uint64_t, double>(quadrant, u, c, s);
             store(cos + r * num_pairs + i, c[0] * cos_amplitude);
             store(sin + r * num_pairs + i, s[0] * sin_amplitude);
         }
@@ -214,9 +332,12 @@ struct MakeTables64 {
 inline void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
     const int64_t num_pairs = frequencies.num_pairs;
     for (int64_t r = 0; r < positions.count;) {
-        const Positions run = evenly_spaced_from(positions, r, positions.count);
-        for_chunks<WIDTH>(num_pairs, MakeTables32{frequencies, run, cos + r * num_pairs, sin + r * num_pairs});
-        r += run.count;
+        const Positions rest = positions.from(r, positions.count - r), spaced = evenly_spaced(rest);
+        float *const to_cos = cos + r * num_pairs, *const to_sin = sin + r * num_pairs;
+        if (is_short(spaced, rest))
+            return for_chunks<WIDTH>(num_pairs, MakeTables32<PhaseProducts>{frequencies, rest, to_cos, to_sin});
+        for_chunks<WIDTH>(num_pairs, MakeTables32<PhaseSequence>{frequencies, spaced, to_cos, to_sin});
+        r += spaced.count;
     }
 }
 

@@ -141,7 +141,7 @@ struct FromPositions {
     static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W>;
 
     template <int W, int vectors>
-    CosSinSequence<W> sequence(int64_t pair) const {
+    CosSinSequence<W, PhaseSequence> sequence(int64_t pair) const {
         static_assert(vectors == 1, "more vectors would not fit in registers");
         return {frequencies, positions, pair};
     }
@@ -306,34 +306,50 @@ inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const Row
 }
 
 template <class T, bool reads_half, bool writes_half>
-inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
-    constexpr int64_t itemsize = sizeof(typename T::Stored);
+inline void rotate_group(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
     // With so many rows, rotate_by_column is no slower than rotate_by_row (measured on 2026-11-21).
     const int64_t rows_for_columns = layout.num_pairs > 128 ? layout.num_pairs / 32 : 4;
+    if (group.count < rows_for_columns)
+        rotate_by_row<T, reads_half, writes_half>(layout, group, tables);
+    else
+        rotate_by_column<T, reads_half, writes_half>(layout, group, tables);
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
     const FromTables<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
     for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
         const auto angles = tables.from(group.first);
         if (rows.staged)
             rotate_via_scratch<T, reads_half, writes_half>(layout, rows, group, angles);
-        else if (group.count < rows_for_columns)
-            rotate_by_row<T, reads_half, writes_half>(layout, group, angles);
         else
-            rotate_by_column<T, reads_half, writes_half>(layout, group, angles);
+            rotate_group<T, reads_half, writes_half>(layout, group, angles);
     });
 }
 
-// Rotate each group in prefixes of evenly spaced positions. Float compute only: float64 takes tables.
+// Rotate each group in prefixes of evenly spaced positions, which need no tables, and from a short prefix on by
+// tables in scratch. Float compute only: float64 takes tables.
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_positions(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
     for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
-        RowGroup spaced = group;
-        for (const int64_t end = group.first + group.count; spaced.first < end; spaced.first += spaced.count) {
-            const Positions positions = evenly_spaced_from(rows.positions, spaced.first, end - spaced.first);
-            spaced.count = positions.count;
-            rotate_by_column<T, reads_half, writes_half>(layout, spaced, FromPositions{*rows.frequencies, positions});
-            spaced.x += spaced.count * spaced.x_row;
-            spaced.y += spaced.count * spaced.y_row;
+        RowGroup part = group;
+        for (const int64_t end = group.first + group.count; part.first < end; part.first += part.count) {
+            const Positions rest = rows.positions.from(part.first, end - part.first), spaced = evenly_spaced(rest);
+            if (is_short(spaced, rest)) {
+                part.count = rest.count;
+                float *const cos = reinterpret_cast<float*>(rows.scratch), *const sin = cos + rest.count * layout.num_pairs;
+                make_tables32(*rows.frequencies, rest, cos, sin);
+                const int64_t row = layout.num_pairs * static_cast<int64_t>(sizeof *cos);
+                rotate_group<T, reads_half, writes_half>(
+                    layout, part, {reinterpret_cast<char*>(cos), reinterpret_cast<char*>(sin), row, row});
+                return;
+            }
+            part.count = spaced.count;
+            rotate_by_column<T, reads_half, writes_half>(layout, part, FromPositions{*rows.frequencies, spaced});
+            part.x += part.count * part.x_row;
+            part.y += part.count * part.y_row;
         }
     });
 }
