@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -135,6 +137,11 @@ struct ParsedSource {
         return third.is_none() && parse_positions(first, second, library, transposed);
     }
 
+    // Return whether positions are floats whose gradient PyTorch records.
+    bool is_recorded_position(nb::handle tuple) const {
+        return source.has_floats() && is_recorded(PyTuple_GetItem(tuple.ptr(), 0));
+    }
+
   private:
     bool parse_positions(nb::handle values, nb::handle python_plan, const Library& library, bool transposed) {
         const nb::object derived = get_attribute(python_plan, derived_name);
@@ -208,6 +215,24 @@ auto asleep_at_exit(Result (*function)(Args...)) {
     return [function](Args... args) { return sleeping_at_exit([&] { return function(args...); }); };
 }
 
+// Call run(level, number of threads) for work on `bytes` bytes, without the interpreter lock if they are many.
+template <class Run>
+void run_unlocked(const Library& library, int64_t bytes, const Run& run) {
+    const Level& current = *level.load(std::memory_order_relaxed);
+    if (bytes < RELEASE_BYTES) return run(current, 1);
+    const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
+    const int threads = is_small ? 1 : threads_of(library.num_threads());
+    std::exception_ptr error;
+    PyThreadState* const state = PyEval_SaveThread();
+    try {
+        run(current, threads);
+    } catch (...) {
+        error = std::current_exception();
+    }
+    sleeping_at_exit([&] { PyEval_RestoreThread(state); });
+    if (error) std::rethrow_exception(error);
+}
+
 class Call {
   public:
     Call(const Library& library, const ParsedSource& parsed, size_t size)
@@ -263,20 +288,9 @@ class Call {
     void run(bool fresh) const {
         int64_t bytes = 0;
         for (size_t i = 0; i < arrays_.size(); ++i) bytes += bytes_of(i);
-        const Level& current = *level.load(std::memory_order_relaxed);
-        auto run_with = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, current, threads); };
-        if (bytes < RELEASE_BYTES) return run_with(1);
-        const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
-        const int threads = is_small ? 1 : threads_of(library_.num_threads());
-        std::exception_ptr error;
-        PyThreadState* const state = PyEval_SaveThread();
-        try {
-            run_with(threads);
-        } catch (...) {
-            error = std::current_exception();
-        }
-        sleeping_at_exit([&] { PyEval_RestoreThread(state); });
-        if (error) std::rethrow_exception(error);
+        run_unlocked(library_, bytes, [&](const Level& current, int threads) {
+            rotate(*parsed_.plan, arrays_, parsed_.source, fresh, current, threads);
+        });
     }
 
   private:
@@ -329,6 +343,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     if (!library || !parse_int(seq_axis, axis)) return declined;
     if (gated && !may_bypass_pytorch(xs, source, fresh ? nullptr : &outs)) return declined;
     if (!parsed.parse(source, *library, transposed)) return declined;
+    if (gated && parsed.is_recorded_position(source)) return declined;
     Call call(*library, parsed, xs.size);
     if (!call.parse_xs(xs, axis, checked)) return declined;
     if (!fresh && !call.parse_outs(xs, outs, checked)) return declined;
@@ -336,6 +351,34 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     const nb::object result = fresh ? call.create_results(xs) : nb::borrow(out);
     call.run(fresh);
     return result;
+}
+
+// Write cos and sin at positions into contiguous arrays of float32 or float64, of the positions' shape and an axis of
+// pairs. Return NotImplemented, with nothing written, for other arrays and sources. `gated`: see rotate_arrays().
+nb::object make_tables_of_arrays(nb::handle cos, nb::handle sin, nb::handle source, bool gated) {
+    const nb::object declined = nb::borrow(Py_NotImplemented);
+    const Library* const library = library_of(cos);
+    ParsedSource parsed;
+    if (!library || (gated && !may_bypass_pytorch(ArrayTuple(cos), source, nullptr))) return declined;
+    if (!parsed.parse(source, *library, false) || parsed.source.kind == TABLES) return declined;
+    if (gated && parsed.is_recorded_position(source)) return declined;
+    ArrayView views[2];
+    const Source& positions = parsed.source;
+    int64_t bytes = 0;
+    for (int i = 0; i < 2; ++i) {
+        ArrayView& view = views[i];
+        if (!library->view(i ? sin : cos, view) || (view.dtype != F32 && view.dtype != F64)) return declined;
+        const int last = view.num_axes - 1;
+        if (last != positions.num_axes || view.shape[last] != parsed.plan->layout.num_pairs) return declined;
+        if (!std::equal(view.shape, view.shape + last, positions.shape) || !view.is_contiguous()) return declined;
+        if (view.is_empty()) return nb::borrow(Py_True);
+        bytes = view.itemsize * std::accumulate(view.shape, view.shape + last + 1, int64_t{1}, std::multiplies<>());
+    }
+    if (views[0].dtype != views[1].dtype) return declined;
+    run_unlocked(*library, bytes, [&](const Level& current, int threads) {
+        make_tables(*parsed.plan, positions, static_cast<DType>(views[0].dtype), views[0].data, views[1].data, current, threads);
+    });
+    return nb::borrow(Py_True);
 }
 
 // ---- settings ----
@@ -376,6 +419,8 @@ NB_MODULE(_kernel, m) {
     });
     m.def("rotate", asleep_at_exit(&rotate_arrays), nb::arg("x").none(), nb::arg("source").none(),
           nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false,
+          nb::arg("gated") = false);
+    m.def("make_tables", asleep_at_exit(&make_tables_of_arrays), nb::arg("cos"), nb::arg("sin"), nb::arg("source").none(),
           nb::arg("gated") = false);
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&xla::rotate_in_program)); });
     m.def("level_names", &level_names);

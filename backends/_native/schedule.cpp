@@ -64,6 +64,148 @@ bool is_staged(const Layout& layout, const Array& array) {
            (array.x == array.y && layout.reads_half != layout.writes_half);
 }
 
+// Reads the positions of a source in blocks along its last axis.
+class PositionReader {
+  protected:
+    PositionReader(const KernelPlan& plan, const Source& source)
+        : plan_(plan), source_(source), num_coordinates_(std::max<int64_t>(1, plan.num_coordinates)) {
+        for (int j = 0; j < source.num_axes; ++j)
+            if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
+        length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
+        for (int k = 0; k < last(); ++k) outer_ *= source.shape[source_axes_[k]];
+    }
+
+    int last() const { return num_source_axes_ - 1; }
+
+    void set_block_size(int64_t size) {
+        block_size_ = std::min(size, length_);
+        num_blocks_ = (length_ + block_size_ - 1) / block_size_;
+    }
+
+    // Set the indices of the first position of a block, along the source's axes; return the number of positions.
+    int64_t locate(int64_t block, int64_t* index) const {
+        int64_t outer = block / num_blocks_;
+        block %= num_blocks_;
+        for (int k = last() - 1; k >= 0; --k) {
+            index[k] = outer % source_.shape[source_axes_[k]];
+            outer /= source_.shape[source_axes_[k]];
+        }
+        if (num_source_axes_) index[last()] = block * block_size_;
+        return std::min(block_size_, length_ - block * block_size_);
+    }
+
+    int64_t values_bytes() const { return round_to_lines(8 * block_size_ * num_coordinates_); }
+    int64_t positions_bytes() const { return source_.kind == TABLES ? 0 : values_bytes() * (1 + source_.has_floats()); }
+
+    // Read a block of positions into scratch of positions_bytes().
+    Positions read_positions(char* scratch, const int64_t* index, int64_t count) const {
+        int64_t* const values = reinterpret_cast<int64_t*>(scratch);
+        char* const fractions = scratch + values_bytes();
+        float* const floats = source_.kind == FLOAT32 ? reinterpret_cast<float*>(fractions) : nullptr;
+        double* const doubles = source_.kind == FLOAT64 ? reinterpret_cast<double*>(fractions) : nullptr;
+        if (floats)
+            read_floats(values, floats, index, count);
+        else if (doubles)
+            read_floats(values, doubles, index, count);
+        else
+            read_integers(values, index, count);
+        const auto is_int32 = [](int64_t value) { return value == static_cast<int32_t>(value); };
+        const bool are_int32 = std::all_of(values, values + count * num_coordinates_, is_int32);
+        return {values, floats, doubles, count, num_coordinates_, are_int32};
+    }
+
+    int64_t offset(const int64_t* stride, const int64_t* index) const {
+        int64_t bytes = 0;
+        for (int k = 0; k < num_source_axes_; ++k) bytes += index[k] * stride[source_axes_[k]];
+        return bytes;
+    }
+
+    void read_integers(int64_t* values, const int64_t* index, int64_t count) const {
+        if (source_.kind == SPACED) {
+            // Add modulo 2^64: the step after the last position may overflow.
+            const uint64_t step = static_cast<uint64_t>(source_.step);
+            uint64_t next = static_cast<uint64_t>(source_.start);
+            if (num_source_axes_) next += static_cast<uint64_t>(index[last()]) * step;
+            for (int64_t r = 0; r < count; ++r, next += step) values[r] = static_cast<int64_t>(next);
+            return;
+        }
+        for_each_number(index, count, [&](const char* from) { *values++ = read_integer(from); });
+    }
+
+    // Split numbers into the nearest integers, ties to even, and the rest, exactly. A number beyond int64, and NaN,
+    // has some integer; the rest of NaN and of Inf is NaN.
+    template <class Number>
+    void read_floats(int64_t* values, Number* fractions, const int64_t* index, int64_t count) const {
+        for_each_number(index, count, [&](const char* from) {
+            const Number number = read_as<Number>(from), nearest = std::nearbyint(number);
+            *fractions++ = number - nearest;
+            *values++ = std::fabs(nearest) < Number{0x1p63} ? static_cast<int64_t>(nearest) : INT64_MIN;
+        });
+    }
+
+    // Call f(address) for each coordinate of a block of positions.
+    template <class F>
+    void for_each_number(const int64_t* index, int64_t count, const F& f) const {
+        const char* const first = source_.data + offset(source_.stride, index);
+        const int64_t stride = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0, n = num_coordinates_;
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t c = 0; c < n; ++c) f(first + r * stride + c * source_.coordinate);
+    }
+
+    template <class Number>
+    static Number read_as(const char* from) {
+        Number value;
+        std::memcpy(&value, from, sizeof value);
+        return value;
+    }
+
+    int64_t read_integer(const char* from) const {
+        if (source_.kind == UINT32) return read_as<uint32_t>(from);
+        return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
+    }
+
+    const KernelPlan& plan_;
+    const Source& source_;
+    const int64_t num_coordinates_;
+    int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
+    int64_t length_ = 1, outer_ = 1;                   // size of the last axis, product of the other sizes
+    int64_t block_size_ = 1, num_blocks_ = 1;
+};
+
+// Call run_tile(scratch, tile) for each tile, each worker with `bytes` bytes of scratch.
+template <class RunTile>
+void run_tiles(int64_t num_tiles, int threads, int64_t bytes, const RunTile& run_tile) {
+    const int workers = static_cast<int>(std::min<int64_t>(threads, num_tiles));
+    alignas(CACHE_LINE) char stack[STACK_BYTES];
+    std::unique_ptr<char[]> heap;
+    char* scratch = stack;
+    if (workers > 1 || bytes > STACK_BYTES) {
+        heap.reset(new char[static_cast<size_t>(bytes * workers + CACHE_LINE)]);
+        scratch = heap.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(heap.get()) % CACHE_LINE);
+    }
+    auto run = [&](int worker, int64_t tile) { run_tile(scratch + worker * bytes, tile); };
+    auto work = [](void* context, int worker, int64_t tile) { (*static_cast<decltype(run)*>(context))(worker, tile); };
+    parallel(num_tiles, workers, work, &run);
+}
+
+// Makes tables of all positions, a block in a tile.
+class TableSchedule : PositionReader {
+  public:
+    TableSchedule(const KernelPlan& plan, const Source& source) : PositionReader(plan, source) {
+        set_block_size(MAX_TILE_POSITIONS);
+    }
+
+    template <class Real>
+    void run(void (*make)(const Frequencies&, const Positions&, Real*, Real*), Real* cos, Real* sin, int threads) {
+        run_tiles(outer_ * num_blocks_, threads, positions_bytes(), [&](char* scratch, int64_t tile) {
+            int64_t index[MAX_AXES] = {};
+            const int64_t count = locate(tile, index);
+            const int64_t at = (tile / num_blocks_ * length_ + tile % num_blocks_ * block_size_) * plan_.layout.num_pairs;
+            make(plan_.frequencies, read_positions(scratch, index, count), cos + at, sin + at);
+        });
+    }
+};
+
 // Splits a call into tiles. A tile is a block of positions, and a share of the rows at each position. The
 // tiles of positions with the same outer index, with 3 blocks along the last axis and 2 shares:
 //
@@ -75,18 +217,14 @@ bool is_staged(const Layout& layout, const Array& array) {
 //
 //     | values | fractions | cos | sin | 2 heads | line | rows | line | rows |
 //       positions              tables    if staged    the two stream buffers
-class Schedule {
+class Schedule : PositionReader {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
              const Level& level)
-        : plan_(plan), source_(source), fresh_(fresh), level_(level),
+        : PositionReader(plan, source), fresh_(fresh), level_(level),
           real_bytes_(arrays[0].dtype == F64 ? 8 : 4), loops_(arrays.size()) {
-        for (int j = 0; j < source.num_axes; ++j)
-            if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
         for (size_t i = 0; i < arrays.size(); ++i) classify_axes(loops_[i], arrays[i]);
         if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
-        length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
-        for (int k = 0; k < last(); ++k) outer_ *= source.shape[source_axes_[k]];
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
         fused_ = source.kind != TABLES && real_bytes_ == 4 && loops_.size() == 1 && loops_[0].rows_per_position == 1 &&
                  !loops_[0].staged;
@@ -100,27 +238,12 @@ class Schedule {
         streams_new_pages_ = bytes >= STREAM_NEW_PAGES_BYTES;
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
-        scratch_bytes_ = positions_bytes() + tables_bytes() + group_tables_bytes() + heads_bytes() + stream_buffer_bytes();
-        const int workers = static_cast<int>(std::min<int64_t>(threads, num_tiles_));
-        if (workers == 1 && scratch_bytes_ <= STACK_BYTES) {
-            alignas(CACHE_LINE) char stack[STACK_BYTES];
-            return run_tiles(stack, 1);
-        }
-        const std::unique_ptr<char[]> heap(new char[static_cast<size_t>(scratch_bytes_ * workers + CACHE_LINE)]);
-        run_tiles(heap.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(heap.get()) % CACHE_LINE), workers);
+        const int64_t scratch_bytes =
+            positions_bytes() + tables_bytes() + group_tables_bytes() + heads_bytes() + stream_buffer_bytes();
+        run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
   private:
-    int last() const { return num_source_axes_ - 1; }
-
-    void run_tiles(char* scratch, int workers) const {
-        auto run = [this, scratch](int worker, int64_t tile) { run_tile(scratch + worker * scratch_bytes_, tile); };
-        auto work = [](void* context, int worker, int64_t tile) {
-            (*static_cast<decltype(run)*>(context))(worker, tile);
-        };
-        parallel(num_tiles_, workers, work, &run);
-    }
-
     void classify_axes(ArrayLoop& loop, const Array& array) const {
         loop.array = &array;
         bool is_paired[MAX_AXES] = {};
@@ -168,15 +291,13 @@ class Schedule {
     // threads.
     void choose_tiles(int64_t bytes, int threads) {
         const int64_t table = 2 * plan_.layout.num_pairs * real_bytes_;
-        block_size_ = MAX_TILE_POSITIONS;
-        if (table && !fused_)
-            block_size_ = has_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, block_size_);
-        block_size_ = std::max<int64_t>(1, block_size_);
+        int64_t size = MAX_TILE_POSITIONS;
+        if (table && !fused_) size = has_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, size);
+        size = std::max<int64_t>(1, size);
         const int64_t target_tiles = threads > 1 ? std::min<int64_t>(4 * threads, bytes / MIN_TILE_BYTES) : 1;
         if (target_tiles > outer_)
-            block_size_ = std::min(block_size_, std::max<int64_t>(1, length_ * outer_ / target_tiles));
-        block_size_ = std::min(block_size_, length_);
-        num_blocks_ = (length_ + block_size_ - 1) / block_size_;
+            size = std::min(size, std::max<int64_t>(1, length_ * outer_ / target_tiles));
+        set_block_size(size);
         num_shares_ = std::max<int64_t>(1, (target_tiles + outer_ * num_blocks_ - 1) / (outer_ * num_blocks_));
         num_tiles_ = outer_ * num_blocks_ * num_shares_;
     }
@@ -191,11 +312,7 @@ class Schedule {
         });
     }
 
-    int64_t num_coordinates() const { return std::max<int64_t>(1, plan_.num_coordinates); }
-
-    // The sections of a tile's scratch memory, in their order.
-    int64_t values_bytes() const { return round_to_lines(8 * block_size_ * num_coordinates()); }
-    int64_t positions_bytes() const { return source_.kind == TABLES ? 0 : values_bytes() * (1 + source_.has_floats()); }
+    // The sections of a tile's scratch memory, in their order, after positions_bytes().
     int64_t table_bytes() const { return block_size_ * plan_.layout.num_pairs * real_bytes_; }
     int64_t tables_bytes() const { return source_.kind == TABLES || fused_ ? 0 : round_to_lines(2 * table_bytes()); }
     int64_t group_tables_bytes() const {
@@ -222,14 +339,9 @@ class Schedule {
     }
 
     void run_tile(char* scratch, int64_t tile) const {
-        const int64_t share = tile % num_shares_, block = tile / num_shares_ % num_blocks_;
-        int64_t outer = tile / num_shares_ / num_blocks_, index[MAX_AXES] = {};
-        for (int k = last() - 1; k >= 0; --k) {
-            index[k] = outer % source_.shape[source_axes_[k]];
-            outer /= source_.shape[source_axes_[k]];
-        }
-        if (num_source_axes_) index[last()] = block * block_size_;
-        const int64_t count = std::min(block_size_, length_ - block * block_size_);
+        const int64_t share = tile % num_shares_;
+        int64_t index[MAX_AXES] = {};
+        const int64_t count = locate(tile / num_shares_, index);
         Rows rows = {};
         rows.scratch = scratch + positions_bytes() + tables_bytes();
         StreamBuffer stream = {};
@@ -253,18 +365,7 @@ class Schedule {
             rows.sin_row = num_source_axes_ ? source_.sin_stride[source_axes_[last()]] : 0;
             return;
         }
-        int64_t* const values = reinterpret_cast<int64_t*>(scratch);
-        float* const floats = source_.kind == FLOAT32 ? reinterpret_cast<float*>(scratch + values_bytes()) : nullptr;
-        double* const doubles = source_.kind == FLOAT64 ? reinterpret_cast<double*>(scratch + values_bytes()) : nullptr;
-        if (floats)
-            read_floats(values, floats, index, count);
-        else if (doubles)
-            read_floats(values, doubles, index, count);
-        else
-            read_integers(values, index, count);
-        const auto is_int32 = [](int64_t value) { return value == static_cast<int32_t>(value); };
-        const bool are_int32 = std::all_of(values, values + count * num_coordinates(), is_int32);
-        rows.positions = {values, floats, doubles, count, num_coordinates(), are_int32};
+        rows.positions = read_positions(scratch, index, count);
         if (fused_) {
             rows.frequencies = &plan_.frequencies;
             return;
@@ -280,56 +381,6 @@ class Schedule {
         rows.cos = cos;
         rows.sin = sin;
         rows.cos_row = rows.sin_row = plan_.layout.num_pairs * real_bytes_;
-    }
-
-    int64_t offset(const int64_t* stride, const int64_t* index) const {
-        int64_t bytes = 0;
-        for (int k = 0; k < num_source_axes_; ++k) bytes += index[k] * stride[source_axes_[k]];
-        return bytes;
-    }
-
-    void read_integers(int64_t* values, const int64_t* index, int64_t count) const {
-        if (source_.kind == SPACED) {
-            // Add modulo 2^64: the step after the last position may overflow.
-            const uint64_t step = static_cast<uint64_t>(source_.step);
-            uint64_t next = static_cast<uint64_t>(source_.start);
-            if (num_source_axes_) next += static_cast<uint64_t>(index[last()]) * step;
-            for (int64_t r = 0; r < count; ++r, next += step) values[r] = static_cast<int64_t>(next);
-            return;
-        }
-        for_each_number(index, count, [&](const char* from) { *values++ = read_integer(from); });
-    }
-
-    // Split numbers into the nearest integers, ties to even, and the rest, exactly. A number beyond int64, and NaN,
-    // has some integer; the rest of NaN and of Inf is NaN.
-    template <class Number>
-    void read_floats(int64_t* values, Number* fractions, const int64_t* index, int64_t count) const {
-        for_each_number(index, count, [&](const char* from) {
-            const Number number = read_as<Number>(from), nearest = std::nearbyint(number);
-            *fractions++ = number - nearest;
-            *values++ = std::fabs(nearest) < Number{0x1p63} ? static_cast<int64_t>(nearest) : INT64_MIN;
-        });
-    }
-
-    // Call f(address) for each coordinate of a block of positions.
-    template <class F>
-    void for_each_number(const int64_t* index, int64_t count, const F& f) const {
-        const char* const first = source_.data + offset(source_.stride, index);
-        const int64_t stride = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0, n = num_coordinates();
-        for (int64_t r = 0; r < count; ++r)
-            for (int64_t c = 0; c < n; ++c) f(first + r * stride + c * source_.coordinate);
-    }
-
-    template <class Number>
-    static Number read_as(const char* from) {
-        Number value;
-        std::memcpy(&value, from, sizeof value);
-        return value;
-    }
-
-    int64_t read_integer(const char* from) const {
-        if (source_.kind == UINT32) return read_as<uint32_t>(from);
-        return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
     }
 
     // Rotate a share of the rows of an array at the tile's positions, in the order of their addresses. For x
@@ -446,15 +497,11 @@ class Schedule {
         }
     }
 
-    const KernelPlan& plan_;
-    const Source& source_;
     const bool fresh_;
     const Level& level_;
     const int64_t real_bytes_;  // of the precision that the arrays are rotated in
     Items<ArrayLoop> loops_;
-    int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
-    int64_t length_ = 1, outer_ = 1;                   // size of the last axis, product of the other sizes
-    int64_t block_size_ = 1, num_blocks_ = 1, num_shares_ = 1, num_tiles_ = 1, scratch_bytes_ = 0;
+    int64_t num_shares_ = 1, num_tiles_ = 1;
     bool fused_ = false, streams_ = false, streams_new_pages_ = false, prefetches_ = false;
 };
 
@@ -481,6 +528,15 @@ std::atomic<int64_t> stream_bytes{1 << 23};
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads) {
     Schedule(plan, arrays, source, fresh, level).run(threads);
+}
+
+void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,
+                 int threads) {
+    TableSchedule schedule(plan, source);
+    if (dtype == F64)
+        schedule.run(level.make_tables64, reinterpret_cast<double*>(cos), reinterpret_cast<double*>(sin), threads);
+    else
+        schedule.run(level.make_tables32, reinterpret_cast<float*>(cos), reinterpret_cast<float*>(sin), threads);
 }
 
 }  // namespace rope

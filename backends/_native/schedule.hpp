@@ -93,4 +93,8 @@ extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads);
 
+// Write tables of a plan at positions, contiguous, F32 or F64, with the errors of loops/angles.hpp.
+void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,
+                 int threads);
+
 }  // namespace rope

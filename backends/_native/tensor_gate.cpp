@@ -56,7 +56,7 @@ bool any(const ArrayTuple& arrays, bool (*test)(nb::handle)) {
     return false;
 }
 
-// Return whether tables require a gradient. Positions that the kernel reads are integers, which have none.
+// Return whether tables require a gradient.
 bool tables_require_grad(nb::handle source) {
     auto item = [source](Py_ssize_t i) { return nb::handle(PyTuple_GetItem(source.ptr(), i)); };
     if (!PyTuple_Check(source.ptr()) || PyTuple_Size(source.ptr()) != 3 || !PyTuple_Check(item(2).ptr())) return false;
@@ -89,6 +89,8 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
     level_name = PyUnicode_InternFromString("_current_level");
     interceptor_functions = interceptors.is_none() ? nullptr : interceptors.inc_ref().ptr();
 }
+
+bool is_recorded(nb::handle tensor) { return is_tensor(tensor) && requires_grad(tensor) && is_true(call(grad_enabled_function)); }
 
 bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs) {
     return interceptor_functions && !is_recorded(xs, source, outs) && !is_intercepted();

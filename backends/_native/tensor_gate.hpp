@@ -16,6 +16,9 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
 // if `interceptors` was None. backends/torch/_eager.py decides all other calls, and gives reasons.
 bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs);
 
+// Return whether PyTorch records a gradient of this tensor; may_bypass_pytorch() does not look at positions.
+bool is_recorded(nb::handle tensor);
+
 // Count a write to each out, as operations in place do, so that autograd detects a change of saved tensors.
 // Tensors of inference mode have no count, and may be written in that mode only: outside of it, return false
 // if there is such a tensor, with nothing counted.
