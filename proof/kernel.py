@@ -124,10 +124,15 @@ def check_fractions(text: str) -> None:
         "quadrant[0] += bit_cast<Word>(add_eighths<double, Real>(u[0], eighths)) << 62;",
     )
     _check_lines(" ".join(text.split()), lines)
-    for precision, rounder in ((24, 3 * 2**23), (53, 3 * 2**52)):  # 2 is a unit in the last place of sums near it
+    for precision, rounder in (
+        (24, 3 * 2**23),
+        (53, 3 * 2**52),
+    ):  # 2 is a unit in the last place of sums near it
         low, high = rounder - 2 ** (precision - 1), rounder + 2 ** (precision - 1)
         if not 2**precision <= low < high <= 2 ** (precision + 1) or rounder // 2 % 4:
-            raise ProofError("adding the number does not round to quarters of a turn, or not their number's bits")
+            raise ProofError(
+                "adding the number does not round to quarters of a turn, or not their number's bits"
+            )
 
 
 def _check_lines(text: str, lines: tuple[str, ...]) -> None:

@@ -31,6 +31,7 @@ import collections
 import gc
 import importlib.util
 import os
+from functools import partial
 
 import hypothesis
 import numpy as np
@@ -259,17 +260,16 @@ def streamed(request):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The kernel's calls that rotated; empty without a kernel."""
+    """The kernel's calls that rotated or made tables; empty without a kernel."""
     runs = []
 
-    def counting(*args, **kwargs):
-        done = rotate(*args, **kwargs)
+    def counting(run, *args, **kwargs):
+        done = run(*args, **kwargs)
         runs.append(args[0]) if done is not NotImplemented else None
         return done
 
-    if _native.kernel:
-        rotate = _native.kernel.rotate
-        monkeypatch.setattr(_native.kernel, "rotate", counting)
+    for name in ("rotate", "make_tables") if _native.kernel else ():
+        monkeypatch.setattr(_native.kernel, name, partial(counting, getattr(_native.kernel, name)))
     return runs
 
 

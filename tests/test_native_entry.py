@@ -43,7 +43,10 @@ FAST = [
     *changes("x", values=(X[..., :6], np.zeros((3, 5, 8), int), np.float32(3), np.array(3.0), X[0, 0, 0])),
     *({"x": (X, value)} for value in (X.astype(F64), X[:, :4], X[..., :4], "x", None)),
     *changes("pos", values=("a", 2.5, True, None, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
-    *changes("pos", values=(np.arange(4), np.arange(5, dtype=F16), np.arange(5).view(Sub), np.arange(5, dtype="i2"))),
+    *changes(
+        "pos",
+        values=(np.arange(4), np.arange(5, dtype=F16), np.arange(5).view(Sub), np.arange(5, dtype="i2")),
+    ),
     *changes("pos", values=(np.zeros((1, 3, 5), int), np.zeros((1, 1, 1, 5), int), np.zeros(5, bool))),
     *changes("seq_axis", values=("a", None, 1.0, True, 2**70, -1, 2, -4, 9)),
     *changes("out", values=("o", (X,), X[:2], X.astype(F16), (None,), [X], X.view(Sub), X[..., ::-1])),
@@ -159,7 +162,13 @@ def test_tensors_that_are_declined(tensors):
     neither = freed, torch.complex(x, x).conj().imag, torch._efficientzerotensor(5, 8), x.to("meta")
     wrong = {
         "pos": [
-            *(torch.arange(4), torch.zeros((5, 1, 1), dtype=torch.int64), torch.arange(5.0).half(), range(4), "3"),
+            *(
+                torch.arange(4),
+                torch.zeros((5, 1, 1), dtype=torch.int64),
+                torch.arange(5.0).half(),
+                range(4),
+                "3",
+            ),
             *(2**63, -(2**63) - 1, torch.arange(5, dtype=torch.uint8), np.arange(5), np.int64(3), True),
         ],
         "x": [

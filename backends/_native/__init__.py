@@ -14,9 +14,11 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.library import dtype_name
+from rope_array._array_api.angles import cos_sin, mixed_turns
+from rope_array._array_api.library import Library, computes_in_float64, dtype_name
+from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._array_api.tables import with_axes_of
 from rope_array._errors import BackendError
 from rope_array._spec.frequencies import turns_of_floats
 from rope_array._spec.plan import Constants, Layout, Plan, TurnsPlan, bits_of_floats
@@ -180,3 +182,59 @@ def sources(
     return lambda use_float64: tables(
         *cos_sin(integers, fraction, source.plan, use_float64, ops), use_float64
     )
+
+
+# ---- tables ----
+
+
+def make_tables(
+    source: Positions, like: Any, lib: Library, run: Any, plan_of_array: Any, on_host: bool
+) -> Any:
+    """Return cos and sin at checked positions by the C++ or the Triton kernel, with any strides.
+
+    Return NotImplemented for positions and angles that kernels do not serve.
+
+    ``run(values, plan, use_float64)`` makes tables, of shape (positions..., pairs), at floats or integers in
+    int64. ``plan_of_array(source, use_float64)`` returns the `TurnsPlan` of frequencies in an array, or None.
+    `on_host`: the values of arrays can be read.
+    """
+    values, plan, inv_freq = source
+    use_float64, ops, parsed = computes_in_float64(like), lib.ops(like), parse(values, like, lib)
+    has_floats = parsed.has_floats()
+    if (
+        not plan.exact
+        or plan.takes_angles
+        or (has_floats and not (inv_freq is None and plan.takes_fractions))
+    ):
+        return NotImplemented
+    values, fraction = parsed.read(lib, ops, use_float64, split=False)
+    if fraction is not None:
+        return NotImplemented
+    values = with_axes_of(like, values if has_floats else ops.cast(values, ops.xp.int64), source)
+    if inv_freq is None:
+        return run(values, plan, use_float64)
+    if inv_freq.ndim < 3 or inv_freq.shape[1] == 1:
+        turns_plan = plan_of_array(source, use_float64)
+    elif on_host and bool(ops.xp.all(ops.xp.isfinite(inv_freq))):  # mixed
+        turns_plan = TurnsPlan.for_positions_in_turns(plan)
+        return run(mixed_turns(values, plan, inv_freq, use_float64, ops), turns_plan, use_float64)
+    else:
+        turns_plan = None
+    tables = NotImplemented if turns_plan is None else run(values, turns_plan, use_float64)
+    if tables is NotImplemented or inv_freq.ndim == 1:
+        return tables
+    heads = inv_freq.shape[0]  # whose pairs are in one row
+    by_head = (ops.reshape(table, (*table.shape[:-1], heads, -1)) for table in tables)
+    return tuple(ops.xp.moveaxis(table, -2, -3) for table in by_head)
+
+
+def fill_tables(empty: Callable[[tuple[int, ...]], Any], values: Any, plan: Plan, gated: bool = False) -> Any:
+    """Return cos and sin at an array of positions by the C++ kernel, or NotImplemented.
+
+    ``empty(shape)`` makes two arrays of the tables' dtype. `gated`: see `rotate_arrays` in bindings.cpp.
+    """
+    prepare(plan)
+    shape = values.shape if plan.coordinates is None else values.shape[:-1]
+    cos, sin = empty((*shape, plan.layout.num_pairs))
+    filled = kernel.make_tables(cos, sin, (values, plan, None), gated)
+    return filled if filled is NotImplemented else (cos, sin)

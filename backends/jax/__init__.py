@@ -61,13 +61,19 @@ _program = partial(jax.jit, inline=jax.Inline.JAX_EARLY if hasattr(jax, "Inline"
 
 @partial(_program, static_argnames=("plan", "seq_axis"))
 def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
+    if _are_operand(pos, fraction, plan):
+        return tuple(rotate_by_positions(x, pos, plan, seq_axis) for x in xs)
     ops = LIBRARY.ops(xs[0])
     if fraction is None:
         pos, fraction = split_floats(pos, ops)
-    if fraction is None and plan.exact:
-        return tuple(rotate_by_positions(x, pos, plan, seq_axis) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
     return _tables.rotate_by_positions(xs, float64, pos, fraction, plan, seq_axis, ops, rotate_by_tables)
+
+
+def _are_operand(pos: Any, fraction: Any, plan: Plan) -> bool:
+    """Return whether positions are an operand of the rotation's primitive: integers or floats, one array."""
+    is_integer = jax.numpy.issubdtype(pos.dtype, jax.numpy.integer)
+    return fraction is None and (plan.exact if is_integer else plan.takes_fractions)
 
 
 @partial(_program, static_argnames=("plan", "use_float64"))
@@ -76,14 +82,14 @@ def _make_tables(pos: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64
     if plan.takes_angles:
         constant = jax.lax.stop_gradient(pos)
         return _with_angle(pos, *cos_sin(constant, None, plan, use_float64, ops))
+    if inv_freq is None and _are_operand(pos, fraction, plan):
+        return tables_by_positions(pos, plan, use_float64)
     if fraction is None:
         pos, fraction = split_floats(pos, ops)
     if inv_freq is not None and plan.exact:
         angle = rounded_angle(pos, fraction, plan, use_float64, ops, inv_freq)
         fraction, inv_freq = (x if x is None else jax.lax.stop_gradient(x) for x in (fraction, inv_freq))
         return _with_angle(angle, *cos_sin(pos, fraction, plan, use_float64, ops, inv_freq))
-    if fraction is None and plan.exact:
-        return tables_by_positions(pos, plan, use_float64)
     return cos_sin(pos, fraction, plan, use_float64, ops, inv_freq)
 
 

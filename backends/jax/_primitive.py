@@ -1,6 +1,6 @@
 """The rotation of one array as a primitive of JAX: its transforms, and a lowering for each platform.
 
-The operands are x and its source: integer positions with the plan as a parameter, or cos and sin. All have
+The operands are x and its source: positions with the plan as a parameter, or cos and sin. All have
 x's axes, each of x's size or 1, and a last axis: features, coordinates (one for positions of one number), or
 pairs.
 
@@ -22,6 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.ops import ArrayOps
+from rope_array._array_api.position_input import split_floats
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
@@ -31,7 +32,7 @@ from ._library import LIBRARY
 
 rotate_p = Primitive("rope_array_rotate")
 # Narrower integers are cast, in an operation of the size of positions.
-_POSITION_DTYPES = (xp.int32, xp.int64, xp.uint32)
+_POSITION_DTYPES = (xp.int32, xp.int64, xp.uint32, xp.float32, xp.float64)
 
 
 def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
@@ -40,9 +41,10 @@ def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, 
 
 
 def rotate_by_positions(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
-    """Rotate the last axis of x by integer positions, at exact angles.
+    """Rotate the last axis of x by positions, at exact angles.
 
-    Serves int32, int64 and uint32, and casts narrower integers. The errors are those of docs/numerics.md.
+    Serves int32, int64, uint32 and floats, and casts narrower integers. The errors are those of
+    docs/numerics.md.
     """
     if pos.dtype not in _POSITION_DTYPES:
         pos = pos.astype(xp.int32)
@@ -51,7 +53,7 @@ def rotate_by_positions(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
 
 
 def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
-    """Return cos and sin at integer positions: (1, 0) rotated in each pair, with the bits of a rotation."""
+    """Return cos and sin at positions: (1, 0) rotated in each pair, with the bits of a rotation."""
     plan, dtype = plan.of_units(), xp.float64 if use_float64 else xp.float32
     # The largest coordinate and not the first: explicit mesh axes may split them.
     rows = pos.max(-1, keepdims=True) if plan.coordinates else pos[..., None]
@@ -79,8 +81,9 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
     """Return cos and sin of a source."""
     if plan is None:
         return source
-    pos = source[0] if plan.coordinates else source[0][..., 0]
-    return cos_sin(pos, None, plan, computes_in_float64(x), LIBRARY.ops(x))
+    ops = LIBRARY.ops(x)
+    pos, fraction = split_floats(source[0] if plan.coordinates else source[0][..., 0], ops)
+    return cos_sin(pos, fraction, plan, computes_in_float64(x), ops)
 
 
 # ---- types: with explicit mesh axes and in a shard_map, the result has x's type ----
@@ -155,9 +158,9 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     dx, *dsource = tangents
     dy = dx if type(dx) is ad.Zero else rotate_p.bind(dx, *source, **params)
     if not all(type(tangent) is ad.Zero for tangent in dsource):
-        rotate = partial(rotate_members, x, layout=params["layout"], transposed=params["transposed"])
-        by_tables = jax.jvp(rotate, source, [*map(ad.instantiate_zeros, dsource)])[1]
-        dy = by_tables if type(dy) is ad.Zero else dy + by_tables
+        rotate = partial(_rotate_by, rotate_members, x, **params)
+        by_source = jax.jvp(rotate, source, [*map(ad.instantiate_zeros, dsource)])[1]
+        dy = by_source if type(dy) is ad.Zero else dy + by_source
     return rotate_p.bind(*primals, **params), dy
 
 

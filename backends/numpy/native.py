@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._array_api.source import Call, Source
+from rope_array._array_api.library import library
+from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.tables import make_tables as make_tables_by_array_api
 from rope_array._backends import _native
 from rope_array._backends.numpy import decline_reason as decline_reason_without_kernel
+from rope_array._spec.plan import Plan
 
 name = "native"
 accepts_outs = True
@@ -16,6 +19,7 @@ __all__ = [
     "accepts_outs",
     "decline_reason",
     "description",
+    "make_tables",
     "name",
     "outdated",
     "rotate",
@@ -38,6 +42,24 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call, memory-mapped files too."""
     return _native.rotate_checked(call, outs, _rotate, _native.sources(call, _readable))
+
+
+def make_tables(source: Positions, like: Any) -> Any:
+    """Make cos and sin, with the bits of the array-api backend."""
+    lib = library(like)
+    tables = NotImplemented
+    if _native.kernel is not None:
+        tables = _native.make_tables(source, like, lib, _fill_tables, _native.plan_of_array, True)
+    if tables is NotImplemented:
+        return make_tables_by_array_api(source, like, lib)
+    return tuple(map(np.ascontiguousarray, tables))
+
+
+def _fill_tables(values: Any, plan: Plan, use_float64: bool) -> Any:
+    # In one allocation, which comes in huge pages if it is large.
+    empty = lambda shape: np.empty((2, *shape), np.float64 if use_float64 else np.float32)  # noqa: E731
+    dtype = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.int64
+    return _native.fill_tables(empty, _readable(values, dtype), plan)
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:

@@ -19,25 +19,12 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.angles import mixed_turns
-from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.position_input import parse
-from rope_array._array_api.source import Positions, Source, Tables
-from rope_array._array_api.tables import with_axes_of
+from rope_array._array_api.source import Source, Tables
 from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
-from rope_array._spec.plan import Plan, TurnsPlan
 
 from ._gradient import adjoint, rotate_by_operations, rotate_recorded
-from ._library import (
-    CAN_JUDGE_VIEWS,
-    LIBRARY,
-    PLAIN_TYPES,
-    TRANSFORMED,
-    can_be_written,
-    count_writes,
-    is_recorded,
-)
+from ._library import CAN_JUDGE_VIEWS, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_recorded
 
 # ---- why a kernel declines a call ----
 
@@ -201,67 +188,3 @@ def _rotate_back_eagerly(kernel: Any, grads: Any, source: Source, seq_axis: int,
             return rotated
     with no_autocast(grads[0]):
         return rotate_by_operations(grads, source, seq_axis, transposed)
-
-
-# ---- tables: cos and sin are (1, 0) of each pair, rotated ----
-
-
-def make_tables_by_kernel(
-    kernel: Any,
-    source: Positions,
-    like: Any,
-    plan_of_array: Callable[[Positions, bool], Plan | None],
-    prepare: Callable[[Plan], None] = lambda plan: None,
-) -> Any:
-    """Return cos and sin at integer positions; NotImplemented for other positions and other angles.
-
-    The caller has checked the arguments. `prepare` readies a plan for the kernel. `plan_of_array` returns the
-    `TurnsPlan` of frequencies in an array, or None.
-    """
-    pos, plan, inv_freq = source
-    if not plan.exact or plan.takes_angles:
-        return NotImplemented
-    use_float64 = computes_in_float64(like)
-    integers, fraction = parse(pos, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), use_float64)
-    if fraction is not None:
-        return NotImplemented
-    integers = with_axes_of(like, integers.to(torch.int64), source)
-    heads = 0  # if the pairs of all heads are in one row
-    if inv_freq is None:
-        of_units: Plan | None = plan.of_units()
-    elif inv_freq.ndim < 3 or inv_freq.shape[1] == 1:
-        of_units, heads = plan_of_array(source, use_float64), inv_freq.shape[0] if inv_freq.ndim > 1 else 0
-    elif like.is_cpu and inv_freq.isfinite().all():
-        of_units = TurnsPlan.for_positions_in_turns(plan)
-        integers = mixed_turns(integers, plan, inv_freq, use_float64, LIBRARY.ops(like))
-    else:
-        of_units = None
-    if of_units is None:
-        return NotImplemented
-    prepare(of_units)
-    units = make_units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
-    if of_units.derived.lost is not None:
-        units = units + 0.0 * of_units.derived.lost.to(units.dtype).repeat(2)
-    tables = rotate_units(kernel, units, Positions(integers, of_units), True)  # checked
-    if tables is NotImplemented or not heads:
-        return tables
-    return tuple([table.unflatten(-1, (heads, -1)).transpose(-2, -3).contiguous() for table in tables])
-
-
-def make_units(width: int, dtype: Any, device: Any) -> Any:
-    """Return (1, 0) for each pair, as half pairs."""
-    # Not by a write: selective checkpointing refuses to save a tensor that is then written.
-    ones, zeros = (make(width // 2, dtype=dtype, device=device) for make in (torch.ones, torch.zeros))
-    return torch.cat((ones, zeros))
-
-
-def rotate_units(kernel: Any, units: Any, source: Any, *flags: bool) -> Any:
-    """Return cos and sin at the positions of a source with the plan `Plan.of_units`, or NotImplemented.
-
-    `flags` are the kernel's arguments from `checked` on. The tables are contiguous, as the array-api backend
-    makes them: other strides would compile code anew.
-    """
-    pos, of_units, _ = source
-    shape = pos.shape if of_units.coordinates is None else pos.shape[:-1]
-    y = kernel.rotate(units.expand(*shape, -1), source, -2, None, *flags)
-    return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))

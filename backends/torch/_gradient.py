@@ -92,9 +92,10 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
 def _save_source(ctx: Any, source: Source) -> None:
     """Save a source for the backward: its first fields as tensors, so that autograd sees them change."""
     tensors = [value for value in source if isinstance(value, torch.Tensor)]
-    if tensors and tensors[0].dtype is torch.int32:
+    if len(tensors) == 1 and tensors[0].dtype is not torch.int64:
         # A copy, as the array-api backend makes: the caller may then change the positions.
-        tensors = [tensors[0].to(torch.int64)]
+        is_float = tensors[0].dtype.is_floating_point
+        tensors = [tensors[0].clone() if is_float else tensors[0].to(torch.int64)]
     ctx.save_for_backward(*tensors)
     ctx.source_type, ctx.other_fields = type(source), source[len(tensors) :]
     ctx.set_materialize_grads(False)

@@ -401,6 +401,19 @@ def _words(plan: Plan, device: Any) -> Any:
     return words
 
 
+def make_tables(device: Any, values: Any, plan: Plan, use_float64: bool) -> Any:
+    """Return cos and sin at a tensor of positions, or NotImplemented: (1, 0) of each pair, rotated."""
+    of_units = plan if isinstance(plan, TurnsPlan) else plan.of_units()
+    # Not by a write: selective checkpointing refuses to save a tensor that is then written.
+    dtype, pairs = torch.float64 if use_float64 else torch.float32, of_units.layout.num_pairs
+    units = torch.cat([make(pairs, dtype=dtype, device=device) for make in (torch.ones, torch.zeros)])
+    if of_units.derived.lost is not None:
+        units = units + 0.0 * of_units.derived.lost.to(dtype).repeat(2)
+    shape = values.shape if of_units.coordinates is None else values.shape[:-1]
+    y = rotate(units.expand(*shape, -1), Positions(values, of_units), -2, None, True)  # checked
+    return y if y is NotImplemented else y.chunk(2, -1)
+
+
 def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan:
     """Return the plan of frequencies in a tensor, plus its plan's, without waiting for the device."""
     plan, inv_freq = source.plan, source.inv_freq

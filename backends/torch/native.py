@@ -10,11 +10,12 @@ from rope_array._array_api.source import Call, Positions, Source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
+from rope_array._spec.plan import Plan
 
 from . import _compiled, _eager, triton
 from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import PLAIN_TYPES, is_recorded
+from ._library import LIBRARY, PLAIN_TYPES, is_recorded
 
 name = "native"
 accepts_outs = True
@@ -56,7 +57,7 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
 
 
 def try_fast_tables(source: Positions, like: Any) -> Any:
-    """Return cos and sin at a tensor of integer positions, by exact angles; NotImplemented for other calls.
+    """Return cos and sin at a tensor of positions, by exact angles; NotImplemented for other calls.
 
     Serves plain tensors on the CPU. The kernel checks the positions, and declines where something intercepts
     PyTorch's operations.
@@ -68,20 +69,13 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
         return NotImplemented
     if inv_freq is not None or not plan.exact or plan.takes_angles or not _native.kernel.has_memory(like):
         return NotImplemented
-    of_units = plan.of_units()
-    _native.prepare(of_units)
-    key = of_units.layout.stop, _COMPUTE_DTYPES[like.dtype]
-    units = _known_units.get(key)
-    if units is None:
-        units = _eager.make_units(*key, "cpu")
-    # The bools: checked, transposed, gated.
-    tables = _eager.rotate_units(_native.kernel, units, (pos, of_units, None), False, False, True)
-    if tables is not NotImplemented:
-        _known_units[key] = units  # only here: in a mode they may be fake, and the kernel declines
-    return tables
+    return _native.fill_tables(_empty_of(_COMPUTE_DTYPES[like.dtype]), pos, plan, gated=True)
 
 
-_known_units: dict[tuple[int, Any], Any] = {}  # by width and dtype
+def _empty_of(dtype: Any) -> Any:
+    return lambda shape: [torch.empty(shape, dtype=dtype, device="cpu") for _ in range(2)]
+
+
 _COMPUTE_DTYPES = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
     torch.float64: torch.float64,
@@ -141,11 +135,15 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 def _make_tables(source: Positions, like: Any) -> Any:
     if not torch.compiler.is_compiling() and _native.kernel is not None:
-        kernel, of_array = _native.kernel, _native.plan_of_array
-        tables = _eager.make_tables_by_kernel(kernel, source, like, of_array, _native.prepare)
+        tables = _native.make_tables(source, like, LIBRARY, _fill_tables, _native.plan_of_array, like.is_cpu)
         if tables is not NotImplemented:
-            return tables
+            return tuple([table.contiguous() for table in tables])
     return _make_tables_by_array_api(source, like)
+
+
+def _fill_tables(values: Any, plan: Plan, use_float64: bool) -> Any:
+    dtype = torch.float64 if use_float64 else torch.float32
+    return _native.fill_tables(_empty_of(dtype), _readable(values, values.dtype), plan)
 
 
 def _readable(tensor: Any, dtype: Any) -> Any:

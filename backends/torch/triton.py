@@ -23,7 +23,7 @@ from rope_array._internals import internal
 from . import _eager
 from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import is_lazy, is_recorded
+from ._library import LIBRARY, is_lazy, is_recorded
 
 name = "triton"
 accepts_outs = True
@@ -168,7 +168,8 @@ def make_tables(source: Positions, like: Any) -> Any:
 def _make_tables(source: Positions, like: Any) -> Any:
     if decline_reason((like,), source) is None:
         kernel = load_kernel()
-        tables = _eager.make_tables_by_kernel(kernel, source, like, kernel.plan_of_array)
+        run = partial(kernel.make_tables, like.device)
+        tables = _native.make_tables(source, like, LIBRARY, run, kernel.plan_of_array, like.is_cpu)
         if tables is not NotImplemented:
-            return tables
+            return tuple([table.contiguous() for table in tables])
     return _make_tables_by_array_api(source, like)
