@@ -113,7 +113,7 @@ def check_quadrants(text: str, dtype: str) -> None:
 
 
 def check_fractions(text: str) -> None:
-    """Check the sum with the angle of a fraction, and that adding a number rounds it to quarters of a turn."""
+    """Check the sum with the angle of a fraction, and that it is rounded to quarters of a turn."""
     lines = (
         "constexpr Real ROUNDER = static_cast<Real>(sizeof(Real) == 4 ? 0x1.8p24 : 0x1.8p53);",
         "u = u + eighths; const Reals sum = u + ROUNDER; u = u - (sum - ROUNDER); return sum;",

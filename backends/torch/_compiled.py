@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from rope_array import _dynamo
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.out import check_outs
+from rope_array._array_api.position_input import split_floats
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends import _native
@@ -89,17 +90,25 @@ def _is_one_call_in_place(call: Call, outs: tuple[Any, ...]) -> bool:
 
 
 def _read_source(call: Call, use_float64: bool) -> Source:
-    """Return a source of int64 positions or of tables in the compute dtype."""
+    """Return a source of positions, int64 or floats, or of tables in the compute dtype."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
         return Tables(*cast_tables(source, use_float64, ops), source.layout)
-    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
-    if source.plan.exact and fraction is None:
-        return Positions(ops.cast(integers, torch.int64), source.plan)
-    return Tables(*cos_sin(integers, fraction, source.plan, use_float64, ops), source.layout)
+    values, _ = call.pos.read(call.lib, ops, any(call.float64), split=False)
+    if not values.dtype.is_floating_point and source.plan.exact:
+        return Positions(ops.cast(values, torch.int64), source.plan)
+    if _takes_fractions(source.plan):
+        return Positions(values, source.plan)
+    tables = cos_sin(*split_floats(values, ops), source.plan, use_float64, ops)
+    return Tables(*tables, source.layout)
 
 
-# ---- the rotation of tensors of one compute dtype, by int64 positions or by tables of that dtype ----
+@_dynamo.traced_constant
+def _takes_fractions(plan: Plan) -> bool:
+    return plan.takes_fractions
+
+
+# ---- the rotation of tensors of one compute dtype, by positions or by tables of that dtype ----
 
 
 def _rotate_unrecorded(

@@ -113,7 +113,7 @@ def rotate_by_operations(
     transposed: bool,
     stored: Callable[[Any], Any] = lambda table: table,
 ) -> tuple[Any, ...]:
-    """Rotate arrays of one compute dtype by integer positions, or by tables of that dtype.
+    """Rotate arrays of one compute dtype by positions, or by tables of that dtype.
 
     `transposed`: rotate by the adjoint. Tables that are made here pass through `stored`.
     """
@@ -121,8 +121,8 @@ def rotate_by_operations(
     ops.xp = _XPWithTorchCat()
     if not isinstance(source, Tables):
         use_float64 = computes_in_float64(xs[0])
-        pos, _ = parse(source.values, xs[0], LIBRARY).read(LIBRARY, ops, use_float64)
-        cos, sin = cos_sin(pos, None, source.plan, use_float64, ops)
+        pos, fraction = parse(source.values, xs[0], LIBRARY).read(LIBRARY, ops, use_float64)
+        cos, sin = cos_sin(pos, fraction, source.plan, use_float64, ops)
         source = Tables(stored(cos), stored(sin), source.layout)
     return rotate_by_tables(xs, adjoint(source) if transposed else source, seq_axis, ops)
 

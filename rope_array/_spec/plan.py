@@ -236,7 +236,10 @@ class Plan:
         A kernel rounds a sum of angles to quarters of a turn by adding 1.5·2^24 eighths to it. That is
         exact for fewer than 2^22 quarters.
         """
-        return self.exact and all([abs(eighths) < 2**22 for eighths in self.eighth_turns.values])
+        if self.derived.takes_fractions is None:
+            small = all([abs(eighths) < 2**22 for eighths in self.eighth_turns.values])
+            self.derived.takes_fractions = self.exact and small
+        return self.derived.takes_fractions
 
     def __dask_tokenize__(self) -> str:
         """Return a text by which dask names results: equal plans have equal texts, in every process."""
@@ -328,11 +331,13 @@ class Derived:
         The plan that `Plan.of_units` returns.
     on_devices
         The numbers of `_gpu.plan_rows` in the memory of each GPU that has used them, by device.
+    takes_fractions
+        The value of `Plan.takes_fractions`.
     lost
         Of a `TurnsPlan` that a device has computed: NaN for each pair whose frequency is no finite number.
     """
 
-    __slots__ = ("kernel", "lost", "on_devices", "text", "token", "units")
+    __slots__ = ("kernel", "lost", "on_devices", "takes_fractions", "text", "token", "units")
 
     def __init__(self) -> None:
         self.kernel: Any = None
@@ -340,6 +345,7 @@ class Derived:
         self.token: str | None = None
         self.units: Plan | None = None
         self.on_devices: dict[Any, Any] = {}
+        self.takes_fractions: bool | None = None
         self.lost: Any = None
 
 
