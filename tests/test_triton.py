@@ -180,6 +180,22 @@ def test_tensors_of_other_devices_are_handed_to_this_backend(monkeypatch):
     assert ROPE.apply(torch.ones(2, 16), 3).shape == (2, 16)
 
 
+def test_float_positions_are_read_by_the_kernel():
+    """But for frequencies that are too large for its rounding, and for other angles: tables."""
+    launches = triton.load_kernel()._launches
+    floats, far = torch.tensor([torch.nan, -2.5, 2**24 - 1, -(2.0**40), 1e-42]), (1e8,) * 8
+    for pos, fields, kind in (
+        *((floats.to(dtype), {}, _gpu.Kind.POSITIONS) for dtype in (torch.float32, torch.float64)),
+        *((POS / 3, fields, _gpu.Kind.TABLES) for fields in ({"inv_freq": far}, {"angles": "float32"})),
+    ):
+        launches.clear()
+        assert_same_bits(normal(2, 5, 16), pos, ra.RoPE(16, **fields))
+        assert [launch.source_kind for (launch,) in launches.values()] == [kind]
+    x = normal(2, 16)
+    y = ROPE.apply(x, torch.tensor([1e30, -1e19]), backend="triton")
+    torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
+
+
 # ---- gradients, and the gate ----
 
 

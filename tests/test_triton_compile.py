@@ -48,8 +48,8 @@ def q_and_k(dtype, heads=(32, 8), head_dim=128, tokens_first=True):
 def source_of(fields, source_kind="positions", dtype="bfloat16", head_dim=128):
     plan = ra.RoPE(head_dim, **fields)._plan
     if source_kind != "tables":
-        spaced = range(5, 5 + TOKENS)
-        return Positions(spaced if source_kind == "range" else torch.empty(TOKENS, dtype=torch.int64), plan)
+        tensor = torch.empty(TOKENS, dtype=DTYPES.get(source_kind, torch.int64))
+        return Positions(range(5, 5 + TOKENS) if source_kind == "range" else tensor, plan)
     real = torch.float64 if dtype == "float64" else torch.float32
     table = torch.empty((TOKENS, plan.layout.num_pairs), dtype=real)
     return Tables(table, table, plan.layout)
@@ -113,6 +113,8 @@ MORE = {
     "a slice": {"fields": {"rotary_dim": 64, "rotary_start": 32}},
     "an amplitude": {"fields": {"attention_factor": 1.3}},
     "a range": {"source_kind": "range"},
+    "float32 positions": {"source_kind": "float32"},
+    "float64 positions": {"source_kind": "float64"},
     # An exact angle for each pair still fits on an H100; reading tables would double the bytes.
     "one head": {"heads": (1, 0)},
 }

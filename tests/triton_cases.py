@@ -88,6 +88,8 @@ FIELDS = {
     "interleaved slice": {"rotary_dim": 6, "rotary_start": 3},
 }
 HALF = FIELDS["half"]
+# A fraction of a position is several quarters of a turn.
+FAST = {**FIELDS["amplitude"], "inv_freq": (300.0, 40.0, 20.0, 7.0, 3.0, 1.0, 0.5, 0.01)}
 
 
 def _of_fields():
@@ -109,6 +111,9 @@ def _of_positions():
     for name in ("float32", "float64"):
         yield f"{name} at the ends of int32", GPUCall(_qk(name), ends.to(torch.int32), HALF)
         yield f"{name} beyond int32", GPUCall(_qk(name), ends * 2**20 + 12345, HALF)
+        for pos_name in ("float32", "float64"):
+            floats = torch.tensor([0.5, -2.5, 2**22 + 0.5, -3.14e8, 77.3], dtype=FLOATS[pos_name])
+            yield f"{name} at {pos_name} positions", GPUCall(_qk(name), floats, FAST)
     yield "a range", GPUCall(_qk(), range(10**9, 10**9 - 15, -3), HALF)
     yield "tables of a range", GPUCall(_qk("float64"), range(-2, 3), HALF, by_tables=True)
     yield "tables of one position", GPUCall(_qk(), 7, HALF, by_tables=True)
@@ -126,6 +131,8 @@ def _of_positions():
             yield f"{name}, {pairing}", GPUCall(_qk(), _random_positions(2, 5, count), fields)
     strided = _random_positions(3, 5, 2).permute(1, 2, 0)[:, 0]
     yield "strided coordinates", GPUCall(_qk(), strided, {"pairing": "half", "axes": several})
+    fields = {**FIELDS["slice"], "axes": {"coordinates": (0, 1, None, 2)}}
+    yield "strided floats", GPUCall(_qk(), strided / 7e3, fields, inverse=True)
 
 
 def _of_shapes():

@@ -51,6 +51,18 @@ KERNEL = {
             "numbers.to(tl.int32), words, pair, PAIRS, REAL)\n        if",
         )
     ],
+    "float32 at float32 positions": [
+        ("(x + shift) - shift", "tl.floor(x + 0.5)"),
+        ("tl.where(x < 0, -unit, unit)", "unit"),
+        ("(quarters << 30)", "(quarters << 31)"),
+    ],
+    "float32 at float64 positions": [("u = u.to(tl.float64)", "pass")],
+    "float64 at float64 positions": [("quarters << 62", "quarters << 61")],
+    "strided floats": [("words + 5 * PAIRS + pair", "words + 5 * PAIRS + pair * 0")],
+    "test_float_positions_are_read_by_the_kernel": [
+        ("tl.where(tl.abs(x) < unit, (x + shift) - shift, x)", "(x + shift) - shift"),
+        ("tl.where(tl.abs(nearest) < 2.0**63, nearest, -(2.0**63))", "nearest"),
+    ],
     "test_out_elsewhere": [("token * y_seq", "token * x_seq")],
     "test_rows_beyond_32_bits_of_elements": [
         ("(head * x_head)[None", "(head * x_head).to(tl.int32)[None"),
@@ -89,6 +101,9 @@ LAUNCH = {
         ("(*rows.x, *rows.y, rows.x_offset, rows.y_offset)", "rows.x")
     ],
     "test_gradients_of_positions": [("layout = layout.transposed(layout.amplitude)", "pass")],
+    "test_float_positions_are_read_by_the_kernel": [
+        ("values.dtype.is_floating_point and not plan.takes_fractions", "False")
+    ],
     "arrays of other ranks": [
         ("return [rows.tokens for *_, rows in first] == [rows.tokens for *_, rows in second]", "return True")
     ],

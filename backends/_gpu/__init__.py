@@ -31,7 +31,7 @@ class Kind(IntEnum):
     """How a kernel gets the angles of a token."""
 
     SPACED = 0  # positions: start + outer index · outer stride + seq index · seq stride, in 64 bits
-    POSITIONS = 1  # positions: integers in memory
+    POSITIONS = 1  # positions: integers or floats in memory
     TABLES = 2  # cos and sin in memory, in the compute dtype, the pairs contiguous
 
 
@@ -247,16 +247,22 @@ def plan_rows(plan: Plan) -> list[list[int]]:
     rows 1, 2   the upper 64 and the lower 32 bits of ω/2π in units of 2^-96
     row 3       the coordinate that drives the pair
     row 4       the bits of the amplitude as float64
+    row 5       the bits of ω in eighths of a turn as float64, for fractions of positions
     """
     count = plan.layout.num_pairs
     upper, lower = plan.turns_q96
     coordinates = plan.coordinates.of_pairs.values if plan.coordinates else (0,) * count
-    amplitudes = (bits_of_amplitude(plan),) * count
-    return [[*row] for row in (plan.turns_q64.values, upper.values, lower.values, coordinates, amplitudes)]
+    amplitudes, eighths = (bits_of_amplitude(plan),) * count, map(_bits, plan.eighth_turns.values)
+    rows = (plan.turns_q64.values, upper.values, lower.values, coordinates, amplitudes, eighths)
+    return [[*row] for row in rows]
 
 
 def bits_of_amplitude(plan: Plan) -> int:
     """Return the bits of a plan's amplitude as float64."""
-    amplitude = 1.0 if plan.layout.amplitude is None else plan.layout.amplitude
-    (bits,) = struct.unpack("<q", struct.pack("<d", amplitude))
+    return _bits(1.0 if plan.layout.amplitude is None else plan.layout.amplitude)
+
+
+def _bits(number: float) -> int:
+    """Return the bits of a float64."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
     return int(bits)

@@ -44,7 +44,7 @@ _NUMBERS = [
 @triton.jit(do_not_specialize=_NUMBERS)
 def rotate_rows(
     x0, y0, x1, y1,
-    first,  # positions, or cos
+    first,  # positions, integers or floats, or cos
     second,  # sin
     words,  # the plan's constants, of rope_array._backends._gpu.plan_rows
     position: tl.int64,  # of the first token, if positions are spaced
@@ -103,9 +103,9 @@ def rotate_rows(
             at = first + (outer * first_outer + token * first_seq)[:, None]  # SOURCE_UNIT is 1
             if COORDINATES:
                 driver = tl.load(words + 3 * PAIRS + pair, pair < PAIRS, other=0)
-                numbers = tl.load(at + driver[None, :] * coordinate_stride, present).to(tl.int64)
+                numbers = tl.load(at + driver[None, :] * coordinate_stride, present)
             else:
-                numbers = tl.load(at, (token < seq)[:, None]).to(tl.int64)
+                numbers = tl.load(at, (token < seq)[:, None])
         cos, sin = _cos_sin(numbers, words, pair, PAIRS, REAL)
         if SCALED:
             amplitude = tl.load(words + 4 * PAIRS).to(tl.float64, bitcast=True).to(REAL)
@@ -130,13 +130,17 @@ def rotate_rows(
 
 
 @triton.jit
-def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
-    """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers.
+def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
+    """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers or floats.
 
     Valid for int64 positions. Max error at int32 positions: 9.5e-8 (float32), 1.7e-16 (float64). At int64
     positions 2π · |position| · 2^-65 (2^-97) is added. _native/cos_sin.h has figures of phase and quadrant.
     """
     mask = pair < PAIRS
+    if positions.dtype.is_floating():
+        numbers, fraction = _split(positions)
+    else:
+        numbers = positions.to(tl.int64)
     if REAL == tl.float64:  # noqa: SIM300 (Triton 3.3 compares a constant with a dtype, not the reverse)
         upper = tl.load(words + PAIRS + pair, mask, other=0)[None, :]
         lower = tl.load(words + 2 * PAIRS + pair, mask, other=0)[None, :]
@@ -144,10 +148,13 @@ def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         carry = ((numbers & 0xFFFFFFFF) * lower).to(tl.uint64) >> 32
         phase = numbers * upper + (numbers >> 32) * lower + carry.to(tl.int64)
         u = (phase << 2).to(tl.float64) * 1.0842021724855044e-19  # 2^-63
+        quadrant = phase + (1 << 61)
+        if positions.dtype.is_floating():
+            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS)
+            quadrant += quarters << 62
         z = u * u
         cos = (((((z * E7 + E6) * z + E5) * z + E4) * z + E3) * z + E2) * z + E1
         sin = (((((z * D6 + D5) * z + D4) * z + D3) * z + D2) * z + D1) * z + D0
-        quadrant = phase + (1 << 61)
         odd = (quadrant & (1 << 62)) != 0
         cos, sin = cos * z + 1.0, u * sin
         sign: tl.constexpr = -(1 << 63)
@@ -157,10 +164,13 @@ def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         turns = tl.load(words + pair, mask, other=0)[None, :]
         phase = ((numbers * turns) >> 32).to(tl.int32)  # position · F mod 2^64, its upper half
         u = (phase << 2).to(tl.float32) * 4.656612873077393e-10  # 2^-31
+        quadrant = phase + (1 << 29)
+        if positions.dtype.is_floating():
+            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS)
+            u, quadrant = u.to(tl.float32), quadrant + (quarters << 30).to(tl.int32)
         z = u * u
         cos = ((z * C4 + C3) * z + C2) * z + C1
         sin = ((z * S3 + S2) * z + S1) * z + S0
-        quadrant = phase + (1 << 29)
         odd = (quadrant & (1 << 30)) != 0
         cos, sin = cos * z + 1.0, u * sin
         sign: tl.constexpr = -(1 << 31)
@@ -172,6 +182,34 @@ def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
     cos = (cos.to(word, bitcast=True) ^ cos_sign).to(REAL, bitcast=True)
     sin = (sin.to(word, bitcast=True) ^ (quadrant & sign)).to(REAL, bitcast=True)
     return cos, sin
+
+
+@triton.jit
+def _split(x):
+    """Split floats into the nearest integers, ties to even, and the rest, which is exact."""
+    unit: tl.constexpr = 2.0**52 if x.dtype == tl.float64 else 2.0**23
+    shift = tl.where(x < 0, -unit, unit)  # a sum with it is rounded to an integer
+    nearest = tl.where(tl.abs(x) < unit, (x + shift) - shift, x)  # larger floats are integers
+    # The conversion of NaN and of floats beyond int64 is undefined: convert the result of x86 processors.
+    return tl.where(tl.abs(nearest) < 2.0**63, nearest, -(2.0**63)).to(tl.int64), x - nearest
+
+
+@triton.jit
+def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
+    """Add the angles of fractions of positions, |f| <= 1/2, to u eighths of a turn from an axis.
+
+    Return the distance from the nearest axis, in float64 for fractions in float64, and integers: their lower
+    two bits are the quarters of a turn to that axis. Valid if `Plan.takes_fractions`.
+    """
+    eighths = tl.load(words + 5 * PAIRS + pair, pair < PAIRS, other=0).to(tl.float64, bitcast=True)[None, :]
+    if fraction.dtype == tl.float64:
+        u = u.to(tl.float64)
+    u += fraction.to(u.dtype) * eighths.to(u.dtype)
+    # A sum with 1.5·2^23, or 1.5·2^52, is rounded to an integer; its lower bits are the integer's.
+    unit: tl.constexpr = 1.5 * 2.0**52 if u.dtype == tl.float64 else 1.5 * 2.0**23
+    word: tl.constexpr = tl.int64 if u.dtype == tl.float64 else tl.int32
+    rounded = u * 0.5 + unit
+    return u - 2.0 * (rounded - unit), rounded.to(word, bitcast=True)
 
 
 @triton.jit

@@ -27,8 +27,8 @@ from ._triton_kernel import rotate_rows
 transposes_tables = True
 interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
-_INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_POSITIONS = (torch.int64, torch.int32, torch.float32, torch.float64)
 _LIMIT = 1024  # keys in the cache of launches
 # The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
 # an H200.
@@ -61,7 +61,7 @@ _launches: dict[Any, list[TritonLaunch]] = {}
 def rotate(
     x: Any, source: Source, seq_axis: Any, out: Any, checked: bool = False, transposed: bool = False
 ) -> Any:
-    """Rotate plain tensors of one compute dtype, by exact angles of integer positions or by tables.
+    """Rotate plain tensors of one compute dtype, by exact angles of positions or by tables.
 
     Return NotImplemented for other calls, and for a call that is not `checked` and has a new key.
     """
@@ -135,7 +135,9 @@ def _positions_key(source: Positions, device: Any) -> Any:
         return None
     coordinates = plan.coordinates and plan.coordinates.number
     if isinstance(values, torch.Tensor):
-        tensor_key = _tensor_key(values, device, _INTEGERS)
+        if values.dtype.is_floating_point and not plan.takes_fractions:
+            return None
+        tensor_key = _tensor_key(values, device, _POSITIONS)
         return tensor_key and (tensor_key, plan.layout, coordinates)
     if coordinates is not None or not _gpu.is_spaced(values):
         return None
