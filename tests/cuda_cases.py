@@ -149,9 +149,29 @@ def other_angles(kernel):
     floats = np.linspace(-9, 9, 10, dtype="f4").reshape(2, 5)
     for pos in (2.5, [0.5, 1, 2, 3, 1e6], floats, floats[0]):
         check(RoPE(16, attention_factor=1.1), x, pos)
-    check(RoPE(16, pairing="half", angles="float32"), x, np.arange(1000, 1005))
+    kernel.launches.clear()
+    # Float positions become tables if the kernel cannot round the fractions of turns.
+    for fields in ({"angles": "float32"}, {"inv_freq": (1e8,) * 8}):
+        for pos in (np.arange(1000, 1005), floats):
+            check(RoPE(16, pairing="half", **fields), x, pos)
+    assert {launch[2] for launch in kernel.launches} == {"rope::Int"}
     for dtype in ("int8", "int16", "uint8", "uint16", "uint32"):
         check(RoPE(16), x, np.arange(100, 105).astype(dtype), dtype)
+
+
+@of_each_dtype
+def float_positions(kernel, dtype):
+    """Halves, NaN, a number that a sum with 2^23 would round, large numbers; several turns in a fraction."""
+    several = np.random.default_rng(4).normal(0, 1e5, (2, 5, 3))
+    calls = [(rope, several) for rope in SEVERAL.values()]
+    fast = RoPE(16, inv_freq=(300.0, 40.0, 20.0, 7.0, 3.0, 1.0, 0.5, 0.01), pairing="half")
+    for rope in (fast, *(SPECS[name] for name in ("half to interleaved", "offset slice", "amplitude"))):
+        calls.append((rope, np.array([0.5, -2.5, np.nan, 2**24 - 1, -(2.0**40)])))
+    for number, pos_dtype in (("float", "f4"), ("double", "f8")):
+        kernel.launches.clear()
+        for rope, pos in calls:
+            check(rope, normal((2, 3, 5, rope.head_dim), dtype), pos.astype(pos_dtype), rope)
+        assert {launch[2] for launch in kernel.launches} == {number}
 
 
 def padded(table):

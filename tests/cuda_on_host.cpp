@@ -1,8 +1,8 @@
 // backends/cupy/rotate.cu compiled for the CPU: each thread of each block runs in turn, which is right because the
 // kernel has no barrier and no shared memory. tests/fake_cupy.py calls launch().
 //
-// ONLY is the one dtype to compile: 64, 32 and 16 for floats of that many bits, 8 for bfloat16. ONLY_TABLES, if defined,
-// says whether angles come from tables.
+// ONLY is the one dtype to compile: 64, 32 and 16 for floats of that many bits, 8 for bfloat16. ONLY_SOURCE, if defined,
+// is 't' for tables, 'f' for float positions, or 'i' for integers.
 #include <cstdint>
 #include <cstring>
 
@@ -29,19 +29,29 @@ namespace {
 
 using Kernel = void (*)(const rope::Call);
 
-template <class T, bool wide, bool reads_half, bool writes_half, bool from_tables>
+template <class T, class Number, bool wide, bool reads_half, bool writes_half, bool from_tables>
 Kernel kernel() {
-#if defined(ONLY_TABLES)
-    if constexpr (from_tables != ONLY_TABLES)
-        return nullptr;
-    else
+    constexpr bool floats = Number(1) / 2 != 0;
+#if defined(ONLY_SOURCE)
+    constexpr bool compiled = ONLY_SOURCE == (from_tables ? 't' : floats ? 'f' : 'i');
+#else
+    constexpr bool compiled = true;
 #endif
-        return rope::rotate<T, wide, reads_half, writes_half, from_tables>;
+    if constexpr (compiled && !(from_tables && floats))
+        return rope::rotate<T, wide, reads_half, writes_half, from_tables, Number>;
+    else
+        return nullptr;
 }
 
-template <class T, bool... flags, class... More>
+template <class T, class Number, bool... flags, class... More>
 Kernel kernel(bool flag, More... more) {
-    return flag ? kernel<T, flags..., true>(more...) : kernel<T, flags..., false>(more...);
+    return flag ? kernel<T, Number, flags..., true>(more...) : kernel<T, Number, flags..., false>(more...);
+}
+
+template <class T, class... Flags>
+Kernel kernel_at(char number, Flags... flags) {
+    if (number == 'f') return kernel<T, float>(flags...);
+    return number == 'd' ? kernel<T, double>(flags...) : kernel<T, rope::Int>(flags...);
 }
 
 }  // namespace
@@ -62,21 +72,21 @@ extern "C" void narrow_bfloat16(const float* from, uint32_t* to, int64_t count) 
 }
 
 // Return 0; 1 if no kernel has the name, 2 after a misaligned access.
-extern "C" int launch(int dtype, bool wide, bool reads_half, bool writes_half, bool from_tables,
+extern "C" int launch(int dtype, char number, bool wide, bool reads_half, bool writes_half, bool from_tables,
                        const unsigned int* grid, const unsigned int* block, const rope::Call* call) {
     Kernel run;
     switch (dtype) {
 #if !defined(ONLY) || ONLY == 64
-        case 64: run = kernel<rope::Float64>(wide, reads_half, writes_half, from_tables); break;
+        case 64: run = kernel_at<rope::Float64>(number, wide, reads_half, writes_half, from_tables); break;
 #endif
 #if !defined(ONLY) || ONLY == 32
-        case 32: run = kernel<rope::Float32>(wide, reads_half, writes_half, from_tables); break;
+        case 32: run = kernel_at<rope::Float32>(number, wide, reads_half, writes_half, from_tables); break;
 #endif
 #if !defined(ONLY) || ONLY == 16
-        case 16: run = kernel<rope::Float16>(wide, reads_half, writes_half, from_tables); break;
+        case 16: run = kernel_at<rope::Float16>(number, wide, reads_half, writes_half, from_tables); break;
 #endif
 #if !defined(ONLY) || ONLY == 8
-        case 8: run = kernel<rope::BFloat16>(wide, reads_half, writes_half, from_tables); break;
+        case 8: run = kernel_at<rope::BFloat16>(number, wide, reads_half, writes_half, from_tables); break;
 #endif
         default: return 1;
     }

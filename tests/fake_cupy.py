@@ -124,18 +124,20 @@ class KernelLibrary:
         self.launches = []
 
     def launch(self, name, grid, block, arguments):
-        pattern = r"rope::rotate<rope::(\w+), (\w+), (\w+), (\w+), (\w+)>"
-        dtype, *flags = re.fullmatch(pattern, name).groups()
+        pattern = r"rope::rotate<rope::(\w+), (\w+), (\w+), (\w+), (\w+), ([\w:]+)>"
+        dtype, *flags, number = re.fullmatch(pattern, name).groups()
         functions = self.functions[DTYPES[dtype]]
         assert arguments.size == 1  # others are refused by CuPy
         assert arguments.nbytes == functions.size_of_call()
         assert np.prod(block) <= 128
         assert block[2] <= 64
         assert grid[1] < 2**16
-        self.launches.append((dtype, flags[0] == "true", grid, block, Device().id))
+        self.launches.append((dtype, flags[0] == "true", number, grid, block, Device().id))
         sizes = (ctypes.c_uint * 3)(*grid, 1), (ctypes.c_uint * 3)(*block)
         flags = [ctypes.c_bool(flag == "true") for flag in flags]
-        fault = functions.launch(DTYPES[dtype], *flags, *sizes, ctypes.c_void_p(arguments.ctypes.data))
+        number_type = ctypes.c_char(number[0].encode())
+        address = ctypes.c_void_p(arguments.ctypes.data)
+        fault = functions.launch(DTYPES[dtype], number_type, *flags, *sizes, address)
         assert not fault, {1: f"no kernel {name}", 2: "an access of 16 bytes at another address"}[fault]
 
     def narrow(self, numbers, dtype):

@@ -26,7 +26,8 @@ BOTH = (True, False)
 MANY = [(dtype, (True, half, half, tables)) for dtype in ITEMSIZE for half in BOTH for tables in BOTH]
 MIXED = [("bfloat16", (True, half, not half, False)) for half in BOTH]
 NARROW = [(dtype, (False, True, True, False)) for dtype in ITEMSIZE]
-KERNELS = {_launch.kernel_name(*kernel): kernel for kernel in [*MANY, *MIXED, *NARROW]}
+FLOATS = [("bfloat16", (True, half, half, False), number) for half in BOTH for number in ("float", "double")]
+KERNELS = {_launch.kernel_name(*kernel): kernel for kernel in [*MANY, *MIXED, *NARROW, *FLOATS]}
 
 
 def disassemble(option, path):
@@ -92,7 +93,7 @@ def pairs_of_thread(dtype, flags):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_machine_code(arch, name, folder):
     """Registers do not spill, accesses are wide, nothing is fused, and instructions fit in the budget."""
-    (dtype, flags), (code, used) = KERNELS[name], compiled(arch, folder)[name]
+    (dtype, flags, *_), (code, used) = KERNELS[name], compiled(arch, folder)[name]
     assert not re.search(r"LDL|STL|DFMA", " ".join(code.values()))
     assert "STACK:0 " in used
     assert "LOCAL:0 " in used

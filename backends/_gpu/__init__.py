@@ -14,14 +14,13 @@ and of the positions:
 No array library is imported: shapes and strides are plain integers.
 """
 
-import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import product
 from typing import Any, NamedTuple
 
 from rope_array._errors import BackendError
-from rope_array._spec.plan import Plan
+from rope_array._spec.plan import Plan, bits_of_floats
 from rope_array._spec.shape_rule import paired_axes
 
 Ints = tuple[int, ...]
@@ -252,17 +251,12 @@ def plan_rows(plan: Plan) -> list[list[int]]:
     count = plan.layout.num_pairs
     upper, lower = plan.turns_q96
     coordinates = plan.coordinates.of_pairs.values if plan.coordinates else (0,) * count
-    amplitudes, eighths = (bits_of_amplitude(plan),) * count, map(_bits, plan.eighth_turns.values)
+    amplitudes, eighths = (bits_of_amplitude(plan),) * count, bits_of_floats(plan.eighth_turns.values)
     rows = (plan.turns_q64.values, upper.values, lower.values, coordinates, amplitudes, eighths)
     return [[*row] for row in rows]
 
 
 def bits_of_amplitude(plan: Plan) -> int:
     """Return the bits of a plan's amplitude as float64."""
-    return _bits(1.0 if plan.layout.amplitude is None else plan.layout.amplitude)
-
-
-def _bits(number: float) -> int:
-    """Return the bits of a float64."""
-    (bits,) = struct.unpack("<q", struct.pack("<d", number))
-    return int(bits)
+    (bits,) = bits_of_floats([1.0 if plan.layout.amplitude is None else plan.layout.amplitude])
+    return bits

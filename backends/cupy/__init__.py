@@ -1,4 +1,4 @@
-"""CuPy by one CUDA kernel, which computes exact angles of integer positions; other sources become tables."""
+"""CuPy by one CUDA kernel, which computes exact angles of positions; other sources become tables."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -73,15 +73,16 @@ def _sources(call: Call) -> Callable[[bool], Angles]:
         first = values.start if isinstance(values, range) else values
         spaced = Angles(view_spaced(values), (), first, plan)
         return lambda use_float64: spaced
-    integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
+    integers, fraction = call.pos.read(call.lib, ops, any(call.float64), split=not plan.takes_fractions)
     if plan.exact and fraction is None:
         return partial(_of_positions, integers, plan)
     return lambda use_float64: _of_tables(*cos_sin(integers, fraction, plan, use_float64, ops))
 
 
 def _of_positions(pos: Any, plan: Plan, use_float64: bool = False) -> Angles:
-    if pos.dtype.name not in ("int32", "int64") or not _launch.is_aligned(pos):
-        pos = pos.astype("int64")
+    dtype = pos.dtype.name if pos.dtype.name in ("int32", "float32", "float64") else "int64"
+    if pos.dtype.name != dtype or not _launch.is_aligned(pos):
+        pos = pos.astype(dtype)
     last = plan.coordinates is not None
     shape, steps = (pos.shape[:-1], strides(pos)[:-1]) if last else (pos.shape, strides(pos))
     return Angles(SourceView(Kind.POSITIONS, shape, (steps,)), (pos,), 0, plan)

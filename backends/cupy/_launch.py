@@ -22,6 +22,7 @@ from rope_array._spec.plan import Layout, Plan
 
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
 _SPACED, _INT32, _INT64, _TABLES = range(4)  # rotate.cu's Source
+_NUMBERS = {"float32": "float", "float64": "double"}  # rotate.cu's Number for float positions
 _ARRAY = ["x", "y", "heads", "x_outer", "x_seq", "x_head", "x_feature"]
 _ARRAY += ["y_outer", "y_seq", "y_head", "y_feature"]
 # rotate.cu's Call.
@@ -66,10 +67,11 @@ class Angles(NamedTuple):
         """Return the plain values that launches depend on."""
         memory = tuple([(array.itemsize, array.data.ptr % 16) for array in self.arrays])
         if self.plan is None:
-            return self.view, memory, None, False
+            return self.view, memory, None, False, None
         has_coordinates = self.plan.coordinates is not None
         coordinate = strides(self.arrays[0])[-1] if has_coordinates else None
-        return self.view, memory, coordinate, self.plan.layout.amplitude not in (None, 1.0)
+        number = _NUMBERS.get(self.arrays[0].dtype.name) if self.arrays else None
+        return self.view, memory, coordinate, self.plan.layout.amplitude not in (None, 1.0), number
 
 
 class _Piece(NamedTuple):
@@ -217,11 +219,11 @@ def _make_launch(
     for member, number in members.items():
         call[member] = number
     flags = (is_wide, reads_half, writes_half, source[0].kind == Kind.TABLES)
-    return _Launch(kernel_name(dtype, flags), grid, block, call, pieces)
+    return _Launch(kernel_name(dtype, flags, source[-1]), grid, block, call, pieces)
 
 
 def _source_members(source: tuple[Any, ...], rows: Rows) -> dict[str, int]:
-    view, memory, coordinate, scaled = source
+    view, memory, coordinate, scaled, _ = source
     if view.kind == Kind.TABLES:
         (cos_outer, cos_seq), (sin_outer, sin_seq) = rows.source
         members = {"cos_outer": cos_outer, "cos_seq": cos_seq, "sin_outer": sin_outer, "sin_seq": sin_seq}
@@ -275,9 +277,13 @@ def _signed64(number: int) -> int:
 # ---- the kernel ----
 
 
-def kernel_name(dtype: str, flags: tuple[bool, bool, bool, bool]) -> str:
-    """Return the C++ name of an instance: wide accesses, half pairing in and out, angles from tables."""
-    return f"rope::rotate<rope::{_DTYPES[dtype]}, {', '.join(str(flag).lower() for flag in flags)}>"
+def kernel_name(dtype: str, flags: tuple[bool, bool, bool, bool], number: str | None = None) -> str:
+    """Return the C++ name of an instance: wide accesses, half pairing in and out, angles from tables.
+
+    `number` is the type of float positions in C++.
+    """
+    arguments = [f"rope::{_DTYPES[dtype]}", *(str(flag).lower() for flag in flags), number or "rope::Int"]
+    return f"rope::rotate<{', '.join(arguments)}>"
 
 
 # CUDA 12.1 takes lambdas in device functions for code of the host without the last of these.

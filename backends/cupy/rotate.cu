@@ -13,7 +13,7 @@
 //     threadIdx.y                                                   tokens: outer · seq + index along seq
 //     threadIdx.z                                                   chunks of heads_per_thread heads
 //
-// Serves float16, bfloat16, float32 and float64, any strides of aligned elements, int32 and int64 positions.
+// Serves float16, bfloat16, float32 and float64, any strides of aligned elements, positions of 32 and 64 bits.
 // The bits, and with them the errors (the contract in docs/numerics.md), equal the array-api backend's.
 //
 // Compile with --fmad=false: see cos_sin() in cos_sin.h.
@@ -46,7 +46,7 @@ struct Call {
     Int head_dim, start, num_pairs, pairs_per_block, copies;
     Int source;
     Int first, outer_step, seq_step;  // SPACED: the position of token (0, 0), and steps modulo 2^64
-    const void* positions;            // INT32, INT64
+    const void* positions;            // INT32, INT64, or floats
     Int pos_outer, pos_seq, pos_coordinate;
     const void *cos, *sin;  // TABLES, in the compute dtype; the pairs of a token are contiguous
     Int cos_outer, cos_seq, sin_outer, sin_seq;
@@ -264,13 +264,29 @@ struct Place {
     Int outer, seq, first;
 };
 
-ROPE_INLINE Word64 position_of(const Call& call, const Place& place, Int pair) {
+ROPE_INLINE Int index_of(const Call& call, const Place& place, Int pair) {
+    const Int at = place.outer * call.pos_outer + place.seq * call.pos_seq;
+    return call.has_coordinates ? at + call.words[3 * call.num_pairs + pair] * call.pos_coordinate : at;
+}
+
+ROPE_INLINE Word64 position_of(const Call& call, const Place& place, Int pair, Int&) {
     const Word64 outer = place.outer, seq = place.seq;
     if (call.source == SPACED) return call.first + outer * call.outer_step + seq * call.seq_step;
-    Int at = place.outer * call.pos_outer + place.seq * call.pos_seq;
-    if (call.has_coordinates) at += call.words[3 * call.num_pairs + pair] * call.pos_coordinate;
+    const Int at = index_of(call, place, pair);
     if (call.source == INT32) return static_cast<Int>(static_cast<const int*>(call.positions)[at]);
     return static_cast<const Int*>(call.positions)[at];
+}
+
+// Split a float: return the nearest integer, ties to even, and set the rest, which is exact.
+template <class Real>
+ROPE_INLINE Word64 position_of(const Call& call, const Place& place, Int pair, Real& fraction) {
+    constexpr Real UNIT = sizeof(Real) == 4 ? 0x1p23 : 0x1p52;  // larger floats are integers
+    const Real x = static_cast<const Real*>(call.positions)[index_of(call, place, pair)];
+    const Real size = x < 0 ? -x : x, shift = x < 0 ? -UNIT : UNIT;  // a sum with `shift` is rounded to an integer
+    const Real nearest = size < UNIT ? (x + shift) - shift : x;
+    // The conversion of NaN and of floats beyond int64 is undefined: return the result of x86 processors.
+    fraction = x - nearest;
+    return size < Real{0x1p63} ? static_cast<Word64>(static_cast<Int>(nearest)) : Word64{1} << 63;
 }
 
 ROPE_INLINE Word32 phase_of(const Call& call, Word64 position, Int pair, float) {
@@ -283,17 +299,31 @@ ROPE_INLINE Word64 phase_of(const Call& call, Word64 position, Int pair, double)
     return phase_at<Word64>(position, static_cast<Int>(position) >> 32, high, low);
 }
 
-// Compute cos and sin of PAIRS pairs from place.first on, for any int32 or int64 position: see cos_sin.h for
-// the errors.
-template <class Real, int PAIRS>
+// Add the angle of a pair at a fraction of a position, in double if the fraction or u is. Valid if Plan.takes_fractions.
+template <class Word, class Real, class Number>
+ROPE_INLINE void add_fraction(const Call& call, Number fraction, Int pair, Word& quadrant, Real& u) {
+    using Sum = decltype(fraction * u);
+    using SumWord = decltype(phase_of(call, 0, 0, Sum{}));
+    const Sum eighths = static_cast<Sum>(ScalarOps::bit_cast<double>(call.words[5 * call.num_pairs + pair]));
+    Sum sum = u;
+    const Sum quarters = add_eighths<Sum>(sum, fraction * eighths);
+    quadrant += static_cast<Word>(ScalarOps::bit_cast<SumWord>(quarters)) << (8 * sizeof(Word) - 2);
+    u = static_cast<Real>(sum);
+}
+
+// Compute cos and sin of PAIRS pairs from place.first on, for any position: see cos_sin.h for the errors.
+template <class Number, class Real, int PAIRS>
 ROPE_INLINE void compute_angles(const Call& call, const Place& place, Real (&cos)[PAIRS], Real (&sin)[PAIRS]) {
     using Word = decltype(phase_of(call, 0, 0, Real{}));
     Word quadrant[PAIRS];
     Real u[PAIRS];
-    Word64 position = position_of(call, place, place.first);
+    Number fraction{};
+    Word64 position = position_of(call, place, place.first, fraction);
     unroll<PAIRS>([&](auto i) ROPE_ALWAYS {
-        if (i && call.has_coordinates) position = position_of(call, place, place.first + i);
-        split_phase<ScalarOps, Word, Real>(phase_of(call, position, place.first + i, Real{}), quadrant[i], u[i]);
+        const Int pair = place.first + i;
+        if (i && call.has_coordinates) position = position_of(call, place, pair, fraction);
+        split_phase<ScalarOps, Word, Real>(phase_of(call, position, pair, Real{}), quadrant[i], u[i]);
+        if constexpr (Number{1} / 2 != 0) add_fraction(call, fraction, pair, quadrant[i], u[i]);  // not of integers
     });
     cos_sin<ScalarOps, Word, Real>(quadrant, u, cos, sin);
     if (!call.scaled) return;
@@ -354,7 +384,7 @@ ROPE_INLINE void for_heads(Int count, const Step& step) {
     for (; count > 0; --count) step(Index<1>{});
 }
 
-template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES, class Number>
 struct Rotation {
     using Real = typename T::Real;
     using Piece = Unit<T, WIDE>;
@@ -401,7 +431,7 @@ struct Rotation {
             read_table<Computed, WIDE>(call.cos, of_cos, cos);
             read_table<Computed, WIDE>(call.sin, of_sin, sin);
         } else {
-            compute_angles(call, place, cos, sin);
+            compute_angles<Number>(call, place, cos, sin);
         }
         if (call.transposed) unroll<PAIRS>([&](auto i) ROPE_ALWAYS { sin[i] = product(sin[i], Real{-1}); });
         const Int from = call.start + feature_of<READS_HALF>(call, place.first);
@@ -467,10 +497,11 @@ ROPE_INLINE Int quotient(Int a, Int b) {
 // threads with 64 bytes each on their way are 40 KiB, enough to keep the memory of an H100 busy.
 constexpr int MAX_THREADS = 128;
 
-// A block has threads for groups of pairs (x), tokens (y) and chunks of heads (z).
-template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
+// A block has threads for groups of pairs (x), tokens (y) and chunks of heads (z). `Number` is the type of the
+// positions: float, double, or Int for all integers, and for tables.
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES, class Number>
 __global__ void __launch_bounds__(MAX_THREADS, 5) rotate(const Call call) {
-    using Pairs = Rotation<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES>;
+    using Pairs = Rotation<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES, Number>;
     constexpr int UNIT = Unit<T, WIDE>::SIZE;
     const Int token = static_cast<Int>(blockIdx.x) * blockDim.y + threadIdx.y;
     const Int first_head = (static_cast<Int>(blockIdx.y) * blockDim.z + threadIdx.z) * call.heads_per_thread;

@@ -205,11 +205,11 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
     if fraction.dtype == tl.float64:
         u = u.to(tl.float64)
     u += fraction.to(u.dtype) * eighths.to(u.dtype)
-    # A sum with 1.5·2^23, or 1.5·2^52, is rounded to an integer; its lower bits are the integer's.
-    unit: tl.constexpr = 1.5 * 2.0**52 if u.dtype == tl.float64 else 1.5 * 2.0**23
+    # Round u / 2 to an integer, ties to even: floats around 1.5·2^24, or 1.5·2^53, are 2 apart.
+    rounder: tl.constexpr = 1.5 * 2.0**53 if u.dtype == tl.float64 else 1.5 * 2.0**24
     word: tl.constexpr = tl.int64 if u.dtype == tl.float64 else tl.int32
-    rounded = u * 0.5 + unit
-    return u - 2.0 * (rounded - unit), rounded.to(word, bitcast=True)
+    sum = u + rounder
+    return u - (sum - rounder), sum.to(word, bitcast=True)
 
 
 @triton.jit
