@@ -220,7 +220,7 @@ def assert_same_gradients(rotate):
 
 
 def test_gradients_of_positions():
-    for pos in (POS, 3, range(-7, 8, 3)):
+    for pos in (POS, POS / 3, 3, range(-7, 8, 3)):
         assert_same_gradients(lambda x, backend, pos=pos: MIXED.apply(x, pos, backend=backend))
 
 
