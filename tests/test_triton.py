@@ -215,7 +215,9 @@ def assert_same_gradients(rotate):
         y = rotate(x, backend)
         (gradient,) = torch.autograd.grad(y, x, g[0], retain_graph=True)
         # The backward gets tensors without memory.
-        gradients.append((gradient, *torch.autograd.grad(y, x, g, is_grads_batched=True)))
+        (several,) = torch.autograd.grad(y, x, g, is_grads_batched=True)
+        assert_same(several[0], gradient)
+        gradients.append((gradient, several))
     assert_same(*gradients)
 
 
