@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.source import Source, Tables
+from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 
-from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._gradient import adjoint, rotate_by_operations, rotate_by_recorded_tables, rotate_recorded
 from ._library import CAN_JUDGE_VIEWS, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_recorded
 
 # ---- why a kernel declines a call ----
@@ -50,12 +50,9 @@ def why_call_declined(source: Any, recorded: bool) -> str | None:
         return "the call is compiled"
     if (reason := _active_interceptor()) is not None:
         return reason
-    for array in source[:2]:  # Positions.values, or Tables.cos and .sin
-        if type(array) in PLAIN_TYPES:
-            if array.requires_grad and torch.is_grad_enabled():
-                return "a gradient of positions or tables is recorded"
-            if recorded and array.is_inference():
-                return "positions or tables of inference mode cannot be kept for a backward"
+    for array in source[:2] if recorded else ():  # Positions.values, or Tables.cos and .sin
+        if type(array) in PLAIN_TYPES and array.is_inference():
+            return "positions or tables of inference mode cannot be kept for a backward"
     return None
 
 
@@ -106,6 +103,8 @@ def try_kernel(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> 
 
     Where a gradient is recorded, `out` must be None; else it may be memory that PyTorch allows to write.
     """
+    if is_recorded(source[:2]):
+        return NotImplemented
     if is_recorded(x if type(x) is tuple else (x,)):
         return try_recorded(kernel, x, source, seq_axis) if out is None else NotImplemented
     if why_call_declined(source, False) is not None:
@@ -121,7 +120,7 @@ def try_kernel(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> 
 
 def try_recorded(kernel: Any, x: Any, source: Source, seq_axis: Any) -> Any:
     """Rotate plain tensors whose gradient is recorded; return NotImplemented for a call that is declined."""
-    if why_call_declined(source, True) is not None:
+    if is_recorded(source[:2]) or why_call_declined(source, True) is not None:
         return NotImplemented
     xs = x if type(x) is tuple else (x,)
     # The bools: checked, transposed, in_place.
@@ -137,8 +136,12 @@ def rotate_eagerly(
 ) -> Any:
     """Rotate checked tensors of one compute dtype by a kernel, recording a gradient if need be.
 
-    Return NotImplemented if the kernel declines: memory was freed meanwhile, say.
+    The gradient of tables is recorded too, but not of positions: see `sources`. Return
+    NotImplemented if the kernel declines: memory was freed meanwhile, say.
     """
+    if isinstance(source, Tables) and is_recorded(source.arrays):
+        cos, sin, layout = adjoint(source) if transposed else source
+        return rotate_by_recorded_tables((kernel, _rotate_back_eagerly, layout, seq_axis), cos, sin, *xs)
     if is_recorded(xs):
         if outs is None:
             # The bools: checked, transposed, in_place.
@@ -147,6 +150,17 @@ def rotate_eagerly(
         return _rotate_in_place(kernel, xs, source, seq_axis, outs, transposed)
     ys = kernel.rotate(xs, source, seq_axis, outs, True, transposed)  # True: checked
     return ys if outs is None else _counted(ys, outs)
+
+
+def sources(
+    call: Call, make_tables: Callable[[Positions, Any], Any], otherwise: Callable[[], Any]
+) -> Callable[[bool], Source]:
+    """Return `source_for(use_float64)`: tables at positions whose gradient is recorded, else `otherwise()`."""
+    source = call.source
+    if isinstance(source, Tables) or not is_recorded(source.arrays):
+        return otherwise()  # type: ignore[no-any-return]
+    like = {use_float64: x for x, use_float64 in zip(call.xs, call.float64, strict=True)}
+    return lambda use_float64: Tables(*make_tables(source, like[use_float64]), source.layout)
 
 
 def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:

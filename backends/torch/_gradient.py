@@ -16,6 +16,8 @@ from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._array_api.tables import angle_of, rotate_by_tables
 from rope_array._internals import FORWARD_LEVEL
+from rope_array._spec.plan import Layout
+from rope_array._spec.shape_rule import placement
 
 from ._library import LIBRARY, TRANSFORMED, is_exported, is_recorded
 
@@ -56,6 +58,62 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
 rotate_recorded: Any = RotationFunction.apply
 
 
+class TableRotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """The rotation by tables whose gradient is recorded, which keeps x; see `RotationFunction`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Any, ...], cos: Any, sin: Any, *xs: Any) -> Any:
+        kernel, _, layout, seq_axis = call
+        ys = kernel.rotate(xs, Tables(cos, sin, layout), seq_axis, None, True, False)  # checked, transposed
+        if ys is not NotImplemented:
+            ctx.save_for_backward(cos, sin, *xs)
+            ctx.set_materialize_grads(False)
+            ctx.call = call
+        return ys
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kernel, rotate_back, layout, seq_axis = ctx.call
+        cos, sin, *xs = ctx.saved_tensors
+        pairs = [(x, g) for x, g in zip(xs, grads, strict=True) if g is not None]
+        of_xs: list[Any] = [None] * len(xs)
+        if not pairs:
+            return None, None, None, *of_xs
+        of_tables = [_gradient_of_tables(x, g, cos, layout, seq_axis) for x, g in pairs]
+        wanted = [i for i, g in enumerate(grads) if g is not None and ctx.needs_input_grad[3 + i]]
+        if wanted:
+            present = tuple(grads[i] for i in wanted)
+            rotated = rotate_back(kernel, present, Tables(cos, sin, layout), seq_axis, True)
+            for i, gradient in zip(wanted, rotated, strict=True):
+                of_xs[i] = gradient
+        return None, *(sum(gradients) for gradients in zip(*of_tables, strict=True)), *of_xs
+
+
+rotate_by_recorded_tables: Any = TableRotationFunction.apply
+
+
+def _gradient_of_tables(x: Any, grad: Any, cos: Any, layout: Layout, seq_axis: int) -> tuple[Any, Any]:
+    """Return the gradients of cos and sin: of y_a = a·cos - b·sin and y_b = b·cos + a·sin, summed over rows."""
+    a, b = _members(x.to(cos.dtype), layout.pairing, layout)
+    grad_a, grad_b = _members(grad.to(cos.dtype), layout.out_pairing, layout)
+    order, index = placement(x.ndim, cos.ndim - 1, seq_axis)
+    permuted = cos if order is None else cos.permute(order)
+    back = None if order is None else sorted(range(cos.ndim), key=order.__getitem__)
+    gradients = []
+    for product in (grad_a * a + grad_b * b, grad_b * a - grad_a * b):
+        gradient = product.sum_to_size(permuted[index].shape).reshape(permuted.shape)
+        gradients.append(gradient if back is None else gradient.permute(back))
+    return tuple(gradients)
+
+
+def _members(x: Any, pairing: str, layout: Layout) -> tuple[Any, Any]:
+    """Return the first and the second features of all pairs."""
+    blocks = x[..., layout.start : layout.stop].unflatten(-1, (layout.blocks, -1))
+    axis, sizes = (-1, (-1, 2)) if pairing == "interleaved" else (-2, (2, -1))
+    a, b = blocks.unflatten(-1, sizes).unbind(axis)
+    return a.flatten(-2), b.flatten(-2)
+
+
 class AngleFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """Tables as functions of their angle, which gives them its gradient and no value."""
 
@@ -78,7 +136,7 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
 
     Without this, autograd would keep an array of the tables' size for each operation of the angles.
     """
-    is_served = (source.inv_freq is not None and source.plan.exact) or source.plan.takes_angles
+    is_served = source.plan.exact or source.plan.takes_angles
     # A compiler differentiates the operations: Dynamo warns where it traces a function of autograd.
     if not is_served or torch.compiler.is_compiling() or is_exported() or not is_recorded(source.arrays):
         return make(source, like)

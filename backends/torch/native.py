@@ -125,7 +125,8 @@ def rotate(call: Call, outs: Any = None) -> Any:
                 return _compiled.rotate_traced(call, by_kernel=True)
             return _compiled.rotate_traced_into(call, outs)
         rotate_eagerly = partial(_eager.rotate_eagerly, _native.kernel)
-        return _native.rotate_checked(call, outs, rotate_eagerly, _native.sources(call, _readable))
+        source_for = _eager.sources(call, make_tables, lambda: _native.sources(call, _readable))
+        return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
 
 
 def make_tables(source: Positions, like: Any) -> Any:

@@ -142,7 +142,8 @@ def rotate(call: Call, outs: Any = None) -> Any:
     with no_autocast(call.xs[0]):
         kernel = load_kernel()
         rotate_eagerly = partial(_eager.rotate_eagerly, kernel)
-        return _native.rotate_checked(call, outs, rotate_eagerly, _sources(call, kernel))
+        source_for = _eager.sources(call, make_tables, lambda: _sources(call, kernel))
+        return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
 
 
 def _sources(call: Call, kernel: Any) -> Any:
