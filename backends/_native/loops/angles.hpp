@@ -117,10 +117,7 @@ class PhaseProducts {
   public:
     PhaseProducts(const Frequencies& frequencies, const Positions& positions, int64_t pair)
         : positions_(positions), eighth_turns_(frequencies.eighth_turns + pair) {
-        for (int k = 0; k < W; ++k) {
-            coordinate_[k] = frequencies.coordinate ? frequencies.coordinate[pair + k] : 0;
-            is_shared_ = is_shared_ && coordinate_[k] == coordinate_[0];
-        }
+        if (frequencies.coordinate) find_drivers(frequencies.coordinate + pair);
         Long turns[W / HALF], upper[W / HALF];
         Vec<float, HALF> eighths[W / HALF];
         for (int half = 0; half < W / HALF; ++half) {
@@ -145,13 +142,46 @@ class PhaseProducts {
     }
 
   private:
+    // Set the different coordinates, and for each but the first the pairs that it drives; num_drivers_ to 0 if there are
+    // more than fit.
+    void find_drivers(const int64_t* coordinate) {
+        int32_t is_driven[MAX_DRIVERS][W] = {};
+        std::memcpy(coordinate_, coordinate, sizeof coordinate_);
+        num_drivers_ = 0;
+        for (int k = 0; k < W; ++k) {
+            int d = 0;
+            while (d < num_drivers_ && drivers_[d] != coordinate_[k]) ++d;
+            if (d == MAX_DRIVERS) {
+                num_drivers_ = 0;
+                return;
+            }
+            drivers_[d] = coordinate_[k];
+            num_drivers_ = d == num_drivers_ ? d + 1 : num_drivers_;
+            is_driven[d][k] = -1;
+        }
+        for (int d = 1; d < num_drivers_; ++d) is_driven_[d] = load<Vec<int32_t, W>>(is_driven[d]);
+    }
+
     // Return the number, cast to T, that drives each of N pairs from `first` on.
     template <class T, int N, class Number>
     ROPE_INLINE Vec<T, N> at_pairs(const Number* numbers, int first = 0) const {
-        if (is_shared_) return splat<Vec<T, N>>(static_cast<T>(numbers[at_ + coordinate_[0]]));
-        T chosen[N];
-        for (int k = 0; k < N; ++k) chosen[k] = static_cast<T>(numbers[at_ + coordinate_[first + k]]);
-        return load<Vec<T, N>>(chosen);
+        numbers += at_;
+        if (N == 1 || !num_drivers_) {
+            T chosen[N];
+            for (int k = 0; k < N; ++k) chosen[k] = static_cast<T>(numbers[coordinate_[first + k]]);
+            return load<Vec<T, N>>(chosen);
+        }
+        if (num_drivers_ == 1) return splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[0]]));
+        auto chosen = splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[0]]));
+        if constexpr (N > 1) {
+            using Mask = Vec<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>, N>;
+            for (int d = 1; d < num_drivers_; ++d) {
+                const auto half = load<Vec<int32_t, N>>(reinterpret_cast<const char*>(is_driven_ + d) + 4 * first);
+                const Mask is_driven = convert<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>, N>(half);
+                chosen = is_driven ? splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[d]])) : chosen;
+            }
+        }
+        return chosen;
     }
 
     ROPE_INLINE Words phase() const {
@@ -199,8 +229,10 @@ class PhaseProducts {
     const Positions positions_;
     int64_t at_ = 0;  // first coordinate of the next position
     const double* const eighth_turns_;
-    int64_t coordinate_[W];
-    bool is_shared_ = true;  // whether one coordinate drives all pairs
+    static constexpr int MAX_DRIVERS = 4;
+    int64_t coordinate_[W] = {}, drivers_[MAX_DRIVERS] = {};
+    int num_drivers_ = 1;
+    Vec<int32_t, W> is_driven_[MAX_DRIVERS];  // -1 for each pair of a driver
     Words low_, high_;
     Reals eighths_;
 };
