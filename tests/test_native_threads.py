@@ -47,6 +47,10 @@ LARGE = {
     "one token, one head": case((2801, 1, 1, 104), pos=np.arange(2801)[:, None] * 1000),
     "reversed features": case((3, 301, 320), change=lambda x: x[..., ::-1], out_pairing="half"),
     "transposed": case((602, 3, 320), F16, range(602), lambda x: x.transpose(1, 0, 2)),
+    "Fortran order": case((2, 3, 301, 160), change=np.asfortranarray, pairing="half"),
+    "Fortran order of many heads": case((9, 17, 67, 66), B, change=np.asfortranarray),
+    "Fortran order of long heads": case((67, 4100), F64, change=np.asfortranarray, rotary_dim=4098),
+    "some heads in Fortran order": case((5, 7, 701, 52), F16, change=lambda x: np.asfortranarray(x)[:3, :6]),
     "heads of two": case((131, 2100, 2), seq_axis=0),
     "broadcast": case((64, 33, 160), change=lambda x: np.broadcast_to(x[:1], x.shape)),
     "three heads of a few": case((3, 2, 200_000), rotary_dim=128),
@@ -79,6 +83,9 @@ def test_large_arrays(name, monkeypatch):
         assert (buffer[first + out.size :] == 7).all()
         out[...] = x
         assert_same(rope.apply(out, pos, seq_axis=seq_axis, out=out), expected, f"{setting}, in place")
+        y, out = np.copy(x, order="F"), np.empty(x.shape, dtype, order="F")
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis, out=out), expected, f"{setting}, to Fortran order")
+        assert_same(rope.apply(y, pos, seq_axis=seq_axis, out=y), expected, f"{setting}, in place there")
 
 
 @pytest.mark.usefixtures("streamed")

@@ -79,13 +79,14 @@ struct Rows {
     const char* sin;
     int64_t sin_row;
     const char *next_x, *next_y;  // rows of the next call, to prefetch; null to prefetch none
-    char* scratch;                // two heads if `staged`, or tables of a group for `frequencies`; aligned for any type
+    char* scratch;  // two blocks of `scratch_rows` rows, `scratch_row` bytes apart; or tables of a group for `frequencies`
+    int64_t scratch_rows, scratch_row;
     StreamBuffer* stream;
     const Frequencies* frequencies;  // if not null, the loop computes cos and sin from `positions` and reads no tables
     Positions positions;
     bool streamed;  // write by non-temporal stores: y's rows and features are contiguous, y is not x,
                     // and a head has at least CACHE_LINE and at most GROUP_BYTES bytes
-    bool staged;    // rotate in scratch: see is_staged() in schedule.cpp
+    bool stages_x, stages_y;  // copy x's features to scratch, y's from scratch: see ArrayLoop in schedule.cpp
 };
 
 struct Level {

@@ -24,6 +24,9 @@ constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
 // Non-temporal stores pay if runs of rows touch more new pages at a time than the caches hold.
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
 constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs touch more new pages than caches hold
+// Bytes of a block of rows in scratch: it stays in the L1 cache. If rows are so long that ADJACENT_BYTES of a feature
+// are more, in an L2 cache: the features of transposed rows are pages apart, and each visit to a page costs time.
+constexpr int64_t SCRATCH_BYTES = 1 << 15, MAX_SCRATCH_BYTES = 1 << 18, ADJACENT_BYTES = 256;
 constexpr int64_t STACK_BYTES = 1 << 15;
 constexpr int64_t FEW_ROWS = 16;  // a call to the inner loop costs as much as some rows
 
@@ -40,7 +43,9 @@ struct ArrayLoop {
     Axis free[MAX_AXES];
     int num_free = 0;
     int64_t rows_per_position = 1;
-    bool staged;
+    bool stages_x, stages_y;  // whether features are copied to scratch, and from scratch
+
+    bool is_staged() const { return stages_x || stages_y; }
 
     ArrayLoop() {}  // leaves the axes uninitialized: setting kilobytes would slow small calls
 };
@@ -51,17 +56,12 @@ int axis_of(const Source& source, int seq_axis, int j) {
     return j < seq_axis ? j : j + 1;
 }
 
-// Return whether rows are rotated in scratch: features are strided or unaligned, or y overwrites features of
-// x that are not yet read.
-bool is_staged(const Layout& layout, const Array& array) {
+// Return whether features are strided or unaligned: the inner loops take them from scratch.
+bool is_staged(const Layout& layout, const Array& array, const void* data, const int64_t* stride, int64_t feature) {
     const int64_t itemsize = ITEMSIZE[array.dtype];
-    auto strided = [&](int64_t feature) { return layout.head_dim > 1 && feature != itemsize; };
-    uint64_t bits = reinterpret_cast<uintptr_t>(array.x) | reinterpret_cast<uintptr_t>(array.y);
-    for (int a = 0; a < array.num_axes; ++a)
-        bits |= static_cast<uint64_t>(array.x_stride[a]) | static_cast<uint64_t>(array.y_stride[a]);
-    const bool unaligned = bits & static_cast<uint64_t>(itemsize - 1);
-    return strided(array.x_feature) || strided(array.y_feature) || unaligned ||
-           (array.x == array.y && layout.reads_half != layout.writes_half);
+    uint64_t bits = reinterpret_cast<uintptr_t>(data);
+    for (int a = 0; a < array.num_axes; ++a) bits |= static_cast<uint64_t>(stride[a]);
+    return (layout.head_dim > 1 && feature != itemsize) || (bits & static_cast<uint64_t>(itemsize - 1));
 }
 
 // Reads the positions of a source in blocks along its last axis.
@@ -215,8 +215,8 @@ class TableSchedule : PositionReader {
 //
 // The scratch memory of a tile; sections that it does not need are empty:
 //
-//     | values | fractions | cos | sin | 2 heads | line | rows | line | rows |
-//       positions              tables    if staged    the two stream buffers
+//     | values | fractions | cos | sin | rows of x | rows of y | line | rows | line | rows |
+//       positions              tables         if staged            the two stream buffers
 class Schedule : PositionReader {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -227,7 +227,7 @@ class Schedule : PositionReader {
         if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
         fused_ = source.kind != TABLES && real_bytes_ == 4 && loops_.size() == 1 && loops_[0].rows_per_position == 1 &&
-                 !loops_[0].staged;
+                 !loops_[0].is_staged();
     }
 
     void run(int threads) {
@@ -239,7 +239,7 @@ class Schedule : PositionReader {
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         const int64_t scratch_bytes =
-            positions_bytes() + tables_bytes() + group_tables_bytes() + heads_bytes() + stream_buffer_bytes();
+            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
         run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
@@ -258,7 +258,10 @@ class Schedule : PositionReader {
             loop.free[loop.num_free++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0};
             loop.rows_per_position *= array.shape[a];
         }
-        loop.staged = is_staged(plan_.layout, array);
+        const Layout& layout = plan_.layout;
+        const bool overwrites = array.x == array.y && layout.reads_half != layout.writes_half;  // features not yet read
+        loop.stages_x = overwrites || is_staged(layout, array, array.x, array.x_stride, array.x_feature);
+        loop.stages_y = is_staged(layout, array, array.y, array.y_stride, array.y_feature);
     }
 
     // Join two arrays whose rows are adjacent in x and in y, such as q and k in one tensor, into one; return
@@ -268,7 +271,8 @@ class Schedule : PositionReader {
     bool join(ArrayLoop& first, const ArrayLoop& second) const {
         const Array &a = *first.array, &b = *second.array;
         if (a.dtype != b.dtype || a.x_feature != b.x_feature || a.y_feature != b.y_feature) return false;
-        if (first.staged != second.staged || first.num_free > 1 || second.num_free > 1) return false;
+        if (first.stages_x != second.stages_x || first.stages_y != second.stages_y) return false;
+        if (first.num_free > 1 || second.num_free > 1) return false;
         for (int k = 0; k < num_source_axes_; ++k)
             if (first.x_stride[k] != second.x_stride[k] || first.y_stride[k] != second.y_stride[k]) return false;
         const int64_t n = first.rows_per_position, rows = n + second.rows_per_position;
@@ -319,10 +323,19 @@ class Schedule : PositionReader {
         const int64_t rows = std::max<int64_t>(1, GROUP_BYTES / std::max<int64_t>(1, row_bytes(loops_[0])));
         return fused_ ? round_to_lines(8 * std::min(rows, block_size_) * plan_.layout.num_pairs) : 0;
     }
-    int64_t heads_bytes() const {
-        const bool staged = std::any_of(loops_.begin(), loops_.end(), [](const ArrayLoop& loop) { return loop.staged; });
-        return staged ? round_to_lines(2 * 8 * plan_.layout.head_dim) : 0;
+    int64_t staged_bytes() const {
+        int64_t bytes = 0;
+        for (const ArrayLoop& loop : loops_)
+            if (loop.is_staged()) bytes = std::max(bytes, 2 * scratch_rows(loop) * scratch_row(loop));
+        return bytes;
     }
+    int64_t scratch_rows(const ArrayLoop& loop) const {
+        const int64_t row = scratch_row(loop), adjacent = ADJACENT_BYTES / ITEMSIZE[loop.array->dtype];
+        const int64_t rows = std::max(SCRATCH_BYTES / row, std::min(adjacent, MAX_SCRATCH_BYTES / row));
+        return std::max<int64_t>(1, std::min(rows, block_size_ * loop.rows_per_position));
+    }
+    // Return the bytes of a row in scratch: an odd number of cache lines, so that rows do not evict each other.
+    int64_t scratch_row(const ArrayLoop& loop) const { return round_to_lines(row_bytes(loop)) | CACHE_LINE; }
     int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
 
     // Return whether to stream results: only contiguous results, and not over x, whose lines are in the
@@ -346,7 +359,7 @@ class Schedule : PositionReader {
         rows.scratch = scratch + positions_bytes() + tables_bytes();
         StreamBuffer stream = {};
         if (streams_) {
-            char* const buffer = rows.scratch + group_tables_bytes() + heads_bytes() + CACHE_LINE;
+            char* const buffer = rows.scratch + group_tables_bytes() + staged_bytes() + CACHE_LINE;
             stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
@@ -402,14 +415,22 @@ class Schedule : PositionReader {
         const int64_t y_stride = num_source_axes_ ? loop.y_stride[last()] : 0;
         if (count > 1) axes[n++] = {count, x_stride, y_stride, rows.cos_row, rows.sin_row};
         if (!add_free_axes(loop, axes, n, rows, share)) return;
-        std::sort(axes, axes + n, [](const Axis& a, const Axis& b) { return std::abs(a.x) < std::abs(b.x); });
+        const bool by_y = loop.stages_y && !loop.stages_x;
+        std::sort(axes, axes + n, [by_y](const Axis& a, const Axis& b) {
+            return by_y ? std::abs(a.y) < std::abs(b.y) : std::abs(a.x) < std::abs(b.x);
+        });
         n = merge_axes(axes, n);
         rows.x_feature = loop.array->x_feature;
         rows.y_feature = loop.array->y_feature;
-        rows.staged = loop.staged;
+        rows.stages_x = loop.stages_x;
+        rows.stages_y = loop.stages_y;
+        if (loop.is_staged()) {
+            rows.scratch_rows = scratch_rows(loop);
+            rows.scratch_row = scratch_row(loop);
+        }
         int inner_axes = set_inner_axes(rows, axes, n);
         rows.streamed = is_streamed(loop, rows);
-        if (!rows.streamed && has_few_rows(axes, n)) {
+        if (!rows.streamed && has_few_rows(loop, rows, axes, n)) {
             std::swap(axes[0], axes[1]);
             inner_axes = set_inner_axes(rows, axes, n);
         }
@@ -430,9 +451,10 @@ class Schedule : PositionReader {
     }
 
     // Return whether few rows share a position, such as heads that are adjacent in memory: one call to the
-    // inner loop then takes many positions, and the heads become runs.
-    static bool has_few_rows(const Axis* axes, int n) {
-        return n > 1 && !axes[0].cos && !axes[0].sin && axes[0].n < FEW_ROWS && axes[0].n < axes[1].n;
+    // inner loop then takes many positions, and the heads become runs. A block in scratch takes both.
+    static bool has_few_rows(const ArrayLoop& loop, const Rows& rows, const Axis* axes, int n) {
+        if (n < 2 || axes[0].cos || axes[0].sin) return false;
+        return axes[0].n < (loop.is_staged() ? rows.scratch_rows : std::min(FEW_ROWS, axes[1].n));
     }
 
     // Set the axes of one call to the inner loop: rows, and runs that share their tables. Return how many

@@ -31,6 +31,13 @@
 #error "float is computed in a wider type: compile for SSE2 (-msse2 -mfpmath=sse), or install without the kernel"
 #endif
 
+// Keep one copy of a function that several loops call: the kernel's size counts.
+#if defined(__GNUC__)
+#define ROPE_NOINLINE __attribute__((noinline))
+#else
+#define ROPE_NOINLINE
+#endif
+
 namespace rope {
 namespace {
 

@@ -361,7 +361,7 @@ struct MakeTables64 {
 
 // Write float tables of all pairs at all positions. Max error at int32 positions: 9.5e-8, or 1.7e-7 ·
 // amplitude if it is not 1. At int64 positions, 2π · |position| · 2^-65 · amplitude is added.
-inline void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
+ROPE_NOINLINE void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
     const int64_t num_pairs = frequencies.num_pairs;
     for (int64_t r = 0; r < positions.count;) {
         const Positions rest = positions.from(r, positions.count - r), spaced = evenly_spaced(rest);

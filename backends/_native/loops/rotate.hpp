@@ -3,6 +3,7 @@
 
 #include "angles.hpp"
 #include "dtypes.hpp"
+#include "scratch.hpp"
 #include "stream.hpp"
 
 namespace rope {
@@ -44,7 +45,7 @@ inline int64_t pairs_per_block(const Layout& layout) {
 struct RowGroup {
     const char* x;
     char* y;
-    int64_t x_row, y_row, y_feature;
+    int64_t x_row, y_row;
     int64_t first, count;      // index of the first row, and how many
     int64_t x_ahead, y_ahead;  // from each row of x and y to the row to prefetch; 0 for none
     StreamBuffer* stream;      // earlier results, to be stored between computations
@@ -57,7 +58,7 @@ struct RowGroup {
 //     run 0     1st call      3rd call
 //     run 1     2nd call      4th call     <- x_run after run 0; the same cos and sin as run 0
 template <class Rotate>
-inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
+inline void for_row_groups(const Rows& rows, int64_t row_bytes, const Rotate& rotate) {
     if (!rows.count) return;
     const int64_t max_rows = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
     const int64_t groups = (rows.count + max_rows - 1) / max_rows;
@@ -74,10 +75,10 @@ inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize
             const int64_t x_ahead = !rows.next_x ? 0 : run < rows.runs ? rows.x_run : next_x - x;
             const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
             if (rows.streamed) {
-                rotate(RowGroup{x, stream.active, rows.x_row, row_bytes, itemsize, r, count, x_ahead, 0, &stream});
+                rotate(RowGroup{x, stream.active, rows.x_row, row_bytes, r, count, x_ahead, 0, &stream});
                 queue_active(stream, y, count * row_bytes);
             } else {
-                rotate(RowGroup{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &stream});
+                rotate(RowGroup{x, y, rows.x_row, rows.y_row, r, count, x_ahead, y_ahead, &stream});
             }
         }
     }
@@ -284,29 +285,9 @@ inline void rotate_by_row(const Layout& layout, const RowGroup& group, const Fro
     }
 }
 
-// Rotate one head at a time through scratch, for strided or unaligned features.
+// Rotate a group by the faster order for its number of rows.
 template <class T, bool reads_half, bool writes_half>
-inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const RowGroup& group,
-                               const FromTables<typename T::Real>& tables) {
-    constexpr int64_t itemsize = sizeof(typename T::Stored);
-    const int64_t head_dim = layout.head_dim;
-    char* const in = rows.scratch;
-    char* const out = in + head_dim * itemsize;
-    for (int64_t r = 0; r < group.count; ++r) {
-        const char* const x = group.x + r * group.x_row;
-        char* const y = group.y + r * group.y_row;
-        if (group.x_ahead)
-            for (int64_t i = 0; i < head_dim * itemsize; i += CACHE_LINE)
-                prefetch<false, CACHE_LINE>(x + group.x_ahead + i, 0);
-        for (int64_t i = 0; i < head_dim; ++i) std::memcpy(in + i * itemsize, x + i * rows.x_feature, itemsize);
-        const RowGroup staged_row = {in, out, 0, 0, 0, 0, 1, 0, 0, group.stream};
-        rotate_by_row<T, reads_half, writes_half>(layout, staged_row, tables.from(r));
-        for (int64_t i = 0; i < head_dim; ++i) std::memcpy(y + i * group.y_feature, out + i * itemsize, itemsize);
-    }
-}
-
-template <class T, bool reads_half, bool writes_half>
-inline void rotate_group(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
+ROPE_NOINLINE void rotate_group(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
     // With so many rows, rotate_by_column is no slower than rotate_by_row (measured on 2026-11-21).
     const int64_t rows_for_columns = layout.num_pairs > 128 ? layout.num_pairs / 32 : 4;
     if (group.count < rows_for_columns)
@@ -315,16 +296,59 @@ inline void rotate_group(const Layout& layout, const RowGroup& group, const From
         rotate_by_column<T, reads_half, writes_half>(layout, group, tables);
 }
 
+// Rotate blocks of rows, with x, y or both in scratch. A block first takes the rows or runs that are nearer in memory,
+// as they share cache lines, then the others:
+//
+//     x or y      a0 a1 a2 a3  ...  b0 b1 b2 b3  ...    features a, b, ... of the rows 0 to 3
+//     scratch     a0 b0 ...  a1 b1 ...  a2 b2 ...  a3 b3 ...
+template <class Stored, class Number>
+ROPE_NOINLINE void rotate_via_scratch(const Layout& layout, const Rows& rows, const FromTables<Number>& tables,
+                                      void (*rotate)(const Layout&, const RowGroup&, const FromTables<Number>&)) {
+    constexpr int64_t itemsize = sizeof(Stored);
+    if (!rows.count || !rows.runs) return;
+    const int64_t row_bytes = layout.head_dim * itemsize;
+    const bool stages_x = rows.stages_x, stages_y = rows.stages_y && !rows.streamed;
+    const int64_t max_rows = smaller(rows.scratch_rows, rows.streamed ? GROUP_BYTES / row_bytes : rows.scratch_rows);
+    const bool runs_first = stages_x ? is_nearer(rows.x_run, rows.x_row) : is_nearer(rows.y_run, rows.y_row);
+    const int64_t first = equal_part(runs_first ? rows.runs : rows.count, max_rows), others = max_rows / first;
+    const int64_t block_runs = runs_first ? first : equal_part(rows.runs, others);
+    const int64_t block_rows = runs_first ? equal_part(rows.count, others) : first;
+    char* const in = rows.scratch;
+    char* const out = stages_x && layout.reads_half == layout.writes_half ? in : in + rows.scratch_rows * rows.scratch_row;
+    for (int64_t u = 0; u < rows.runs; u += block_runs) {
+        for (int64_t r = 0; r < rows.count; r += block_rows) {
+            const int64_t runs = smaller(block_runs, rows.runs - u), count = smaller(block_rows, rows.count - r);
+            const int64_t row = rows.scratch_row * (runs_first ? runs : 1);
+            const int64_t run = rows.scratch_row * (runs_first ? 1 : count);
+            const char* const x = rows.x + u * rows.x_run + r * rows.x_row;
+            char* const y = rows.y + u * rows.y_run + r * rows.y_row;
+            auto block = [&](int64_t memory_feature, int64_t memory_row, int64_t memory_run) {
+                return Block({layout.head_dim, memory_feature, itemsize}, {count, memory_row, row},
+                             {runs, memory_run, run});
+            };
+            if (stages_x) copy_block<Stored>(x, in, block(rows.x_feature, rows.x_row, rows.x_run));
+            for (int64_t k = 0; k < runs; ++k) {
+                RowGroup group = {x + k * rows.x_run, y + k * rows.y_run, rows.x_row, rows.y_row, r, count, 0, 0,
+                                  rows.stream};
+                if (stages_x) group.x = in + k * run, group.x_row = row;
+                if (stages_y) group.y = out + k * run, group.y_row = row;
+                if (rows.streamed) group.y = rows.stream->active, group.y_row = row_bytes;
+                rotate(layout, group, tables.from(r));
+                if (rows.streamed) queue_active(*rows.stream, y + k * rows.y_run, count * row_bytes);
+            }
+            if (stages_y) copy_block<Stored>(y, out, block(rows.y_feature, rows.y_row, rows.y_run));
+        }
+    }
+}
+
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
     const FromTables<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
-    for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
-        const auto angles = tables.from(group.first);
-        if (rows.staged)
-            rotate_via_scratch<T, reads_half, writes_half>(layout, rows, group, angles);
-        else
-            rotate_group<T, reads_half, writes_half>(layout, group, angles);
+    if (rows.stages_x || rows.stages_y)
+        return rotate_via_scratch<typename T::Stored>(layout, rows, tables, rotate_group<T, reads_half, writes_half>);
+    for_row_groups(rows, layout.head_dim * itemsize, [&](const RowGroup& group) {
+        rotate_group<T, reads_half, writes_half>(layout, group, tables.from(group.first));
     });
 }
 
@@ -333,7 +357,7 @@ inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_positions(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
-    for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
+    for_row_groups(rows, layout.head_dim * itemsize, [&](const RowGroup& group) {
         RowGroup part = group;
         for (const int64_t end = group.first + group.count; part.first < end; part.first += part.count) {
             const Positions rest = rows.positions.from(part.first, end - part.first), spaced = evenly_spaced(rest);
