@@ -282,13 +282,36 @@ inline Vec<float, 16> select(__mmask16 mask, Vec<float, 16> a, Vec<float, 16> b)
 }
 #endif
 
+// Return false if no lane of a and b is NaN.
+template <int N>
+inline bool may_have_nan(Vec<float, N> a, Vec<float, N> b) {
+#if defined(__GNUC__) && defined(__AVX512BW__)
+    if constexpr (N == 16)
+        return __builtin_expect(_mm512_cmp_ps_mask(bit_cast<__m512>(a), bit_cast<__m512>(b), _CMP_UNORD_Q), 0);
+#endif
+#if defined(__GNUC__) && defined(__AVX2__)
+    if constexpr (N == 8)
+        return __builtin_expect(
+            _mm256_movemask_ps(_mm256_cmp_ps(bit_cast<__m256>(a), bit_cast<__m256>(b), _CMP_UNORD_Q)), 0);
+#endif
+#if defined(__GNUC__) && defined(__SSE2__)
+    if constexpr (N == 4)
+        return __builtin_expect(_mm_movemask_ps(_mm_cmpunord_ps(bit_cast<__m128>(a), bit_cast<__m128>(b))), 0);
+#endif
+    return true;
+}
+
 // Write a cache line by non-temporal stores, which do not read it first. Other threads see it after store_fence().
 inline void stream_line(const char* from, char* to) {
 #if defined(__GNUC__) && defined(__AVX512BW__)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load<__m512i>(from));
+#elif defined(__GNUC__) && defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), load<__m256i>(from));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), load<__m256i>(from + 32));
 #elif defined(__GNUC__) && defined(__SSE2__)
-    for (int64_t k = 0; k < CACHE_LINE; k += 16)
-        _mm_stream_si128(reinterpret_cast<__m128i*>(to + k), load<__m128i>(from + k));
+    unroll<4>([&](auto k) ROPE_ALWAYS {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to) + k, load<__m128i>(from + k * 16));
+    });
 #else
     std::memcpy(to, from, CACHE_LINE);
 #endif
