@@ -10,6 +10,6 @@ namespace rope {
 extern const Level ROPE_LEVEL(ROPE_NAME);
 const Level ROPE_LEVEL(ROPE_NAME) = {
     ROPE_LABEL, make_tables32, make_tables64, finish_stream,
-    {rotate<Native<float>>, rotate<Native<double>>, rotate<Sixteen<Float16Format>>, rotate<BFloat16>}};
+    {rotate<Native<float>>, rotate<Native<double>>, rotate<Float16<>>, rotate<BFloat16>}};
 
 }  // namespace rope

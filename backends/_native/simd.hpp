@@ -137,6 +137,18 @@ struct ZipHalves {
     static constexpr int at(int k, int n) { return k % 2 * (n / 2) + k / 2; }
 };
 
+// Apply Index to each block of 128 bits of a and b: one instruction of x86. For n = 4 lanes, 2 to a block:
+//
+//     a, b                    a0 a1 | a2 a3    b0 b1 | b2 b3
+//     InBlocks of Even, Odd   a0 b0 | a2 b2    a1 b1 | a3 b3    of ZipLow, ZipHigh: the inverse
+template <class Index, int size>
+struct InBlocks {
+    static constexpr int at(int k, int n) {
+        const int element = Index::at(k % size, size);
+        return element / size * n + k / size * size + element % size;
+    }
+};
+
 // Take the high 32 bits of W numbers of 64 bits, in two vectors a and b. split() reorders both once, so that
 // each take() is one instruction, which works in blocks of 128 bits. For W = 8, the numbers by index:
 //
@@ -151,9 +163,6 @@ struct HighHalves {
     struct Second {
         static constexpr int at(int k, int) { return k / 2 * 4 + k % 2 + 2; }
     };
-    struct High {
-        static constexpr int at(int k, int) { return k % 4 / 2 * W + k / 4 * 4 + k % 2 * 2 + 1; }
-    };
 
     static void split(Vec<uint64_t, W / 2>& a, Vec<uint64_t, W / 2>& b) {
         const auto first = shuffle<First, W / 2>(a, b);
@@ -163,7 +172,7 @@ struct HighHalves {
 
     static Vec<uint32_t, W> take(Vec<uint64_t, W / 2> a, Vec<uint64_t, W / 2> b) {
         using Real = Vec<float, W>;
-        return bit_cast<Vec<uint32_t, W>>(shuffle<High, W>(bit_cast<Real>(a), bit_cast<Real>(b)));
+        return bit_cast<Vec<uint32_t, W>>(shuffle<InBlocks<Odd, 4>, W>(bit_cast<Real>(a), bit_cast<Real>(b)));
     }
 };
 
@@ -259,6 +268,45 @@ inline Vec<uint16_t, 8> narrow16(Vec<uint32_t, 8> v) {
 }
 #endif
 #endif
+
+// Store the lower halves of the words of a and of b, whose upper halves are zero.
+template <int N>
+inline void store_lower16(void* to_a, void* to_b, Vec<uint32_t, N> a, Vec<uint32_t, N> b) {
+#if defined(__GNUC__) && defined(__AVX2__)
+    if constexpr (N == 8) {  // a0-3 b0-3 | a4-7 b4-7 in blocks of 128 bits, then a0-3 a4-7 | b0-3 b4-7
+        const __m256i blocks = _mm256_packus_epi32(bit_cast<__m256i>(a), bit_cast<__m256i>(b));
+        const __m256i both = _mm256_permute4x64_epi64(blocks, 0xD8);
+        store(to_a, _mm256_castsi256_si128(both));
+        return store(to_b, _mm256_extracti128_si256(both, 1));
+    }
+#endif
+    store(to_a, narrow16(a));
+    store(to_b, narrow16(b));
+}
+
+// Load N numbers of 16 bits into the upper halves of words. The lower halves are zero.
+template <int N>
+inline Vec<uint32_t, N> load_upper16(const uint16_t* from) {
+#if defined(__GNUC__) && defined(__AVX2__)
+    if constexpr (N == 8) {  // copy all to both blocks of 128 bits, as a byte shuffle works in blocks
+        const __m256i bytes = _mm256_set_epi64x(0x0F0E80800D0C8080, 0x0B0A808009088080, 0x0706808005048080,
+                                                0x0302808001008080);
+        const __m256i v = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(from)), bytes);
+        return bit_cast<Vec<uint32_t, 8>>(v);
+    }
+#endif
+    return widen16(load<Vec<uint16_t, N>>(from)) << 16;
+}
+
+// Return words of the lower halves of `low`, whose upper halves are zero, and the upper halves of `high`.
+template <int N>
+inline Vec<uint32_t, N> join16(Vec<uint32_t, N> low, Vec<uint32_t, N> high) {
+#if defined(__GNUC__) && defined(__AVX2__)
+    if constexpr (N == 8)
+        return bit_cast<Vec<uint32_t, 8>>(_mm256_blend_epi16(bit_cast<__m256i>(low), bit_cast<__m256i>(high), 0xAA));
+#endif
+    return low | (high & 0xFFFF0000u);
+}
 
 // Return a mask of the lanes that have a bit of `bits` set.
 template <class Word, class Bits>

@@ -55,6 +55,7 @@ struct VectorOps {
 //     phase_    pair 0: start · F0    pair 1: start · F1    ...    64 bits each: two vectors of W / 2 lanes
 //     next()    splits the upper 32 bits of every lane: one vector of W lanes; then phase_ += step_
 //
+// If `in_blocks`, the pairs of a vector have the order of Shuffled in dtypes.hpp, which HighHalves::take() gives.
 // Valid for all int64 positions and steps: the sums are exact modulo 2^64, so the bits equal a product's.
 template <int W>
 class PhaseSequence {
@@ -62,7 +63,7 @@ class PhaseSequence {
     using Long = Vec<uint64_t, HALF>;
 
   public:
-    PhaseSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair) {
+    PhaseSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair, bool in_blocks = false) {
         const int64_t* const first = positions.values;
         const int64_t* const second = positions.count > 1 ? first + positions.num_coordinates : first;
         for (int half = 0; half < W / HALF; ++half, pair += HALF) {
@@ -72,6 +73,7 @@ class PhaseSequence {
             step_[half] = turns_at<Long>(driving_coordinates(frequencies, second, pair) - start, turns);
         }
         if constexpr (W > 1) {
+            if (in_blocks) return;
             HighHalves<W>::split(phase_[0], phase_[1]);
             HighHalves<W>::split(step_[0], step_[1]);
         }
@@ -243,8 +245,9 @@ class CosSinSequence {
     using Real = Vec<float, W>;
 
   public:
-    CosSinSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair)
-        : phases_(frequencies, positions, pair),
+    template <class... Order>
+    CosSinSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair, Order... order)
+        : phases_(frequencies, positions, pair, order...),
           cos_amplitude_(static_cast<float>(frequencies.cos_amplitude)),
           sin_amplitude_(static_cast<float>(frequencies.sin_amplitude)),
           scaled_(cos_amplitude_ != 1.0f || sin_amplitude_ != 1.0f) {}

@@ -37,6 +37,10 @@ ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t second_half, Vec<t
         T::template write_pairs<W>(at_y(0), first, second);
 }
 
+// T, or its variant in blocks if cos and sin may have that order: see Shuffled.
+template <class T, bool reads_half, bool writes_half, class From, int W>
+using Ordered = std::conditional_t<!reads_half && !writes_half && From::template IN_BLOCKS<W>, typename T::Blocked, T>;
+
 inline int64_t pairs_per_block(const Layout& layout) {
     return layout.blocks == 1 ? layout.num_pairs : layout.num_pairs / layout.blocks;
 }
@@ -84,8 +88,20 @@ inline void for_row_groups(const Rows& rows, int64_t row_bytes, const Rotate& ro
     }
 }
 
+// Load cos or sin. If in_blocks, of two blocks of 128 bits, swap the middle quarters of the vector.
+template <class Real, bool in_blocks>
+ROPE_INLINE Real load_table(const void* from) {
+    if constexpr (in_blocks) {
+        constexpr int n = sizeof(Real) / 8;
+        const auto quarters = load<Vec<double, n>>(from);
+        return bit_cast<Real>(shuffle<ZipHalves, n>(quarters, quarters));
+    } else {
+        return load<Real>(from);
+    }
+}
+
 // Cos and sin of `vectors` adjacent vectors of pairs, read from tables row by row.
-template <class Number, int W, int vectors>
+template <class Number, int W, int vectors, bool in_blocks>
 class TableSequence {
     using Real = Vec<Number, W>;
 
@@ -97,8 +113,8 @@ class TableSequence {
     ROPE_INLINE void next(Real (&cos)[K * vectors], Real (&sin)[K * vectors]) {
         unroll<K>([&](auto k) ROPE_ALWAYS {
             unroll<vectors>([&](auto v) ROPE_ALWAYS {
-                cos[k * vectors + v] = load<Real>(cos_ + v * sizeof(Real));
-                sin[k * vectors + v] = load<Real>(sin_ + v * sizeof(Real));
+                cos[k * vectors + v] = load_table<Real, in_blocks>(cos_ + v * sizeof(Real));
+                sin[k * vectors + v] = load_table<Real, in_blocks>(sin_ + v * sizeof(Real));
             });
             cos_ += cos_row_;
             sin_ += sin_row_;
@@ -124,8 +140,12 @@ struct FromTables {
     template <int W>
     static constexpr int ROWS_AT_ONCE = 1;
 
-    template <int W, int vectors>
-    TableSequence<Number, W, vectors> sequence(int64_t pair) const {
+    // Reorder cos and sin where that takes fewer instructions than the shuffles in memory order.
+    template <int W>
+    static constexpr bool IN_BLOCKS = W * sizeof(Number) == 32;
+
+    template <int W, int vectors, bool in_blocks>
+    TableSequence<Number, W, vectors, in_blocks> sequence(int64_t pair) const {
         const int64_t bytes = pair * static_cast<int64_t>(sizeof(Number));
         return {cos + bytes, sin + bytes, cos_row, sin_row};
     }
@@ -141,10 +161,13 @@ struct FromPositions {
     template <int W>
     static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W>;
 
-    template <int W, int vectors>
+    template <int W>
+    static constexpr bool IN_BLOCKS = W > 4;
+
+    template <int W, int vectors, bool in_blocks>
     CosSinSequence<W, PhaseSequence> sequence(int64_t pair) const {
         static_assert(vectors == 1, "more vectors would not fit in registers");
-        return {frequencies, positions, pair};
+        return {frequencies, positions, pair, in_blocks};
     }
 };
 
@@ -169,13 +192,14 @@ struct RotateColumn {
         constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W;
         constexpr int64_t itemsize = sizeof(typename T::Stored), chunk_bytes = 2 * chunk * itemsize;
         constexpr int64_t x_step = itemsize * (reads_half ? 1 : 2), y_step = itemsize * (writes_half ? 1 : 2);
+        using Pairs = Ordered<T, reads_half, writes_half, From, W>;
         using Real = Vec<typename T::Real, W>;
         const int64_t x_row = group.x_row, y_row = group.y_row, second_half = itemsize * n;
         const int64_t x_ahead = x_step * i % CACHE_LINE == 0 ? group.x_ahead : 0;
         const int64_t y_ahead = y_step * i % CACHE_LINE == 0 ? group.y_ahead : 0;
         const char* from = x + x_step * i;
         char* to = y + y_step * i;
-        auto sequence = angles.template sequence<W, vectors>(pair + i);
+        auto sequence = angles.template sequence<W, vectors, Pairs::IN_BLOCKS>(pair + i);
         StreamBuffer stream = *group.stream;  // a local copy stays in registers
         for_rows<From::template ROWS_AT_ONCE<W>>(group.count, [&](auto rows) ROPE_ALWAYS {
             constexpr int K = rows;
@@ -185,8 +209,9 @@ struct RotateColumn {
                 if (x_ahead) prefetch<reads_half, chunk_bytes>(from + x_ahead, second_half);
                 if (y_ahead) prefetch<writes_half, chunk_bytes>(to + y_ahead, second_half);
                 unroll<vectors>([&](auto v) ROPE_ALWAYS {
-                    rotate_pairs<T, reads_half, writes_half, W>(from + v * W * x_step, to + v * W * y_step, second_half,
-                                                                cos[k * vectors + v], sin[k * vectors + v]);
+                    rotate_pairs<Pairs, reads_half, writes_half, W>(from + v * W * x_step, to + v * W * y_step,
+                                                                    second_half, cos[k * vectors + v],
+                                                                    sin[k * vectors + v]);
                 });
                 from += x_row;
                 to += y_row;
@@ -251,12 +276,14 @@ struct RotateRow {
     void at(int64_t i) const {
         constexpr int W = chunk < T::W ? chunk : T::W;
         constexpr int64_t itemsize = sizeof(typename T::Stored);
+        using Pairs = Ordered<T, reads_half, writes_half, FromTables<typename T::Real>, W>;
         using Real = Vec<typename T::Real, W>;
         unroll<chunk / W>([&](auto v) ROPE_ALWAYS {
             const int64_t k = i + v * W;
             const int64_t at_x = itemsize * (reads_half ? k : 2 * k), at_y = itemsize * (writes_half ? k : 2 * k);
-            rotate_pairs<T, reads_half, writes_half, W>(x + at_x, y + at_y, second_half, load<Real>(cos + k),
-                                                        load<Real>(sin + k));
+            rotate_pairs<Pairs, reads_half, writes_half, W>(x + at_x, y + at_y, second_half,
+                                                            load_table<Real, Pairs::IN_BLOCKS>(cos + k),
+                                                            load_table<Real, Pairs::IN_BLOCKS>(sin + k));
         });
     }
 };
