@@ -83,10 +83,12 @@ def check_quadrants(text: str, dtype: str) -> None:
     eighth, quarter, half = 1 << (bits - 3), 1 << (bits - 2), 1 << (bits - 1)
     *_, end = _blocks(text)
     signs = [
+        "const Words sign = quadrant[k] & HALF",
+        "const Reals signed_c = bit_cast<Reals>(bit_cast<Words>(c[k]) ^ sign)",
+        "const Reals signed_s = bit_cast<Reals>(bit_cast<Words>(s[k]) ^ sign)",
         "const auto odd = any_bit(quadrant[k], QUARTER)",
-        "const Reals unsigned_cos = select(odd, s[k], c[k]), unsigned_sin = select(odd, c[k], s[k])",
-        "cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant[k] + QUARTER) & HALF))",
-        "sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant[k] & HALF))",
+        "cos[k] = select(odd, -signed_s, signed_c)",
+        "sin[k] = select(odd, signed_c, signed_s)",
     ]
     lines = (
         "u = Ops::to_float(phase << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);",
@@ -107,8 +109,8 @@ def check_quadrants(text: str, dtype: str) -> None:
         if (u - 4 * (phase - number * quarter)) % 2 ** (bits + 2):
             raise ProofError(f"the rest of the phase {phase:#x} is no angle from its axis")
         turned = phase + eighth
-        found = (bool(turned & quarter), bool(turned + quarter & half), bool(turned & half))
-        if found != (number % 2 == 1, number in (1, 2), number in (2, 3)):
+        odd, sign = bool(turned & quarter), bool(turned & half)
+        if (odd, odd != sign, sign) != (number % 2 == 1, number in (1, 2), number in (2, 3)):
             raise ProofError(f"the quadrant of the phase {phase:#x} is wrong")
 
 

@@ -199,7 +199,7 @@ KERNELS = {
     "order": ("SIN = Table::sin(TOP - 1 - i)", "SIN = Table::sin(i)"),
     "vectors": ("return rope::select(mask, a, b);", "return rope::select(mask, b, a);"),
     "unit": ("0x1p-31", "0x1p-30"),
-    "quadrant": ("(quadrant[k] + QUARTER) & HALF", "(quadrant[k] - QUARTER) & HALF"),
+    "quadrant": ("select(odd, -signed_s, signed_c)", "select(odd, signed_s, signed_c)"),
     "fraction": ("u = u - (sum - ROUNDER);", "u = u - (sum + ROUNDER);"),
     "quarters": ("0x1.8p24 : 0x1.8p53", "0x1.8p23 : 0x1.8p53"),
     "eighth": ("Word{1} << (BITS - 3)", "Word{1} << (BITS - 4)"),

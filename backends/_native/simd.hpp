@@ -320,6 +320,16 @@ inline Real select(Mask mask, Real a, Real b) {
     return mask ? a : b;
 }
 
+#if defined(__GNUC__) && defined(__AVX2__)
+// `bits` is one bit. The blend reads the sign of each lane of its mask.
+inline Vec<uint32_t, 8> any_bit(Vec<uint32_t, 8> v, uint32_t bits) { return v << __builtin_clz(bits); }
+
+inline Vec<float, 8> select(Vec<uint32_t, 8> mask, Vec<float, 8> a, Vec<float, 8> b) {
+    return bit_cast<Vec<float, 8>>(
+        _mm256_blendv_ps(bit_cast<__m256>(b), bit_cast<__m256>(a), bit_cast<__m256>(mask)));
+}
+#endif
+
 #if defined(__GNUC__) && defined(__AVX512BW__)
 inline __mmask16 any_bit(Vec<uint32_t, 16> v, uint32_t bits) {
     return _mm512_test_epi32_mask(bit_cast<__m512i>(v), _mm512_set1_epi32(static_cast<int>(bits)));

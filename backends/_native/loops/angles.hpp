@@ -27,7 +27,7 @@ ROPE_INLINE void for_rows(int64_t count, const Step& step) {
 
 // Positions whose cos and sin are computed together: the K of cos_sin(). Fewer if there are fewer registers.
 template <int W>
-constexpr int POSITIONS_AT_ONCE = W == 16 ? 4 : W > 1 ? 2 : 1;
+constexpr int POSITIONS_AT_ONCE = W >= 8 ? 4 : W > 1 ? 2 : 1;
 
 // The operations of cos_sin.h on vectors.
 struct VectorOps {
