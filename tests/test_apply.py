@@ -22,6 +22,11 @@ def test_positions_of_the_host(lib):
         *(2.5, [0.5, 1, 2, 3, 4], [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]], [np.int64(k) for k in range(5)]),
         *(np.int64(5), np.int8(-5), np.uint32(5), np.float32(2.5), np.float64(2.5), [1e9 + 0.125] * 5),
     ]
+    positions += [
+        ((0, 1.5, 2, 3, 4), [10, -0.5, 12, 13, 2**31 - 1]),
+        (np.int64(3), 0.5, *range(3)),
+        (5, 4, 3, 2, 1),
+    ]
     if lib.name in ("numpy", "jax"):  # JAX takes arrays of NumPy
         positions += [np.array([0, 1, 50, 7, 2**32 - 1], np.uint32), np.array([0, 1, 50, 7, 0.1])]
     for pos in positions:

@@ -115,7 +115,7 @@ def rotate(call: Call) -> Any:
     call.pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
     pos = call.pos.values
     # Copy NumPy's: the operation runs later, when the caller may have written to the array.
-    pos = pos if LIBRARY.is_array(pos) else np.array(pos)
+    pos = pos if LIBRARY.is_array(pos) else np.array(pos).reshape(call.pos.shape)
     return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
 
 

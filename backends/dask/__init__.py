@@ -166,12 +166,11 @@ def _rotate_chunk_by_tables(
 
 
 def _checked(pos: PositionInput, plan: Plan) -> Any:
-    """Check values on the host; return an array of dask or NumPy, a range, or a number."""
-    pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
-    if pos.form == "range" and plan.coordinates is None:
-        return pos.values  # each task contains its own range, three numbers
-    # Copy NumPy's: the tasks run later, when the caller may have written to the array.
-    return np.array(pos.values) if isinstance(pos.values, (range, list, np.ndarray)) else pos.values
+    """Check values on the host; return an array of dask or NumPy, or a range."""
+    # NumPy's are copied: the tasks run later, when the caller may have written to the array.
+    array, _ = pos.read(LIBRARY, numpy_library().ops(None), use_float64=False, split=False)
+    # Each task contains its own range, three numbers.
+    return pos.values if pos.form == "range" and plan.coordinates is None else array
 
 
 def _shape(pos: Any) -> tuple[Any, ...]:

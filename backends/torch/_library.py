@@ -60,6 +60,7 @@ class TorchOps(ArrayOps):
     def __init__(self, xp: Any, has_int64: bool, creation_kwargs: dict[str, Any]):
         super().__init__(xp, has_int64, creation_kwargs)
         self.is_exported = is_exported()
+        self.reads_numpy = not (self.is_exported or torch.compiler.is_compiling())
 
     def constants(self, numbers: Constants, dtype: Any) -> Any:
         values = numbers.values

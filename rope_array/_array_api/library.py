@@ -143,6 +143,7 @@ class NumPyOps(ArrayOps):
     """NumPy's operations: constants are made once and cached."""
 
     needs_equal_ndim = False
+    reads_numpy = True
 
     def __init__(self, xp: Any, has_int64: bool = True):
         from numpy import ndarray

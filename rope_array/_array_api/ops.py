@@ -22,10 +22,13 @@ class ArrayOps:
     is_exported
         Whether the arithmetic is recorded for another tool, such as a runtime of ONNX: see `digits`. Every
         torch.export counts, as its program may be converted later.
+    reads_numpy
+        Whether lists are read by NumPy: in C, but no compiler may trace the call.
     """
 
     needs_equal_ndim = True
     is_exported = False
+    reads_numpy = False
     right_shift: Any = staticmethod(rshift)
     """Shift signed integers right by a number of bits, rounding down: ``right_shift(array, count)``."""
 

@@ -4,7 +4,10 @@ Positions are read as (integers, fractions): two arrays; fractions are None for 
 floats and NumPy's are split on the host, in float64, exactly.
 """
 
+from contextlib import suppress
+from itertools import chain
 from numbers import Integral, Real
+from operator import countOf
 from typing import Any, NamedTuple
 
 from rope_array._errors import (
@@ -25,6 +28,7 @@ from .library import (
     is_numpy,
     is_numpy_scalar,
     name_of_dtype,
+    numpy_library,
 )
 from .ops import ArrayOps
 
@@ -33,6 +37,7 @@ _FLOAT_LIMIT = 2.0**31
 _LARGEST = 2**31 - 1  # round() of a float just below the limit would give the limit
 _MOST_AXES = 64
 _FLOATS = ("float32", "float64")
+_NUMBERS, _SEQUENCES = {int, float}, {list, tuple}
 _WITH_FLOAT64 = ("array_api_strict", "cupy", "dask", "jax", "numpy", "tensorflow", "torch")
 
 
@@ -42,14 +47,14 @@ class PositionInput(NamedTuple):
     Attributes
     ----------
     form
-        "range"; "numbers": a Python number, or nested lists of them; "symbol": a symbolic number of PyTorch;
+        "range"; "numbers": a Python number, or a sequence of them; "symbol": a symbolic number of PyTorch;
         "numpy": the caller's array of NumPy for an x of another library; "array": an array of x's library.
     values
-        The positions, without subclasses of Python's types.
+        The positions, without subclasses of Python's types; of a sequence all numbers in one list or tuple.
     shape
         Their shape, with the axis of coordinates if a position has several.
     dtype
-        The name of an array's dtype; empty for other forms.
+        The name of an array's dtype; of numbers "float64" if one is a float; else empty.
     """
 
     form: str
@@ -59,8 +64,6 @@ class PositionInput(NamedTuple):
 
     def has_floats(self) -> bool:
         """Return whether a position may have a fraction."""
-        if self.form == "numbers":
-            return any([type(number) is float for number in _flattened(self.values)])
         return self.dtype in _FLOATS
 
     def largest(self) -> Any:
@@ -68,7 +71,7 @@ class PositionInput(NamedTuple):
         if self.form == "range":
             return max(self.values[0], self.values[-1]) if self.values else None
         if self.form == "numbers":
-            return max(_flattened(self.values), default=None) if self.shape else self.values
+            return max(self.values, default=None) if self.shape else self.values
         # Dynamo warns in is_numpy, so tensors never get there.
         if not hasattr(self.values, "__array_interface__") or not is_numpy(self.values):
             return None
@@ -87,20 +90,33 @@ class PositionInput(NamedTuple):
         if lib.takes_numpy:
             ops = lib.host_ops(ops)
         if self.form == "range":
-            return _read_range(self.values, ops), None
+            return _read_range(self.values, lib, ops), None
+        keeps_float64 = _keeps_float64(lib, ops)
         if self.form == "numpy":
-            return _read_numpy(self.values, self.dtype, ops, split or not _keeps_float64(lib, ops))
+            real = self.dtype if ops.has_int64 else "float32"
+            return _read_numpy(self.values, real, ops, split or not keeps_float64)
         if self.form == "symbol":
             return _read_symbol(self.values, ops, split)
+        real = "float64" if use_float64 or keeps_float64 else "float32"
+        if self.shape and self.values and ops.reads_numpy:
+            with suppress(PositionError, OverflowError):  # below, the error names the first wrong number
+                array = numpy_library().xp.fromiter(self.values, self.dtype or "int64", len(self.values))
+                return _read_numpy(array.reshape(self.shape), real, ops, split or not keeps_float64)
+        numbers = self.values if self.shape else [self.values]
         if not self.has_floats():
-            integers = _map(lambda p: _checked_integer(p, ops), self.values)
-            return _from_values(integers, _integer(ops), ops), None
-        real = ops.xp.float64 if use_float64 or _keeps_float64(lib, ops) else ops.xp.float32
-        nearest = _map(_nearest, self.values)
-        if not split and _keeps_float64(lib, ops):
-            return _from_values(_map(float, self.values), real, ops), None
-        fraction = _difference(self.values, nearest)
-        return _from_values(nearest, _integer(ops), ops), _from_values(fraction, real, ops)
+            return self._array([_checked_integer(p, ops) for p in numbers], _integer(ops), ops), None
+        nearest, real = [_nearest(p) for p in numbers], getattr(ops.xp, real)
+        if not split and keeps_float64:
+            return self._array([float(p) for p in numbers], real, ops), None
+        fraction = [float(p) - n for p, n in zip(numbers, nearest, strict=True)]
+        return self._array(nearest, _integer(ops), ops), self._array(fraction, real, ops)
+
+    def _array(self, numbers: list[Any], dtype: Any, ops: ArrayOps) -> Any:
+        """Make an array of numbers in the shape of the positions."""
+        if not self.shape:
+            return _from_number(numbers[0], dtype, ops)
+        array = ops.from_values(numbers, dtype)
+        return array if len(self.shape) == 1 else ops.reshape(array, self.shape)
 
 
 def parse(pos: Any, x: Any, lib: Library) -> PositionInput:
@@ -141,31 +157,48 @@ def parse_host(pos: Any) -> PositionInput | None:
         except OverflowError:  # 2**63 positions or more
             raise PositionError(f"pos is {pos}, longer than an axis can be; give fewer positions.") from None
     if isinstance(pos, (list, tuple)):
-        return PositionInput("numbers", *_parse_sequence(pos))
+        numbers, shape, has_floats = _parse_sequence(pos)
+        return PositionInput("numbers", numbers, shape, "float64" if has_floats else "")
     if type(pos).__name__ in ("SymInt", "SymFloat"):  # reading its value would add a guard
         return PositionInput("symbol", pos, ())
     if isinstance(pos, (int, float)) or (isinstance(pos, Real) and _has_dtype(pos)):
-        return PositionInput("numbers", _parse_number(pos), ())
+        number = _parse_number(pos)
+        return PositionInput("numbers", number, (), "float64" if type(number) is float else "")
     return None
 
 
-def _parse_sequence(pos: Any, depth: int = 1) -> tuple[list[Any], tuple[int, ...]]:
-    """Return a sequence as nested lists of Python's numbers, and its shape."""
-    if depth > _MOST_AXES:
-        raise ShapeError(
-            f"pos is a sequence nested more than {_MOST_AXES} deep, or one that holds itself; give an array."
-        )
-    numbers, shapes = [], set()
-    for p in pos:  # a subclass may give another length than it has items
-        is_nested = isinstance(p, (list, tuple))
-        number, shape = _parse_sequence(p, depth + 1) if is_nested else (_parse_number(p), ())
-        numbers.append(number)
-        shapes.add(shape)
+def _parse_sequence(pos: Any, depth: int = 0) -> tuple[Any, tuple[int, ...], bool]:
+    """Return the numbers of a nested sequence as Python's, in one sequence; its shape; if it has floats."""
+    if not isinstance(pos, (list, tuple)):
+        number = _parse_number(pos)
+        return [number], (), type(number) is float
+    shape: list[int] = []
+    first: Any = pos
+    while isinstance(first, (list, tuple)):
+        if depth + len(shape) == _MOST_AXES:
+            nested = f"a sequence nested more than {_MOST_AXES} deep, or one that holds itself"
+            raise ShapeError(f"pos is {nested}; give an array.")
+        shape.append(len(first))
+        first = next(iter(first), None)
+    # A subclass may give another length than it has items.
+    items = numbers = pos if type(pos) in _SEQUENCES else [*pos]
+    # Plain lists, nested as the first: Python runs each step in C.
+    for size in shape[1:]:
+        if not {*map(type, numbers)} <= _SEQUENCES or {*map(len, numbers)} != {size}:
+            break
+        numbers = [*chain.from_iterable(numbers)]
+    kind = type(next(iter(numbers), 0))
+    types = {kind} if countOf(map(type, numbers), kind) == len(numbers) else {*map(type, numbers)}
+    if types <= _NUMBERS:
+        return numbers, (len(items), *shape[1:]), float in types
+    parts = [_parse_sequence(item, depth + 1) for item in items]
+    shapes = {shape for _, shape, _ in parts}
     if len(shapes) > 1:
         raise ShapeError(
             f"pos is a ragged sequence; its parts have the shapes {sorted(shapes)}. Make them equal."
         )
-    return numbers, (len(numbers), *(shapes.pop() if shapes else ()))
+    has_floats = any([part_has_floats for *_, part_has_floats in parts])
+    return [*chain.from_iterable([part for part, *_ in parts])], (len(items), *shapes.pop()), has_floats
 
 
 def _parse_number(pos: Any) -> Any:
@@ -229,48 +262,44 @@ def _refused_dtype(pos: Any, dtype: str) -> ArrayTypeError:
     return ArrayTypeError(text)
 
 
-def _from_values(values: Any, dtype: Any, ops: ArrayOps) -> Any:
-    """Make an array of a number or a nested list."""
-    if isinstance(values, list):
-        return ops.from_values(values, dtype)
+def _from_number(number: Any, dtype: Any, ops: ArrayOps) -> Any:
     # Not asarray: torch.compile would make the number a constant and recompile for each new one.
-    return ops.xp.full((), values, dtype=dtype, **ops.creation_kwargs)
+    return ops.xp.full((), number, dtype=dtype, **ops.creation_kwargs)
 
 
 def _read_symbol(pos: Any, ops: ArrayOps, split: bool) -> tuple[Any, Any]:
     if type(pos).__name__ == "SymInt":
-        return _from_values(pos, _integer(ops), ops), None
-    array = _from_values(pos, ops.xp.float64, ops)
+        return _from_number(pos, _integer(ops), ops), None
+    array = _from_number(pos, ops.xp.float64, ops)
     return _split(array, ops) if split else (array, None)
 
 
-def _read_range(pos: range, ops: ArrayOps) -> Any:
+def _read_range(pos: range, lib: Library, ops: ArrayOps) -> Any:
     dtype = _integer(ops)
     if pos:
         limit = 2**63 if ops.has_int64 else 2**31
         if min(pos[0], pos[-1]) < -limit or max(pos[0], pos[-1]) >= limit:
             raise _integer_out_of_range(max(pos[0], pos[-1], key=abs), ops)
     if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # arange's own sums might overflow
-        return ops.from_values([*pos], dtype)
+        return PositionInput("numbers", [*pos], (len(pos),)).read(lib, ops, False)[0]
     return ops.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **ops.creation_kwargs)
 
 
-def _read_numpy(pos: Any, dtype: str, ops: ArrayOps, split: bool) -> tuple[Any, Any]:
+def _read_numpy(pos: Any, real: str, ops: ArrayOps, split: bool) -> tuple[Any, Any]:
     """Check NumPy positions before the library narrows them to its dtypes; split floats in float64.
 
-    Each array is a copy: a lazy or asynchronous library reads it after the call.
+    Each array is a copy: a lazy or asynchronous library reads it after the call. Fractions are `real`.
     """
     integer = "int64" if ops.has_int64 else "int32"
-    if dtype == "uint32" and not ops.has_int64:
+    if pos.dtype == "uint32" and not ops.has_int64:
         return _from_host(pos.copy(), ops), None  # all uint32 values are served as they are
-    if dtype in _FLOATS:
+    if pos.dtype.kind == "f":
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
         if not split:
             return _from_host(pos.copy(), ops), None
         nearest = pos.round().clip(max=_LARGEST)
-        fraction = (pos - nearest).astype(dtype if ops.has_int64 else "float32")
-        return _from_host(nearest.astype(integer), ops), _from_host(fraction, ops)
+        return _from_host(nearest.astype(integer), ops), _from_host((pos - nearest).astype(real), ops)
     if pos.size:
         for end in (pos.min(), pos.max()):
             _checked_integer(int(end), ops)
@@ -280,22 +309,6 @@ def _read_numpy(pos: Any, dtype: str, ops: ArrayOps, split: bool) -> tuple[Any, 
 def _from_host(array: Any, ops: ArrayOps) -> Any:
     """Make an array of a NumPy array."""
     return ops.xp.asarray(array, **ops.creation_kwargs)
-
-
-def _flattened(values: Any) -> list[Any]:
-    """Return the numbers of nested lists in one list."""
-    return [p for inner in values for p in _flattened(inner)] if isinstance(values, list) else [values]
-
-
-def _map(function: Any, values: Any) -> Any:
-    return [_map(function, inner) for inner in values] if isinstance(values, list) else function(values)
-
-
-def _difference(pos: Any, nearest: Any) -> Any:
-    """Return numbers, or nested lists of them, minus others."""
-    if isinstance(pos, list):
-        return list(map(_difference, pos, nearest))
-    return float(pos) - nearest
 
 
 def _checked_integer(pos: int, ops: ArrayOps) -> int:

@@ -192,7 +192,7 @@ def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     """Return positions as a NumPy array, and whether they are Python values."""
     parsed = parse_host(pos)  # refuses ragged sequences and other types
     if parsed is not None:
-        array = np.asarray(parsed.values)
+        array = np.asarray(parsed.values).reshape(parsed.shape)
         if array.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")
     elif not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
