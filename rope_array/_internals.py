@@ -22,10 +22,18 @@ CREATION = (  # how a view was made, and how most are
     "torch.Tensor._is_view",
     "torch.Tensor._base",
 )
+VMAP = (  # the active transforms, the kind that is vmap, its wrappers, and a context outside of all transforms
+    "torch._C._functorch.get_interpreter_stack",
+    "torch._C._functorch.TransformType.Vmap",
+    "torch._C._functorch._unwrap_batched",
+    "torch._C._functorch._add_batch_dim",
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+)
 INTERNALS = (
     *INTERCEPTORS,
     f"torch.autograd.forward_ad.{FORWARD_LEVEL}",
     *CREATION,
+    *VMAP,
     "torch._C._increment_version",
     "torch.Tensor._is_zerotensor",
     "torch.overrides._get_current_function_mode_stack",

@@ -25,6 +25,7 @@ from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 
 from ._gradient import adjoint, rotate_by_operations, rotate_by_recorded_tables, rotate_recorded
 from ._library import CAN_JUDGE_VIEWS, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_recorded
+from ._mapped import inside_vmap
 
 # ---- why a kernel declines a call ----
 
@@ -41,14 +42,24 @@ def register_gate(kernel: Any) -> None:
     kernel.use_gate(interceptors, forward_ad, *modes, torch.Tensor.is_inference, count_writes)
 
 
-def why_call_declined(source: Any, recorded: bool) -> str | None:
+def why_checked_call_declined(
+    xs: Any, source: Source, why_tensor: Callable[[Any], str | None]
+) -> str | None:
+    """Return why a call is declined, or None; a call under vmap by the tensors inside its wrappers."""
+    inside = inside_vmap(xs, source)
+    xs, source = inside or (xs, source)
+    reason = why_call_declined(source, is_recorded(xs), inside is not None)
+    return reason or first_tensor_reason(xs, source, why_tensor)
+
+
+def why_call_declined(source: Any, recorded: bool, mapped: bool = False) -> str | None:
     """Return why a call is declined, or None; the memory of its tensors is not checked.
 
-    `recorded`: a gradient of the arrays to rotate is recorded.
+    `recorded`: a gradient of the arrays to rotate is recorded. `mapped`: the rule for vmap serves the call.
     """
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
         return "the call is compiled"
-    if (reason := _active_interceptor()) is not None:
+    if (reason := _active_interceptor(mapped)) is not None:
         return reason
     for array in source[:2] if recorded else ():  # Positions.values, or Tables.cos and .sin
         if type(array) in PLAIN_TYPES and array.is_inference():
@@ -56,11 +67,11 @@ def why_call_declined(source: Any, recorded: bool) -> str | None:
     return None
 
 
-def _active_interceptor() -> str | None:
+def _active_interceptor(mapped: bool) -> str | None:
     """Return why PyTorch's operations are intercepted, or None."""
     if not CAN_DETECT_MODES:
         return "this version of PyTorch does not report whether its operations are transformed"
-    if TRANSFORMED():
+    if not mapped and TRANSFORMED():
         return "a functorch transform is active"
     if getattr(forward_ad, FORWARD_LEVEL) >= 0:
         return "forward-mode differentiation is active"

@@ -13,9 +13,10 @@ from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
 
 from . import _compiled, _eager, triton
-from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
+from ._eager import first_tensor_reason, why_checked_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import LIBRARY, PLAIN_TYPES, is_recorded
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, is_recorded
+from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "native"
 accepts_outs = True
@@ -92,8 +93,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     if torch.compiler.is_compiling():
         reason = _compiled.why_call_unserved(xs, source)
         return reason or first_tensor_reason(xs, source, _why_tensor_unserved)
-    reason = why_call_declined(source, is_recorded(xs))
-    return reason or first_tensor_reason(xs, source, _why_tensor_declined)
+    return why_checked_call_declined(xs, source, _why_tensor_declined)
 
 
 def _why_tensor_declined(x: Any) -> str | None:
@@ -124,6 +124,8 @@ def rotate(call: Call, outs: Any = None) -> Any:
             if outs is None:
                 return _compiled.rotate_traced(call, by_kernel=True)
             return _compiled.rotate_traced_into(call, outs)
+        if TRANSFORMED():
+            return rotate_mapped(rotate, call)
         rotate_eagerly = partial(_eager.rotate_eagerly, _native.kernel)
         source_for = _eager.sources(call, make_tables, lambda: _native.sources(call, _readable))
         return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
@@ -131,7 +133,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
-    return make_recorded_tables(_make_tables, source, like)
+    return make_mapped_tables(partial(make_recorded_tables, _make_tables), source, like)
 
 
 def _make_tables(source: Positions, like: Any) -> Any:

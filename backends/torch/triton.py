@@ -21,9 +21,10 @@ from rope_array._errors import printable
 from rope_array._internals import internal
 
 from . import _eager
-from ._eager import first_tensor_reason, why_call_declined, why_tensor_not_plain
+from ._eager import why_checked_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import LIBRARY, is_lazy, is_recorded
+from ._library import LIBRARY, TRANSFORMED, is_lazy
+from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "triton"
 accepts_outs = True
@@ -112,8 +113,8 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     device = xs[0].device
     if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
         return f"a tensor is on {device}; the kernel runs on GPUs"
-    reason = unavailable_reason() or _why_gpu_too_old(device) or why_call_declined(source, is_recorded(xs))
-    return reason or first_tensor_reason(xs, source, _why_tensor_unreadable)
+    reason = unavailable_reason() or _why_gpu_too_old(device)
+    return reason or why_checked_call_declined(xs, source, _why_tensor_unreadable)
 
 
 def _why_gpu_too_old(device: Any) -> str | None:
@@ -140,6 +141,8 @@ def _why_tensor_unreadable(x: Any) -> str | None:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
+        if TRANSFORMED():
+            return rotate_mapped(rotate, call)
         kernel = load_kernel()
         rotate_eagerly = partial(_eager.rotate_eagerly, kernel)
         source_for = _eager.sources(call, make_tables, lambda: _sources(call, kernel))
@@ -163,7 +166,7 @@ def _with_adjacent_pairs(tensor: Any, dtype: Any) -> Any:
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
-    return make_recorded_tables(_make_tables, source, like)
+    return make_mapped_tables(partial(make_recorded_tables, _make_tables), source, like)
 
 
 def _make_tables(source: Positions, like: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Calls under vmap: a kernel cannot read the tensors that vmap wraps, and serves the tensors inside.
+
+The mapped axis, of size B, becomes the first axis, where the shape rule pairs it. The call is then made outside
+of all transforms, where autograd records it as usual, and its results are wrapped again.
+
+    x         mapped or not        positions      mapped            not mapped
+    (H, S, d) (B, H, S, d)         (H, S)         (B, H, S)         (1, H, S)
+    (d,)      (B, 1, d)            (S,)           (B, S)            (S,)
+                                   ()             (B, 1)            ()
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rope_array._array_api.position_input import parse
+from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._internals import VMAP, internal
+from rope_array._spec.shape_rule import without_coordinates
+
+from ._library import LIBRARY, TRANSFORMED
+
+_LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE = _NAMES = tuple(map(internal, VMAP))
+
+
+def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
+    """Return xs and the source as they are inside the wrappers of vmap.
+
+    Return None if vmap is not active, or another transform is too. Also for frequencies in an array, from
+    which PyTorch's operations make tables.
+    """
+    if None in _NAMES or not TRANSFORMED() or any(layer.key() != _VMAP for layer in _LAYERS()):
+        return None
+    if isinstance(source, Positions) and source.inv_freq is not None:
+        return None
+    levels = _levels()
+
+    def unwrap(value: Any) -> Any:
+        for level in levels:
+            value, _ = _unwrap(value, level)
+        return value
+
+    return tuple(map(unwrap, xs)), type(source)(*map(unwrap, source))
+
+
+def _levels() -> list[int]:
+    """Return the levels of the active transforms, the innermost first."""
+    return [layer.level() for layer in reversed(_LAYERS())]
+
+
+def _unwrap(value: Any, level: int) -> tuple[Any, int | None]:
+    """Return the tensor that a level of vmap wraps, and the mapped axis; None for values not mapped there."""
+    return _UNWRAP(value, level) if isinstance(value, torch.Tensor) else (value, None)
+
+
+def _wrap(tensors: Any, levels: list[int]) -> tuple[Any, ...]:
+    """Wrap tensors whose first axes are mapped at these levels, of which the innermost is first."""
+    for level in reversed(levels):
+        tensors = [_WRAP(tensor, 0, level) for tensor in tensors]
+    return tuple(tensors)
+
+
+def rotate_mapped(rotate: Callable[[Call], Any], call: Call) -> tuple[Any, ...]:
+    """Rotate the arrays of a checked call by `rotate`, called outside of vmap."""
+    source, num_xs, mapped_levels = call.source, len(call.xs), []
+    is_tables = isinstance(source, Tables)
+    values = source[: 2 if is_tables else 1]  # cos and sin, or positions
+    axes = source.cos.ndim - 1 if is_tables else len(without_coordinates(call.pos.shape, source.plan))
+    arrays = [*[x if x.ndim > 1 else x.unsqueeze(0) for x in call.xs], *values]
+    for level in _levels():
+        unwrapped = [_unwrap(array, level) for array in arrays]
+        sizes = [array.shape[dim] for array, dim in unwrapped if dim is not None]
+        if sizes:
+            xs = [_with_batch(x, dim, sizes[0]) for x, dim in unwrapped[:num_xs]]
+            values, axes = _pair_with_batch(unwrapped[num_xs:], sizes[0], axes)
+            arrays = [*xs, *values]
+            mapped_levels.append(level)
+    xs, source = tuple(arrays[:num_xs]), type(source)(*values, *source[len(values) :])
+    pos = None if is_tables else parse(source.values, xs[0], LIBRARY)
+    seq_axis = call.seq_axis + len(mapped_levels) if call.seq_axis >= 0 else call.seq_axis
+    with _OUTSIDE():
+        ys = rotate(call._replace(xs=xs, source=source, seq_axis=seq_axis, pos=pos))
+    ys = [y if x.ndim > 1 else y.squeeze(-2) for x, y in zip(call.xs, ys, strict=True)]
+    return _wrap(ys, mapped_levels)
+
+
+def _with_batch(tensor: Any, dim: int | None, size: int) -> Any:
+    """Return a tensor with the mapped axis first; without one, a view with its numbers repeated."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _pair_with_batch(unwrapped: list[Any], size: int, axes: int) -> tuple[tuple[Any, ...], int]:
+    """Return positions or tables that pair with a new first axis of x, and the number of axes that pair."""
+    if any(dim is not None for _, dim in unwrapped):
+        tensors = [_with_batch(tensor, dim, size) for tensor, dim in unwrapped]
+        return tuple(t if axes else t.unsqueeze(1) for t in tensors), max(2, axes + 1)
+    if axes < 2:
+        return tuple(value for value, _ in unwrapped), axes
+    return tuple(v[None] if isinstance(v, torch.Tensor) else [v] for v, _ in unwrapped), axes + 1
+
+
+def make_mapped_tables(make: Callable[..., Any], source: Positions, like: Any) -> Any:
+    """Make tables by `make`, called outside of vmap."""
+    if torch.compiler.is_compiling() or (inside := inside_vmap((like,), source)) is None:
+        return make(source, like)
+    pos, mapped_levels = source.values, []
+    for level in _levels():
+        pos, dim = _unwrap(pos, level)
+        if dim is not None:
+            pos = pos.movedim(dim, 0)
+            mapped_levels.append(level)
+    with _OUTSIDE():
+        tables = make(source._replace(values=pos), *inside[0])
+    return _wrap(tables, mapped_levels)
