@@ -21,7 +21,8 @@ from rope_array._spec.shape_rule import without_coordinates
 
 from ._library import LIBRARY, TRANSFORMED
 
-_LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE = _NAMES = tuple(map(internal, VMAP))
+_LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE = tuple(map(internal, VMAP))
+_CAN_UNWRAP = None not in (TRANSFORMED, _LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE)
 
 
 def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
@@ -30,7 +31,7 @@ def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
     Return None if vmap is not active, or another transform is too. Also for frequencies in an array, from
     which PyTorch's operations make tables.
     """
-    if None in _NAMES or not TRANSFORMED() or any(layer.key() != _VMAP for layer in _LAYERS()):
+    if not _CAN_UNWRAP or not TRANSFORMED() or any(layer.key() != _VMAP for layer in _LAYERS()):
         return None
     if isinstance(source, Positions) and source.inv_freq is not None:
         return None

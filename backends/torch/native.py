@@ -65,6 +65,8 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
     """
     if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
         return NotImplemented
+    if TRANSFORMED is None or TRANSFORMED():  # has_memory takes 0.5 ms where PyTorch raises an error
+        return NotImplemented
     pos, plan, inv_freq = source
     if not type(like) is type(pos) is torch.Tensor or not like.is_cpu or like.dtype not in _COMPUTE_DTYPES:
         return NotImplemented
