@@ -226,12 +226,13 @@ def test_backward_under_autocast_that_the_kernel_declines(of):
 
 
 def test_an_active_transform_of_other_tensors(runs):
-    """The kernel declines: the transform may capture a tensor that the call makes."""
+    """The kernel declines: the transform may capture a tensor that the call makes. vmap captures none."""
     x, ys = normal(2, 5, 16), []
     expected = by_array_api(x)
-    torch.func.vmap(lambda dummy: ys.append(ROPE.apply(x, POS)) or dummy)(torch.zeros(2))
-    assert same(ys[0], expected)
-    assert not runs
+    for transform, served in ((torch.func.functionalize, False), (torch.func.vmap, True)):
+        transform(lambda dummy: ys.append(ROPE.apply(x, POS)) or 2 * dummy)(torch.zeros(2))
+        assert same(ys.pop(), expected)
+        assert bool(runs) == (served and _native.kernel is not None)
 
 
 def test_gradient_outside_of_a_transform_inside():

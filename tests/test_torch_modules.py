@@ -12,6 +12,7 @@ from compare import judge, same
 from torch_cases import FIELDS, IGNORED, ROPES, normal
 
 import rope_array as ra
+from rope_array._backends import _native
 from rope_array.testing import apply_definition, cos_sin
 
 torch = pytest.importorskip("torch")
@@ -48,6 +49,25 @@ def changed(module):
 def call(module, length=5, seed=0):
     q = normal(2, 2, length, 16, seed=seed)
     return module(q, -q, positions_for(module, length))
+
+
+@by_module
+def test_ensemble(make, runs):
+    """Modules stacked and mapped by vmap have the bits of each; the kernel rotates by tables of all."""
+    modules = [changed(make())]
+    modules.append(changed(copy.deepcopy(modules[0])))
+    state = torch.func.stack_module_state(modules)
+    qs, pos = normal(2, 2, 2, 5, 16), positions_for(modules[0], 5)
+
+    def rotate(state, q):
+        return torch.func.functional_call(modules[0], state, (q, -q, pos))
+
+    with torch.no_grad():
+        expected = [module(q, -q, pos) for module, q in zip(modules, qs, strict=True)]
+        runs.clear()
+        ys = torch.func.vmap(rotate)(state, qs)
+    assert all(map(torch.equal, ys, map(torch.stack, zip(*expected, strict=True))))
+    assert len(runs) == (_native.kernel is not None)
 
 
 class Attention(torch.nn.Module):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from torch_cases import FIELDS, IGNORED, NIGHTLY, ROPES, compiled, forward_ad, normal
+from torch_cases import FIELDS, IGNORED, KERNEL, NIGHTLY, ROPES, compiled, forward_ad, near, normal
 
 import rope_array as ra
 from rope_array.testing import frequencies, rotation_matrix
@@ -289,6 +289,84 @@ def cells(each_push, sources=SOURCES, transforms=TRANSFORMS):
 @cells(lambda source, transform: source in ("int64", "tuple") or number_of(source, transform) % 3 == 0)
 def test_transform_of_every_source(source, transform):
     check(TRANSFORMS[transform], case_of(source, transform))
+
+
+# ---- vmap, which the kernel serves by the tensors inside ----
+
+# The shapes of x and of positions, the axes of both that are mapped, of size 3, and seq_axis.
+MAPPED = {
+    "x": ((3, 2, 5, WIDTH), (5,), (0, None), -2),
+    "x beside positions of each head": ((2, 5, 3, WIDTH), (2, 5), (2, None), -2),
+    "x beside positions of few heads": ((3, 1, 2, 5, WIDTH), (1, 5), (0, None), -2),
+    "x, seq_axis -3": ((3, 5, 2, WIDTH), (5,), (0, None), -3),
+    "x, seq_axis 0": ((5, 3, 2, WIDTH), (2, 5), (1, None), 0),
+    "x and positions": ((3, 2, 5, WIDTH), (5, 3), (0, 1), -2),
+    "x and positions of heads": ((3, 5, 2, WIDTH), (2, 3, 5), (-4, -2), -3),
+    "x and a position": ((2, 3, 5, WIDTH), (3,), (1, 0), -2),
+    "vectors": ((WIDTH, 3), (3,), (1, 0), -2),
+    "vectors at one position": ((3, WIDTH), (), (0, None), -2),
+    "positions": ((2, 5, WIDTH), (3, 5), (None, 0), -2),
+    "a position": ((5, WIDTH), (3,), (None, 0), 0),
+}
+# Calls by positions, and the number of the kernel's calls.
+MAPPED_SOURCES = {
+    "positions": (lambda rope, x, pos, axis: rope.apply(x, pos, seq_axis=axis), 1),
+    "rotation": (lambda rope, x, pos, axis: rope.rotation(pos, like=x).apply(x, seq_axis=axis), 2),
+    "tuple": (lambda rope, x, pos, axis: rope.apply((x, x.bfloat16()), pos, seq_axis=axis)[0], 1),
+}
+
+
+@KERNEL
+@pytest.mark.parametrize("source", MAPPED_SOURCES)
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_by_the_kernel(name, source, runs):
+    """The bits of a loop over the examples, in one call of the kernel; a gradient is recorded outside."""
+    (shape, pos_shape, dims, axis), (of, number) = MAPPED[name], MAPPED_SOURCES[source]
+    x, pos = normal(*shape).requires_grad_(), torch.randint(-(2**31), 2**31, pos_shape)
+    rope = ROPES["partial"]
+
+    def rotate(x, pos):
+        assert ra.explain(x, pos, rope, seq_axis=axis).backend == "native"
+        return of(rope, x, pos, axis)
+
+    y = func.vmap(rotate, dims)(x, pos)
+    gradient = torch.autograd.grad(y, x, weighted(y.detach()))[0]
+    assert len(runs) == number + 1
+    examples = [
+        of(rope, *(a if dim is None else a.select(dim, i) for a, dim in zip((x, pos), dims, strict=True)), axis)
+        for i in range(3)
+    ]
+    assert torch.equal(y, torch.stack(examples))
+    expected = torch.autograd.grad(torch.stack(examples), x, weighted(y.detach()))[0]
+    assert torch.equal(gradient, expected) if dims[0] is not None else near(gradient, expected)
+
+
+@KERNEL
+@pytest.mark.parametrize("dims", [(0, 1, 0), (None, 0, 2), (0, None, None), (None, None, 0)])
+def test_vmap_over_tables(dims, runs):
+    """Over cos, sin and x."""
+    rotation = ROPES["half"].rotation(torch.arange(30).view(3, 2, 5), like=normal(WIDTH))
+    arrays = *rotation, normal(3, 2, 5, WIDTH)
+    expected = [
+        rotate_by(*(a[0 if dim is None else i] for a, dim in zip(arrays, dims, strict=True)))
+        for i in range(3)
+    ]
+    moved = (a[0] if dim is None else a.movedim(0, dim) for a, dim in zip(arrays, dims, strict=True))
+    runs.clear()
+    assert torch.equal(func.vmap(rotate_by, dims)(*moved), torch.stack(expected))
+    assert len(runs) == 1
+
+
+def rotate_by(cos, sin, x):
+    return ROPES["half"].rotation_from(cos, sin).apply(x)
+
+
+def test_vmap_of_the_most_axes(runs):
+    """The kernel takes no tensor of 65 axes."""
+    x, pos = normal(*[1] * 62, 5, WIDTH), torch.arange(15).view(3, 5)
+    y = func.vmap(ROPES["half"].apply, (None, 0))(x, pos)
+    assert not runs
+    assert torch.equal(y[2], ROPES["half"].apply(x, pos[2]))
 
 
 # ---- compiled functions ----

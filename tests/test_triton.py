@@ -250,7 +250,19 @@ def test_interceptions_are_declined():
     with torch.utils._python_dispatch.TorchDispatchMode():
         assert triton.decline_reason((x,), Positions(POS, ROPE._plan)) is not None
     assert triton.decline_reason((x,), Positions(POS, ROPE._plan)) is None
-    assert_same(torch.func.vmap(lambda x: ROPE.apply(x, POS))(x), ROPE.apply(x, POS))
+
+
+def test_vmap():
+    """By the rule of the CPU's kernel, which tests/test_torch_transforms.py judges."""
+    x, pos = normal(3, 2, 5, 16), torch.stack([POS, POS - 1, -POS])
+
+    def rotate(x, pos):
+        by_tables = ROPE.rotation(pos, like=x, backend="triton").apply(x, backend="triton")
+        return ROPE.apply(x, pos, backend="triton"), by_tables
+
+    y, by_tables = torch.func.vmap(rotate)(x, pos)
+    assert_same(y, ROPE.apply(x, pos[:, None], backend="array-api"))
+    assert_same(by_tables, y)
 
 
 # ---- the device: what a GPU adds, on a fake one ----

@@ -166,6 +166,10 @@ SERVED = {
     "under detect_anomaly": within(lambda: torch.autograd.detect_anomaly(False)),
     "a device": within(lambda: torch.device("cpu")),
     "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
+    "vmap": lambda of, x: torch.func.vmap(of)(x),
+    "vmap in chunks": lambda of, x: torch.func.vmap(of, 1, 1, chunk_size=1)(x.movedim(0, 1)).movedim(1, 0),
+    "nested vmap": lambda of, x: torch.func.vmap(torch.func.vmap(of), 1, 1)(x[:, None])[:, 0],
+    "vmap under autocast": lambda of, x: within(autocast(torch.bfloat16))(torch.func.vmap(of), x),
 }
 # Situations that the kernel declines, with the reason if x alone causes it; the array-api backend serves.
 DECLINED = {
@@ -175,7 +179,8 @@ DECLINED = {
     "dual numbers": (dual, "forward-mode"),
     "a subclass": (lambda of, x: of(x.as_subclass(Tagged)).as_subclass(torch.Tensor), "Tagged is a subclass"),
     "a negated view": (lambda of, x: of(negated(x)), "lazily negated"),
-    "vmap": (lambda of, x: torch.func.vmap(of)(x), "functorch"),
+    "vmap inside of vjp": (lambda of, x: torch.func.vjp(torch.func.vmap(of), x)[0], "functorch"),
+    "vmap in a dispatch mode": (lambda of, x: within(RecordDispatch)(torch.func.vmap(of), x), "a mode watches"),
     "vjp": (lambda of, x: torch.func.vjp(of, x)[0], "functorch"),
     "jvp": (lambda of, x: torch.func.jvp(of, (x,), (x,))[0], "functorch"),
     "functionalize": (lambda of, x: torch.func.functionalize(of)(x), "functorch"),

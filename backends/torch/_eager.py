@@ -2,7 +2,8 @@
 
 PyTorch does not see a kernel. If something intercepts its operations (a compiler, a functorch transform,
 forward-mode differentiation, a mode, a subclass), the kernel's result would be wrong or empty. So a kernel
-declines the call, and the array-api backend serves it by PyTorch's operations.
+declines the call, and the array-api backend serves it by PyTorch's operations. Of functorch's transforms the
+kernels serve vmap: see _mapped.py.
 
 A kernel is an object with the function ``rotate(x, source, seq_axis, out, checked=False, transposed=False)``.
 It returns the result or `out`, or NotImplemented, with nothing written, for every call that it does not

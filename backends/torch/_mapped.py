@@ -23,19 +23,22 @@ from ._library import LIBRARY, TRANSFORMED
 
 _LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE = tuple(map(internal, VMAP))
 _CAN_UNWRAP = None not in (TRANSFORMED, _LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE)
+_MOST_AXES = 64  # of a tensor that a kernel takes
 
 
 def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
     """Return xs and the source as they are inside the wrappers of vmap.
 
-    Return None if vmap is not active, or another transform is too. Also for frequencies in an array, from
-    which PyTorch's operations make tables.
+    Return None unless vmap is active, and no other transform. Also return None for more axes than a kernel
+    takes, and for frequencies in an array: PyTorch's operations serve these calls.
     """
     if not _CAN_UNWRAP or not TRANSFORMED() or any(layer.key() != _VMAP for layer in _LAYERS()):
         return None
     if isinstance(source, Positions) and source.inv_freq is not None:
         return None
     levels = _levels()
+    if any(x.ndim + len(levels) > _MOST_AXES for x in xs):
+        return None
 
     def unwrap(value: Any) -> Any:
         for level in levels:
