@@ -22,7 +22,7 @@ CREATION = (  # how a view was made, and how most are
     "torch.Tensor._is_view",
     "torch.Tensor._base",
 )
-VMAP = (  # the active transforms, the kind that is vmap, its wrappers, and a context outside of all transforms
+VMAP = (  # the active transforms, the kind that is vmap, its wrappers, and a context outside of transforms
     "torch._C._functorch.get_interpreter_stack",
     "torch._C._functorch.TransformType.Vmap",
     "torch._C._functorch._unwrap_batched",

@@ -293,11 +293,11 @@ def test_transform_of_every_source(source, transform):
 
 # ---- vmap, which the kernel serves by the tensors inside ----
 
-# The shapes of x and of positions, the axes of both that are mapped, of size 3, and seq_axis.
+# The shapes of x and of positions, or a list of positions; the axes that are mapped, of size 3; seq_axis.
 MAPPED = {
     "x": ((3, 2, 5, WIDTH), (5,), (0, None), -2),
     "x beside positions of each head": ((2, 5, 3, WIDTH), (2, 5), (2, None), -2),
-    "x beside positions of few heads": ((3, 1, 2, 5, WIDTH), (1, 5), (0, None), -2),
+    "x beside a list": ((3, 2, 5, WIDTH), [[3, -1, 40, 0, 2**31], [5, 4, 3, 2, 1]], (0, None), -2),
     "x, seq_axis -3": ((3, 5, 2, WIDTH), (5,), (0, None), -3),
     "x, seq_axis 0": ((5, 3, 2, WIDTH), (2, 5), (1, None), 0),
     "x and positions": ((3, 2, 5, WIDTH), (5, 3), (0, 1), -2),
@@ -322,8 +322,8 @@ MAPPED_SOURCES = {
 def test_vmap_by_the_kernel(name, source, runs):
     """The bits of a loop over the examples, in one call of the kernel; a gradient is recorded outside."""
     (shape, pos_shape, dims, axis), (of, number) = MAPPED[name], MAPPED_SOURCES[source]
-    x, pos = normal(*shape).requires_grad_(), torch.randint(-(2**31), 2**31, pos_shape)
-    rope = ROPES["partial"]
+    rope, x = ROPES["partial"], normal(*shape).requires_grad_()
+    pos = pos_shape if isinstance(pos_shape, list) else torch.randint(-(2**31), 2**31, pos_shape)
 
     def rotate(x, pos):
         assert ra.explain(x, pos, rope, seq_axis=axis).backend == "native"
@@ -332,10 +332,10 @@ def test_vmap_by_the_kernel(name, source, runs):
     y = func.vmap(rotate, dims)(x, pos)
     gradient = torch.autograd.grad(y, x, weighted(y.detach()))[0]
     assert len(runs) == number + 1
-    examples = [
-        of(rope, *(a if dim is None else a.select(dim, i) for a, dim in zip((x, pos), dims, strict=True)), axis)
-        for i in range(3)
-    ]
+    examples = []
+    for i in range(3):
+        example = (a if dim is None else a.select(dim, i) for a, dim in zip((x, pos), dims, strict=True))
+        examples.append(of(rope, *example, axis))
     assert torch.equal(y, torch.stack(examples))
     expected = torch.autograd.grad(torch.stack(examples), x, weighted(y.detach()))[0]
     assert torch.equal(gradient, expected) if dims[0] is not None else near(gradient, expected)

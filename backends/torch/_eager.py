@@ -43,9 +43,7 @@ def register_gate(kernel: Any) -> None:
     kernel.use_gate(interceptors, forward_ad, *modes, torch.Tensor.is_inference, count_writes)
 
 
-def why_checked_call_declined(
-    xs: Any, source: Source, why_tensor: Callable[[Any], str | None]
-) -> str | None:
+def why_checked_call_declined(xs: Any, source: Source, why_tensor: Callable[[Any], str | None]) -> str | None:
     """Return why a call is declined, or None; a call under vmap by the tensors inside its wrappers."""
     inside = inside_vmap(xs, source)
     xs, source = inside or (xs, source)

@@ -1,7 +1,7 @@
 """Calls under vmap: a kernel cannot read the tensors that vmap wraps, and serves the tensors inside.
 
-The mapped axis, of size B, becomes the first axis, where the shape rule pairs it. The call is then made outside
-of all transforms, where autograd records it as usual, and its results are wrapped again.
+The mapped axis, of size B, becomes the first axis, where the shape rule pairs it. The call is then made
+outside of all transforms, where autograd records it as usual, and its results are wrapped again.
 
     x         mapped or not        positions      mapped            not mapped
     (H, S, d) (B, H, S, d)         (H, S)         (B, H, S)         (1, H, S)
@@ -67,26 +67,29 @@ def _wrap(tensors: Any, levels: list[int]) -> tuple[Any, ...]:
 
 def rotate_mapped(rotate: Callable[[Call], Any], call: Call) -> tuple[Any, ...]:
     """Rotate the arrays of a checked call by `rotate`, called outside of vmap."""
-    source, num_xs, mapped_levels = call.source, len(call.xs), []
-    is_tables = isinstance(source, Tables)
-    values = source[: 2 if is_tables else 1]  # cos and sin, or positions
-    axes = source.cos.ndim - 1 if is_tables else len(without_coordinates(call.pos.shape, source.plan))
-    arrays = [*[x if x.ndim > 1 else x.unsqueeze(0) for x in call.xs], *values]
+    xs = [x if x.ndim > 1 else x.unsqueeze(0) for x in call.xs]
+    (values, axes), mapped_levels = _paired(call), []
     for level in _levels():
-        unwrapped = [_unwrap(array, level) for array in arrays]
-        sizes = [array.shape[dim] for array, dim in unwrapped if dim is not None]
+        of_xs, of_source = ([_unwrap(array, level) for array in arrays] for arrays in (xs, values))
+        sizes = [array.shape[dim] for array, dim in (*of_xs, *of_source) if dim is not None]
         if sizes:
-            xs = [_with_batch(x, dim, sizes[0]) for x, dim in unwrapped[:num_xs]]
-            values, axes = _pair_with_batch(unwrapped[num_xs:], sizes[0], axes)
-            arrays = [*xs, *values]
+            xs = [_with_batch(x, dim, sizes[0]) for x, dim in of_xs]
+            values, axes = _pair_with_batch(of_source, sizes[0], axes)
             mapped_levels.append(level)
-    xs, source = tuple(arrays[:num_xs]), type(source)(*values, *source[len(values) :])
-    pos = None if is_tables else parse(source.values, xs[0], LIBRARY)
+    source = type(call.source)(*values, *call.source[len(values) :])
+    pos = None if call.pos is None else parse(values[0], xs[0], LIBRARY)
     seq_axis = call.seq_axis + len(mapped_levels) if call.seq_axis >= 0 else call.seq_axis
     with _OUTSIDE():
-        ys = rotate(call._replace(xs=xs, source=source, seq_axis=seq_axis, pos=pos))
+        ys = rotate(call._replace(xs=tuple(xs), source=source, seq_axis=seq_axis, pos=pos))
     ys = [y if x.ndim > 1 else y.squeeze(-2) for x, y in zip(call.xs, ys, strict=True)]
     return _wrap(ys, mapped_levels)
+
+
+def _paired(call: Call) -> tuple[tuple[Any, ...], int]:
+    """Return cos and sin, or positions, and the number of their axes that pair with axes of x."""
+    if isinstance(call.source, Tables):
+        return call.source.arrays, call.source.cos.ndim - 1
+    return (call.source.values,), len(without_coordinates(call.pos.shape, call.source.plan))
 
 
 def _with_batch(tensor: Any, dim: int | None, size: int) -> Any:
