@@ -165,7 +165,7 @@ def rotate_eagerly(
 def sources(
     call: Call, make_tables: Callable[[Positions, Any], Any], otherwise: Callable[[], Any]
 ) -> Callable[[bool], Source]:
-    """Return `source_for(use_float64)`: tables at positions whose gradient is recorded, else `otherwise()`."""
+    """Return `source_for`: tables at positions whose gradient is recorded; else the result of `otherwise`."""
     source = call.source
     if isinstance(source, Tables) or not is_recorded(source.arrays):
         return otherwise()  # type: ignore[no-any-return]

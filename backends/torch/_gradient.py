@@ -92,26 +92,29 @@ class TableRotationFunction(torch.autograd.Function):  # type: ignore[misc,unuse
 rotate_by_recorded_tables: Any = TableRotationFunction.apply
 
 
-def _gradient_of_tables(x: Any, grad: Any, cos: Any, layout: Layout, seq_axis: int) -> tuple[Any, Any]:
-    """Return the gradients of cos and sin: of y_a = a·cos - b·sin and y_b = b·cos + a·sin, summed over rows."""
+def _gradient_of_tables(x: Any, grad: Any, cos: Any, layout: Layout, seq_axis: int) -> tuple[Any, ...]:
+    """Return the gradients of cos and sin, which rotate to (a·cos - b·sin, b·cos + a·sin) in all rows."""
     a, b = _members(x.to(cos.dtype), layout.pairing, layout)
     grad_a, grad_b = _members(grad.to(cos.dtype), layout.out_pairing, layout)
     order, index = placement(x.ndim, cos.ndim - 1, seq_axis)
     permuted = cos if order is None else cos.permute(order)
-    back = None if order is None else sorted(range(cos.ndim), key=order.__getitem__)
-    gradients = []
-    for product in (grad_a * a + grad_b * b, grad_b * a - grad_a * b):
-        gradient = product.sum_to_size(permuted[index].shape).reshape(permuted.shape)
-        gradients.append(gradient if back is None else gradient.permute(back))
-    return tuple(gradients)
+    back = [*range(cos.ndim)] if order is None else sorted(range(cos.ndim), key=order.__getitem__)
+    gradients = (grad_a * a + grad_b * b, grad_b * a - grad_a * b)
+    summed = (gradient.sum_to_size(permuted[index].shape) for gradient in gradients)
+    return tuple(gradient.reshape(permuted.shape).permute(back) for gradient in summed)
 
 
+# By operations for which the vmap of batched gradients has a rule: see `_XPWithTorchCat`.
 def _members(x: Any, pairing: str, layout: Layout) -> tuple[Any, Any]:
     """Return the first and the second features of all pairs."""
-    blocks = x[..., layout.start : layout.stop].unflatten(-1, (layout.blocks, -1))
-    axis, sizes = (-1, (-1, 2)) if pairing == "interleaved" else (-2, (2, -1))
-    a, b = blocks.unflatten(-1, sizes).unbind(axis)
-    return a.flatten(-2), b.flatten(-2)
+    if 2 * layout.num_pairs < layout.head_dim:
+        x = x[..., layout.start : layout.stop]
+    half, shape = layout.num_pairs // layout.blocks, (*x.shape[:-1], layout.num_pairs)
+    x = x.reshape(*x.shape[:-1], layout.blocks, 2 * half)
+    first, second = (
+        (slice(half), slice(half, None)) if pairing == "half" else (slice(0, None, 2), slice(1, None, 2))
+    )
+    return x[..., first].reshape(shape), x[..., second].reshape(shape)
 
 
 class AngleFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
