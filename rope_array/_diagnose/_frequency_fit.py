@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,8 +20,11 @@ from ._verdict import Rank
 # Bases of published models, the commonest first.
 BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6, 1e7, 1e8, 1e9, 1e11)
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_INFINITE = 1e300  # a factor
 _FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 _COHERENT = 0.5  # a larger misfit is another rotation
+_BLOCK = 2**16  # angles of hypotheses that are compared at a time: their arrays fit the caches
+_OFFSETS = np.arange(-1024, 2048, 64), np.arange(64)  # constants added to positions: sums of both
 _LOOKED_AT, _PLAIN = 64, 4  # hypotheses of a series, and plain ones after them
 NO_RULE = "the frequencies follow no rule that was tried: `rope.frequencies` has least-squares estimates"
 
@@ -221,15 +225,15 @@ class FrequencyFitter:
         total = max(float(weight.sum()), 1e-300)
 
         def distance(angles: Floats) -> Floats:
-            off = abs(phasors - np.exp(1j * angles)) ** 2
+            off = (phasors.real - np.cos(angles)) ** 2 + (phasors.imag - np.sin(angles)) ** 2
             return np.asarray(np.sqrt((weight * off).sum((1, 2)) / total))
 
         # Float32 angles may differ from exact angles: then try both.
         observation = self.observation
         by_float32 = observation.eps >= EPS32 and observation.reach > observation.decidable_reach
-        misfits = []
-        for n in range(0, len(fits), 64):
-            block = fits[n : n + 64]
+        misfits, size = [], max(1, min(64, _BLOCK // max(1, phasors.size)))
+        for n in range(0, len(fits), size):
+            block = fits[n : n + size]
             omegas = np.array([f.omegas for f in block])[:, None]
             moved = at[:, None] + np.array([f.offset for f in block])[:, None, None]
             misfit = distance(moved * omegas)
@@ -283,9 +287,9 @@ class FrequencyFitter:
         phases = (weight * phasors * np.exp(-1j * np.multiply.outer(at, omegas))).sum(0)
         if abs(phases).sum() < 0.9 * weight.sum():
             return 0  # no constant makes these frequencies fit
-        tried = np.arange(-1024, 2049)
-        match = (np.exp(-1j * np.multiply.outer(tried, omegas)) * phases).sum(1).real
-        return int(tried[np.argmax(match)])
+        # e^(-iω(64a + b)) is a product, so that a matrix product tries all constants from -1024 on.
+        by_64, by_1 = (np.exp(-1j * np.multiply.outer(tried, omegas)) for tried in _OFFSETS)
+        return int(np.argmax(((by_64 * phases) @ by_1.T).real)) + int(_OFFSETS[0][0])
 
     def _as_estimate(self) -> FrequencyFit:
         notes, step = [NO_RULE], f"{self.step:g}"
@@ -388,15 +392,23 @@ def _float32_omegas(width: int, base: float, rule: Scaling | None) -> Floats:
     return np.array(RoPE(width, base=base, scaling=rule, angles="float32").frequencies)
 
 
-@lru_cache(maxsize=4096)
-def _usual_rules(base: float, width: int, factor: float, sign: int) -> tuple[FrequencyFit, ...]:
-    """Return fits by rules with usual contexts."""
+@lru_cache(maxsize=64)
+def _rules_of_contexts(base: float, width: int) -> list[tuple[Llama3 | YaRN, Floats]]:
+    """Return rules with usual contexts, and the part of each frequency that the factor does not divide."""
     series = (base ** -(2 * np.arange(width // 2) / width)).tolist()
-    fits = []
+    rules: list[tuple[Llama3 | YaRN, Floats]] = []
     for context in _CONTEXTS:
-        llama3 = Llama3(factor=factor, original_max_position_embeddings=context)
-        for rule in (llama3, YaRN(factor, context), YaRN(factor, context, truncate=False)):
-            omegas = sign * np.array(rule._stretched(series, base, width))
-            if abs(omegas[-1]) < 0.999 * series[-1]:  # else it is no other rope
-                fits.append(FrequencyFit({"base": base, "scaling": signed(rule, sign)}, omegas))
-    return tuple(fits)
+        llama3 = Llama3(factor=_INFINITE, original_max_position_embeddings=context)
+        for rule in (llama3, YaRN(_INFINITE, context), YaRN(_INFINITE, context, truncate=False)):
+            rules.append((rule, np.array(rule._stretched(series, base, width))))
+    return rules
+
+
+def _usual_rules(base: float, width: int, factor: float, sign: int) -> Iterator[FrequencyFit]:
+    """Yield fits by rules with usual contexts."""
+    series = base ** -(2 * np.arange(width // 2) / width)
+    for rule, kept in _rules_of_contexts(base, width):
+        omegas = kept + (series - kept) / factor
+        if omegas[-1] < 0.999 * series[-1]:  # else it is no other rope
+            fields = {"base": base, "scaling": signed(replace(rule, factor=factor), sign)}
+            yield FrequencyFit(fields, sign * omegas)

@@ -15,7 +15,7 @@ from ._pair_hypotheses import PairHypothesis, features_of_pairs
 from ._report import RotationExplanation, arguments_of
 from ._tried_positions import TriedPositions
 
-_BLOCK = 2048  # rows; their arrays fit into a cache
+_BLOCK = 2**16  # features of rows; their arrays fit into a cache
 
 
 class Rank(IntEnum):
@@ -111,8 +111,9 @@ def measure(proposal: Proposal, observation: Observation) -> Trial:
         features.append(rope.amplitude * observation.x)
     floor = 1e-150 + 1e-7 * abs(observation.y).max()
     sums, largest = np.zeros((2, rope.head_dim)), np.zeros(2)
-    for n in range(0, len(at), _BLOCK):
-        block = slice(n, n + _BLOCK)
+    size = max(1, _BLOCK // rope.head_dim)
+    for n in range(0, len(at), size):
+        block = slice(n, n + size)
         squares, errors = _errors(observation, rope, [rows[block] for rows in features], at[block], floor)
         sums, largest = sums + squares, np.maximum(largest, errors)
     residual, worst = map(float, largest)

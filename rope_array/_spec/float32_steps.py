@@ -16,6 +16,8 @@ References
 
 import math
 import struct
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import TypeAlias
 
 # High and low part: their sum has twice the digits of a float32.
@@ -33,7 +35,8 @@ def float32(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
-def powers(base: float, width: int, count: int) -> list[float]:
+@lru_cache(maxsize=32)  # `ra.diagnose` tries many rules of a base
+def powers(base: float, width: int, count: int) -> tuple[float, ...]:
     """Return base^(2i/width) for i = 0 .. count - 1.
 
     Source: ``base ** (torch.arange(0, dim, 2).float() / dim)``, transformers modeling_rope_utils.
@@ -42,7 +45,7 @@ def powers(base: float, width: int, count: int) -> list[float]:
     in_blocks = count - count % BLOCK if 0 < x < math.inf and x != 1 else 0
     log = _log(x) if in_blocks else (0.0, 0.0)
     blocks = [_exp(_times(log, e)) if e else 1.0 for e in exponents[:in_blocks]]
-    return blocks + [float32(x**e) for e in exponents[in_blocks:]]
+    return (*blocks, *[float32(x**e) for e in exponents[in_blocks:]])
 
 
 def inverse(number: float) -> float:
@@ -50,7 +53,7 @@ def inverse(number: float) -> float:
     return float32(1.0 / number) if number else math.inf
 
 
-def inverses(numbers: list[float]) -> list[float]:
+def inverses(numbers: Iterable[float]) -> list[float]:
     """Return 1/number for each number."""
     return [inverse(number) for number in numbers]
 
