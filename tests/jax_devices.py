@@ -56,7 +56,7 @@ def compiled_without_communication(function, *arguments):
     compiled = jax.jit(function).lower(*arguments).compile()
     text = compiled.as_text()
     assert not [name for name in COMMUNICATION if name in text]
-    assert ('custom_call_target="rope_array_rotate"' in text) == ("the C++ kernel, " in description()), text
+    assert ('custom_call_target="rope_array_rotate_2"' in text) == ("the C++ kernel, " in description()), text
     return compiled
 
 

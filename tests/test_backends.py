@@ -250,11 +250,13 @@ def test_decline_reasons_of_pytorch():
     """test_torch.py has the reasons for modes, transforms and subclasses."""
     import torch
 
-    x, pos = torch.ones(5, 16), torch.arange(5.0)
-    recorded = ra.explain(x, pos.requires_grad_())
+    x = torch.ones(5, 16)
+    with torch.inference_mode():
+        pos = torch.arange(5)
+    recorded = ra.explain(x.requires_grad_(), pos)
     assert recorded.backend == "torch"
     assert recorded.declined == {
-        "native": "a gradient of positions or tables is recorded",
+        "native": "positions or tables of inference mode cannot be kept for a backward",
         "triton": "a tensor is on cpu; the kernel runs on GPUs",
     }
     with torch.no_grad():
