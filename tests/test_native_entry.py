@@ -42,7 +42,10 @@ FAST = [
     *changes("x", values=((), (X, (X,)), "x", ("x",), (None,), [X], X.view(Sub), X.astype(">f4"), 3.0)),
     *changes("x", values=(X[..., :6], np.zeros((3, 5, 8), int), np.float32(3), np.array(3.0), X[0, 0, 0])),
     *({"x": (X, value)} for value in (X.astype(F64), X[:, :4], X[..., :4], "x", None)),
-    *changes("pos", values=("a", 2.5, True, None, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
+    *changes(
+        "pos",
+        values=("a", math.nan, -(2.0**31), True, None, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5)),
+    ),
     *changes(
         "pos",
         values=(np.arange(4), np.arange(5, dtype=F16), np.arange(5).view(Sub), np.arange(5, dtype="i2")),

@@ -126,6 +126,7 @@ struct ParsedSource {
     ArrayView views[2];  // of positions, or of cos and sin
     int num_views = 0;
     bool is_double = false;  // of tables
+    double number;           // of a source that is a Python float
 
     // Return false if the kernel does not serve the source.
     bool parse(nb::handle tuple, const Library& library, bool transposed) {
@@ -154,9 +155,20 @@ struct ParsedSource {
         }
         plan = &plans->by_transposed[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
+        if (PyFloat_CheckExact(values.ptr())) return !plan->num_coordinates && parse_float_position(values);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
         num_views = 1;
         return library.view(values, views[0]) && set_positions(source, views[0], *plan);
+    }
+
+    // Python's checks raise for a float from 2^31 on, and for NaN.
+    bool parse_float_position(nb::handle value) {
+        number = PyFloat_AsDouble(value.ptr());
+        source.kind = FLOAT64;
+        source.num_axes = 0;
+        source.data = reinterpret_cast<const char*>(&number);
+        source.coordinate = 0;
+        return std::fabs(number) < 0x1p31 && plan->takes_fractions;
     }
 
     bool parse_tables(nb::handle first, nb::handle second, nb::handle layout, const Library& library) {
