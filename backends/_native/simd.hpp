@@ -321,12 +321,13 @@ inline Real select(Mask mask, Real a, Real b) {
 }
 
 #if defined(__GNUC__) && defined(__AVX2__)
-// `bits` is one bit. The blend reads the sign of each lane of its mask.
+// `bits` is one bit. The blend reads the sign of each lane of the mask; for its intrinsic GCC compares the mask with 0.
 inline Vec<uint32_t, 8> any_bit(Vec<uint32_t, 8> v, uint32_t bits) { return v << __builtin_clz(bits); }
 
 inline Vec<float, 8> select(Vec<uint32_t, 8> mask, Vec<float, 8> a, Vec<float, 8> b) {
-    return bit_cast<Vec<float, 8>>(
-        _mm256_blendv_ps(bit_cast<__m256>(b), bit_cast<__m256>(a), bit_cast<__m256>(mask)));
+    Vec<float, 8> chosen;
+    __asm__("vblendvps %3, %2, %1, %0" : "=x"(chosen) : "x"(b), "xm"(a), "x"(mask));
+    return chosen;
 }
 #endif
 

@@ -25,9 +25,9 @@ ROPE_INLINE void for_rows(int64_t count, const Step& step) {
     for (; count > 0; --count) step(std::integral_constant<int, 1>{});
 }
 
-// Positions whose cos and sin are computed together: the K of cos_sin(). Fewer if there are fewer registers.
+// Vectors of cos and sin that are computed together: the K of cos_sin().
 template <int W>
-constexpr int POSITIONS_AT_ONCE = W >= 8 ? 4 : W > 1 ? 2 : 1;
+constexpr int POSITIONS_AT_ONCE = W == WIDTH && W > 4 ? 4 : W > 1 ? 2 : 1;
 
 // The operations of cos_sin.h on vectors.
 struct VectorOps {
@@ -239,34 +239,40 @@ class PhaseProducts {
     Reals eighths_;
 };
 
-// Cos and sin of W pairs at positions in order: errors as of cos_sin(), before the amplitude.
-template <int W, template <int> class Phases>
+// Cos and sin of `vectors` adjacent vectors of W pairs at positions in order: errors as of cos_sin(), before the
+// amplitude. `order` goes to the phases.
+template <int W, template <int> class Phases, int vectors = 1>
 class CosSinSequence {
     using Real = Vec<float, W>;
 
   public:
     template <class... Order>
     CosSinSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair, Order... order)
-        : phases_(frequencies, positions, pair, order...),
+        : CosSinSequence(std::make_integer_sequence<int, vectors>{}, frequencies, positions, pair, order...) {}
+
+    template <int... v, class... Order>
+    CosSinSequence(std::integer_sequence<int, v...>, const Frequencies& frequencies, const Positions& positions,
+                   int64_t pair, Order... order)
+        : phases_{Phases<W>(frequencies, positions, pair + v * W, order...)...},
           cos_amplitude_(static_cast<float>(frequencies.cos_amplitude)),
           sin_amplitude_(static_cast<float>(frequencies.sin_amplitude)),
           scaled_(cos_amplitude_ != 1.0f || sin_amplitude_ != 1.0f) {}
 
     template <int K>
-    ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
-        Vec<uint32_t, W> quadrant[K];
-        Real u[K];
-        unroll<K>([&](auto k) ROPE_ALWAYS { phases_.next(quadrant[k], u[k]); });
+    ROPE_INLINE void next(Real (&cos)[K * vectors], Real (&sin)[K * vectors]) {
+        Vec<uint32_t, W> quadrant[K * vectors];
+        Real u[K * vectors];
+        unroll<K * vectors>([&](auto k) ROPE_ALWAYS { phases_[k % vectors].next(quadrant[k], u[k]); });
         cos_sin<VectorOps, uint32_t, float>(quadrant, u, cos, sin);
         if (!scaled_) return;
-        unroll<K>([&](auto k) ROPE_ALWAYS {
+        unroll<K * vectors>([&](auto k) ROPE_ALWAYS {
             cos[k] = cos[k] * cos_amplitude_;
             sin[k] = sin[k] * sin_amplitude_;
         });
     }
 
   private:
-    Phases<W> phases_;
+    Phases<W> phases_[vectors];
     float cos_amplitude_, sin_amplitude_;
     bool scaled_;
 };

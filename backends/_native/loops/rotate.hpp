@@ -137,7 +137,7 @@ struct FromTables {
     // Pairs of a chunk: four vectors, as each takes few operations. Their cos and sin fit in registers.
     static constexpr int CHUNK = WIDTH > 1 ? 16 * WIDTH / static_cast<int>(sizeof(Number)) : 1;
 
-    template <int W>
+    template <int W, int vectors>
     static constexpr int ROWS_AT_ONCE = 1;
 
     // Reorder cos and sin where that takes fewer instructions than the shuffles in memory order.
@@ -156,17 +156,17 @@ struct FromPositions {
     const Frequencies& frequencies;
     const Positions& positions;
 
-    static constexpr int CHUNK = WIDTH;
+    // Pairs of a chunk. With AVX2 two vectors, as setting up a chunk takes as long as some rows.
+    static constexpr int CHUNK = WIDTH == 8 ? 2 * WIDTH : WIDTH;
 
-    template <int W>
-    static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W>;
+    template <int W, int vectors>
+    static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W> / vectors;
 
     template <int W>
     static constexpr bool IN_BLOCKS = W > 4;
 
     template <int W, int vectors, bool in_blocks>
-    CosSinSequence<W, PhaseSequence> sequence(int64_t pair) const {
-        static_assert(vectors == 1, "more vectors would not fit in registers");
+    CosSinSequence<W, PhaseSequence, vectors> sequence(int64_t pair) const {
         return {frequencies, positions, pair, in_blocks};
     }
 };
@@ -201,7 +201,7 @@ struct RotateColumn {
         char* to = y + y_step * i;
         auto sequence = angles.template sequence<W, vectors, Pairs::IN_BLOCKS>(pair + i);
         StreamBuffer stream = *group.stream;  // a local copy stays in registers
-        for_rows<From::template ROWS_AT_ONCE<W>>(group.count, [&](auto rows) ROPE_ALWAYS {
+        for_rows<From::template ROWS_AT_ONCE<W, vectors>>(group.count, [&](auto rows) ROPE_ALWAYS {
             constexpr int K = rows;
             Real cos[K * vectors], sin[K * vectors];
             sequence.template next<K>(cos, sin);
