@@ -100,6 +100,8 @@ def calls(rope, dtype):
         (np.moveaxis(numbers((101, 2, rope.head_dim), dtype, 4), 0, 1), steps),
         (np.resize(rows, (110, rope.head_dim)), uneven),
         (numbers((2, 7, rope.head_dim), dtype, 3), ends),
+        (heads, far / 8),
+        (rows, (steps * 0.25).astype(np.float32)),
     ]
     if not last:
         cases += [(heads, range(2**63 - 6, 2**63 - 1)), (heads[0, 0, 0], -(2**63))]
