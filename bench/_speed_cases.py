@@ -20,7 +20,7 @@ GROWING = (
     *("ONNX Runtime, com.microsoft", "naive NumPy"),
 )
 # Without the array-api backend and NumPy code, which take ten times as long on the largest arrays.
-LARGE = ("*", "-*torch.compile*", "-*core", "-*backend=*", "-naive*")
+LARGE = ("*", "-*torch.compile*", "-*core", "-naive*")
 ON_GPU = ("*", "-*torch.compile*", "-*backend=*")  # without the rows that take long to prepare
 
 

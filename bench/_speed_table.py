@@ -88,7 +88,7 @@ IN_README = (
 DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
 FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
 BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
-LEFT_OUT = ("backend=", "core", "clone", "ai.onnx")  # words in names of rows that README leaves out
+LEFT_OUT = ("core", "clone", "ai.onnx")  # words in names of rows that README leaves out
 
 COMMAND = "python dev.py test -s gpu"
 NOT_YET = f"""\
@@ -141,7 +141,7 @@ def cells(row):
 
 def shown(name):
     """Return the name of a row as readers know the backend."""
-    return name.replace(", core", ', backend="array-api"').replace("backend=numpy", 'backend="numpy"')
+    return name.replace(", core", ', backend="array-api"')
 
 
 def median(row, key="seconds"):

@@ -41,7 +41,6 @@ class Record(NamedTuple):
 
 RECORDS = (
     Record("native", ("numpy:ndarray",), f"{_BACKENDS}.numpy.native"),
-    Record("numpy", ("numpy:ndarray",), f"{_BACKENDS}.numpy"),
     Record("native", ("torch:Tensor",), f"{_BACKENDS}.torch.native"),
     Record("triton", ("torch:Tensor",), f"{_BACKENDS}.torch.triton"),
     Record("torch", ("torch:Tensor",), f"{_BACKENDS}.torch"),

@@ -20,7 +20,7 @@ from rope_array._explain import Backend
 from rope_array.testing._libraries import NumPyLibrary
 
 # The backends that may serve each library; "native" if the kernel is built.
-BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "strict": ("array-api",)}
+BACKENDS = {"numpy": ("native", "array-api"), "torch": ("native", "torch"), "strict": ("array-api",)}
 BACKENDS |= {"dask": ("dask",), "jax": ("jax",)}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 COMMAND = ["-P", "-m", "rope_array", "demo"]

@@ -42,7 +42,7 @@ def test_each_level_conforms(library, level):
 
 
 @pytest.mark.library("numpy")
-@pytest.mark.parametrize("backend", [for_nightly("native", unless=False), "numpy", "array-api"])
+@pytest.mark.parametrize("backend", [for_nightly("native", unless=False), "array-api"])
 def test_each_backend_conforms_by_name(backend):
     """The sessions `pure` and `tests(all)` judge these by more checks."""
     if backend == "native" and _native.kernel is None:

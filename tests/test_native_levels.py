@@ -24,7 +24,7 @@ def test_the_level_of_the_environment():
     first = child.run(WHICH, **{LEVEL: ""}).split()
     assert first[:2] == [LEVELS[0], "native"]
     assert child.run(WHICH, **{LEVEL: LEVELS[-1]}).split() == [LEVELS[-1], *first[1:]]
-    assert child.run(WHICH, **{LEVEL: "none"}).split()[:2] == ["None", "numpy"]
+    assert child.run(WHICH, **{LEVEL: "none"}).split()[:2] == ["None", "array-api"]
 
 
 def test_names_of_levels(level):

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 import rope_array as ra
 
 WRITES = pytest.mark.without("strict", "dask", "jax")
-BACKENDS = {"numpy": (None, None, "numpy", "array-api"), "torch": (None, None, "torch")}
+BACKENDS = {"numpy": (None, None, "array-api"), "torch": (None, None, "torch")}
 ROPES = [ra.RoPE(4), ra.RoPE(4, pairing="half"), ra.RoPE(4, out_pairing="half", rotary_dim=2)]
 SIZE = 1024  # bytes of a buffer
 ITEM = 4  # bytes of float32, and of int32

@@ -8,7 +8,6 @@ from rope_array._array_api.library import library
 from rope_array._array_api.source import Call, Positions, Source
 from rope_array._array_api.tables import make_tables as make_tables_by_array_api
 from rope_array._backends import _native
-from rope_array._backends.numpy import decline_reason as decline_reason_without_kernel
 from rope_array._spec.plan import Plan
 
 name = "native"
@@ -34,9 +33,13 @@ if _native.kernel is not None:
 
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why arrays are declined, or None."""
-    if _native.kernel is None:
-        return unavailable_reason()
-    return decline_reason_without_kernel(xs, source)
+    for x in xs:
+        # Memory-mapped files are plain memory. Any other subclass may redefine operators.
+        if type(x) is not np.ndarray and type(x) is not np.memmap:
+            return f"{type(x).__name__} is a subclass of NumPy's array, which its own operations serve"
+        if not x.dtype.isnative:
+            return "its numbers are of the other byte order"
+    return unavailable_reason() or None
 
 
 def rotate(call: Call, outs: Any = None) -> Any:

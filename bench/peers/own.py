@@ -17,7 +17,6 @@ def timed(arrays):
     for label, inputs in (("rope_array NumPy", _numpy), ("rope_array PyTorch", _torch)):
         for call, make in _CALLS.items():
             rows[label + call] = lambda inputs=inputs, make=make: make(arrays, *inputs(arrays))
-    rows["rope_array NumPy, backend=numpy"] = lambda: _by("numpy", arrays, *_numpy(arrays))
     rows["rope_array PyTorch, core, torch.compile"] = lambda: _compiled(arrays, *_torch(arrays))
     rows["rope_array JAX, jax.jit"] = lambda: _jitted(arrays, *_jax(arrays))
     rows["rope_array JAX, Rotation, jax.jit"] = lambda: _jitted_rotation(arrays, *_jax(arrays))
@@ -71,12 +70,8 @@ def _rotation_into(arrays, x, pos, out):
 
 
 def _core(arrays, x, pos, out):
-    return _by("array-api", arrays, x, pos, out)
-
-
-def _by(backend, arrays, x, pos, out):
     apply, rope = _apply(), _rope(arrays)
-    return Timed(lambda: apply(x, pos, rope, backend=backend))
+    return Timed(lambda: apply(x, pos, rope, backend="array-api"))
 
 
 def _apply():
