@@ -357,6 +357,7 @@ inline bool may_have_nan(Vec<float, N> a, Vec<float, N> b) {
     if constexpr (N == 4)
         return __builtin_expect(_mm_movemask_ps(_mm_cmpunord_ps(bit_cast<__m128>(a), bit_cast<__m128>(b))), 0);
 #endif
+    (void)a, (void)b;
     return true;
 }
 

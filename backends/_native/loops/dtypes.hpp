@@ -133,7 +133,7 @@ struct BFloat16 : Sixteen {
         return v != v ? nan : rounded<N>(v);
     }
 
-    // Test for NaN once.
+    // Test both vectors for NaN at once: a NaN is rare.
     template <int N>
     static void round_both(Vec<float, N> first, Vec<float, N> second, Word<N>& a, Word<N>& b) {
         if (may_have_nan<N>(first, second)) {
