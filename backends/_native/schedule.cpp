@@ -326,7 +326,7 @@ class Schedule : PositionReader {
     int64_t staged_bytes() const {
         int64_t bytes = 0;
         for (const ArrayLoop& loop : loops_)
-            if (loop.is_staged()) bytes = std::max(bytes, 2 * scratch_rows(loop) * scratch_row(loop));
+            if (loop.is_staged()) bytes = std::max(bytes, round_to_lines(2 * scratch_rows(loop) * scratch_row(loop)));
         return bytes;
     }
     int64_t scratch_rows(const ArrayLoop& loop) const {
@@ -334,8 +334,12 @@ class Schedule : PositionReader {
         const int64_t rows = std::max(SCRATCH_BYTES / row, std::min(adjacent, MAX_SCRATCH_BYTES / row));
         return std::max<int64_t>(1, std::min(rows, block_size_ * loop.rows_per_position));
     }
-    // Return the bytes of a row in scratch: an odd number of cache lines, so that rows do not evict each other.
-    int64_t scratch_row(const ArrayLoop& loop) const { return round_to_lines(row_bytes(loop)) | CACHE_LINE; }
+    // Return the bytes of a row in scratch: an odd number of cache lines, so that rows do not evict each other. Shorter
+    // rows are adjacent.
+    int64_t scratch_row(const ArrayLoop& loop) const {
+        const int64_t row = row_bytes(loop);
+        return row < CACHE_LINE ? row : round_to_lines(row) | CACHE_LINE;
+    }
     int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
 
     // Return whether to stream results: only contiguous results, and not over x, whose lines are in the

@@ -172,6 +172,7 @@ struct Float16 : Sixteen, Shuffled<Float16<>, in_blocks> {
     static Vec<float, N> read(const uint16_t* from) {
         const auto v = load<Vec<uint16_t, N>>(from);
 #if defined(__F16C__)
+        if constexpr (N == 1) return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(v))));
         if constexpr (N == 4)
             return bit_cast<Vec<float, N>>(_mm_cvtph_ps(_mm_cvtsi64_si128(bit_cast<int64_t>(v))));
         if constexpr (N == 8) return bit_cast<Vec<float, N>>(_mm256_cvtph_ps(bit_cast<__m128i>(v)));
@@ -208,6 +209,7 @@ struct Float16 : Sixteen, Shuffled<Float16<>, in_blocks> {
     template <int N>
     static Vec<uint16_t, N> narrowed(Vec<float, N> v) {
 #if defined(__F16C__)
+        if constexpr (N == 1) return static_cast<uint16_t>(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(v), 0)));
         if constexpr (N == 4)
             return bit_cast<Vec<uint16_t, N>>(_mm_cvtsi128_si64(_mm_cvtps_ph(bit_cast<__m128>(v), 0)));
         if constexpr (N == 8) return bit_cast<Vec<uint16_t, N>>(_mm256_cvtps_ph(bit_cast<__m256>(v), 0));
