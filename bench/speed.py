@@ -112,7 +112,7 @@ def show(run):
 def write(bench, run):
     """Write the pages and the plots of a result; without a result, the page that says so."""
     for case in run["numbers"].values() if run else ():
-        case["rows"].pop("rope_array NumPy, backend=numpy", None)  # a backend that results until 2026-11-23 have
+        case["rows"].pop("rope_array NumPy, backend=numpy", None)  # a former backend
     _speed_table.write(bench, run)
     if run:
         try:
