@@ -135,7 +135,7 @@ struct FromTables {
     FromTables from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
 
     // Pairs of a chunk: four vectors, as each takes few operations. Their cos and sin fit in registers.
-    static constexpr int CHUNK = WIDTH > 1 ? 16 * WIDTH / static_cast<int>(sizeof(Number)) : 1;
+    static constexpr int CHUNK = WIDTH > 1 ? 16 * WIDTH / static_cast<int>(sizeof(Number)) : 1, MIXED_CHUNK = CHUNK;
 
     template <int W, int vectors>
     static constexpr int ROWS_AT_ONCE = 1;
@@ -156,8 +156,9 @@ struct FromPositions {
     const Frequencies& frequencies;
     const Positions& positions;
 
-    // Pairs of a chunk. With AVX2 two vectors, as setting up a chunk takes as long as some rows.
-    static constexpr int CHUNK = WIDTH == 8 ? 2 * WIDTH : WIDTH;
+    // Pairs of a chunk: two vectors, as setting up a chunk takes as long as some rows. One if y has another pairing
+    // than x, which is rare: less code.
+    static constexpr int CHUNK = WIDTH > 4 ? 2 * WIDTH : WIDTH, MIXED_CHUNK = WIDTH;
 
     template <int W, int vectors>
     static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W> / vectors;
@@ -254,12 +255,13 @@ inline void copy_unrotated(const Layout& layout, const RowGroup& group, int64_t 
 template <class T, bool reads_half, bool writes_half, class From>
 inline void rotate_by_column(const Layout& layout, const RowGroup& group, const From& angles) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
+    constexpr int chunk = reads_half == writes_half ? From::CHUNK : From::MIXED_CHUNK;
     using Column = RotateColumn<T, reads_half, writes_half, From>;
     copy_unrotated(layout, group, itemsize);
     const int64_t n = pairs_per_block(layout);
     for (int64_t i = 0; i < layout.num_pairs; i += n) {
         const int64_t begin = (layout.start + 2 * i) * itemsize;
-        for_chunks<From::CHUNK>(n, Column{angles, group, group.x + begin, group.y + begin, i, n});
+        for_chunks<chunk>(n, Column{angles, group, group.x + begin, group.y + begin, i, n});
     }
 }
 
