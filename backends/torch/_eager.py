@@ -149,7 +149,7 @@ def rotate_eagerly(
     The gradient of tables is recorded too, but not of positions: see `sources`. Return
     NotImplemented if the kernel declines: memory was freed meanwhile, say.
     """
-    if isinstance(source, Tables) and is_recorded(source.arrays):
+    if isinstance(source, Tables) and source.layout.num_pairs and is_recorded(source.arrays):
         cos, sin, layout = adjoint(source) if transposed else source
         return rotate_by_recorded_tables((kernel, _rotate_back_eagerly, layout, seq_axis), cos, sin, *xs)
     if is_recorded(xs):
@@ -167,7 +167,7 @@ def sources(
 ) -> Callable[[bool], Source]:
     """Return `source_for`: tables at positions whose gradient is recorded; else the result of `otherwise`."""
     source = call.source
-    if isinstance(source, Tables) or not is_recorded(source.arrays):
+    if isinstance(source, Tables) or not source.layout.num_pairs or not is_recorded(source.arrays):
         return otherwise()  # type: ignore[no-any-return]
     like = {use_float64: x for x, use_float64 in zip(call.xs, call.float64, strict=True)}
     return lambda use_float64: Tables(*make_tables(source, like[use_float64]), source.layout)

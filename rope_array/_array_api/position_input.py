@@ -34,7 +34,7 @@ from .ops import ArrayOps
 
 # Limit of float positions on the host: their integer part must fit int32.
 _FLOAT_LIMIT = 2.0**31
-_LARGEST = 2**31 - 1  # round() of a float just below the limit would give the limit
+_LARGEST = 2**31 - 1  # of int32: round() of a float just below the limit gives the limit
 _MOST_AXES = 64
 _FLOATS = ("float32", "float64")
 _NUMBERS, _SEQUENCES = {int, float}, {list, tuple}
@@ -100,12 +100,13 @@ class PositionInput(NamedTuple):
         real = "float64" if use_float64 or keeps_float64 else "float32"
         if self.shape and self.values and ops.reads_numpy:
             with suppress(PositionError, OverflowError):  # below, the error names the first wrong number
-                array = numpy_library().xp.fromiter(self.values, self.dtype or "int64", len(self.values))
+                numpy = numpy_library().xp
+                array = numpy.fromiter(self.values, self.dtype or "int64", len(self.values))
                 return _read_numpy(array.reshape(self.shape), real, ops, split or not keeps_float64)
         numbers = self.values if self.shape else [self.values]
         if not self.has_floats():
             return self._array([_checked_integer(p, ops) for p in numbers], _integer(ops), ops), None
-        nearest, real = [_nearest(p) for p in numbers], getattr(ops.xp, real)
+        nearest, real = [_nearest(p, ops) for p in numbers], getattr(ops.xp, real)
         if not split and keeps_float64:
             return self._array([float(p) for p in numbers], real, ops), None
         fraction = [float(p) - n for p, n in zip(numbers, nearest, strict=True)]
@@ -298,7 +299,7 @@ def _read_numpy(pos: Any, real: str, ops: ArrayOps, split: bool) -> tuple[Any, A
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
         if not split:
             return _from_host(pos.copy(), ops), None
-        nearest = pos.round().clip(max=_LARGEST)
+        nearest = pos.round() if ops.has_int64 else pos.round().clip(max=_LARGEST)
         return _from_host(nearest.astype(integer), ops), _from_host((pos - nearest).astype(real), ops)
     if pos.size:
         for end in (pos.min(), pos.max()):
@@ -323,10 +324,10 @@ def _integer_out_of_range(pos: Any, ops: ArrayOps) -> PositionError:
     return _out_of_range(pos, limit)
 
 
-def _nearest(pos: Any) -> int:
+def _nearest(pos: Any, ops: ArrayOps) -> int:
     if not abs(pos) < _FLOAT_LIMIT:
         raise _out_of_range(pos, "2**31 for float positions")
-    return min(round(float(pos)), _LARGEST)
+    return round(float(pos)) if ops.has_int64 else min(round(float(pos)), _LARGEST)
 
 
 def _out_of_range(pos: Any, limit: str) -> PositionError:
