@@ -23,21 +23,27 @@ struct BlockAxis {
 // The axes of a block, the smallest stride in memory first: all elements of a cache line are copied before the next
 // line. Later it may be evicted, as lines whose addresses differ by a power of two share a few places in a cache.
 struct Block {
+    static constexpr int64_t FEW = 4;  // a loop costs as much as some elements
     BlockAxis inner, middle, outer;
 
     Block(BlockAxis features, BlockAxis rows, BlockAxis runs) : inner(features), middle(rows), outer(runs) {
         sort(inner, middle);
         sort(middle, outer);
         sort(inner, middle);
-        if (middle.memory != inner.n * inner.memory || middle.scratch != inner.n * inner.scratch) return;
-        inner.n *= middle.n;
-        middle = outer;
-        outer = {1, 0, 0};
+        if (middle.memory == inner.n * inner.memory && middle.scratch == inner.n * inner.scratch) {
+            inner.n *= middle.n;
+            middle = outer;
+            outer = {1, 0, 0};
+        }
+        if (inner.n < FEW && inner.n < middle.n && is_nearer(middle.memory, CACHE_LINE)) swap(inner, middle);
     }
 
   private:
     static void sort(BlockAxis& first, BlockAxis& second) {
         if (first.n > 1 && (second.n == 1 || !is_nearer(second.memory, first.memory))) return;
+        swap(first, second);
+    }
+    static void swap(BlockAxis& first, BlockAxis& second) {
         const BlockAxis axis = first;
         first = second;
         second = axis;
