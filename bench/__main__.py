@@ -8,7 +8,7 @@ from pathlib import Path
 from _record import RESULTS
 
 HERE = Path(__file__).resolve().parent
-for name in ("latency", "new_results", "import_time"):
+for name in ("latency", "sweep", "import_time"):
     path = RESULTS / f"{datetime.date.today()}-{name.replace('_', '-')}.json"
     # One process for each benchmark: imports and warm caches would speed up the next.
     subprocess.run([sys.executable, HERE / f"{name}.py", "--json", path], check=True)

@@ -4,6 +4,7 @@ from collections import Counter
 
 from _record import ROOT, replace_between
 from _speed_cases import COPY
+from _targets import newest
 from scoreboard import table
 
 MARKERS = ("<!-- speed: begin -->", "<!-- speed: end -->")
@@ -59,6 +60,26 @@ METHOD = """\
 * **Wrong results.** If the error of a result exceeds 5 % of the length of x, its row says "wrong" and has no
   time.
 * **Threads.** One thread on one processor, except in tables whose title says all threads."""
+SIZES = ("one token", "64 KiB", "4 MiB", "64 MiB")  # of bench/sweep.py
+SLOW = 4  # ratio from which a kind of call is in the table of every call
+EVERY_CALL = """\
+## Every call
+
+A plain call rotates contiguous float32 by an array of integer positions into a new result. `bench/sweep.py`
+compares it with the other kinds of calls on as many bytes: memory layouts, dtypes, positions, widths of
+heads, specs and modes, each alone and in pairs. The table has the kinds that alone take the most times as
+long as a plain call, with AVX-512, and with the instructions up to AVX2 of the same processor."""
+REASONS = """\
+* **Small calls.** A plain call for one token takes one or two microseconds. Whatever else a call does shows
+  as a large ratio, and takes some microseconds at any size: reading lists and Python numbers, converting
+  positions of other dtypes than int32, int64, float32 and float64, checking `max_position`, recording a
+  gradient, entering `torch.vmap` or a compiled function.
+* **`angles="float32"` and gradients of positions** are computed by the
+  [array-api backend](glossary.md#array-api-backend).
+* **Heads of 2 features** are rotated one by one, without vectors.
+* **Strided and transposed features** are copied in blocks, which takes less time than a copy in C order, its
+  rotation and a copy back. Several arrays that share cache lines, such as heads in Fortran order, read these
+  lines once for each array."""
 TABLES = """\
 This page has a table for each case; the page [Speed](../speed.md) explains how they were measured.
 *Quartiles* are the lower and the upper quartile of the rounds. The files in `bench/results` also have the
@@ -181,7 +202,9 @@ def by_tokens(columns, cell):
 
 
 def made(run):
-    command = "python bench/speed.py" + " --gpu" * (run["bench"] == "gpu")
+    command = f"python bench/{'sweep' if run['bench'] == 'sweep' else 'speed'}.py" + " --gpu" * (
+        run["bench"] == "gpu"
+    )
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
     commit = (run["commit"] or "unknown")[:10]
     when = f"on {run['date']}, commit {commit}"
@@ -239,11 +262,31 @@ def page(run):
     yield from ("# Speed", "", INTRODUCTION, "", *summary(run), "", SUMMARY, "")
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
+    yield from every_call()
     yield from ("## Method", "", METHOD, "", made(run), "")
     yield from ("## Work done before the timing", "")
     for module, text in run["ready"].items():
         yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
     yield from ("", ALL_TABLES, "")
+
+
+def every_call():
+    """Yield the section of bench/sweep.py: each kind of call that differs from a plain call in one value."""
+    runs = [run for run in map(newest, ("sweep", "sweep-avx2")) if run]
+    kinds = {}  # of a library and a change, by size: the ratios of both runs
+    for run in runs:
+        for name, ratio in run["numbers"].items():
+            library, size, *changes = name.split(", ")
+            if len(changes) == 1:
+                kinds.setdefault(f"{library}, {changes[0]}", {}).setdefault(size, []).append(ratio)
+    largest = {kind: max(map(max, sizes.values())) for kind, sizes in kinds.items()}
+    shown = sorted((kind for kind in kinds if largest[kind] >= SLOW), key=largest.get, reverse=True)
+    cells = {
+        kind: [" / ".join(f"{r:.1f}" for r in kinds[kind].get(size, ())) for size in SIZES] for kind in shown
+    }
+    rows = [[kind, *row] for kind, row in cells.items()]
+    lines = table(("kind of call, AVX-512 / AVX2", *SIZES), rows, SIZES)
+    yield from (EVERY_CALL, "", *lines, "", REASONS, "", *map(made, runs[:1]), "")
 
 
 def page_of_tables(run):

@@ -14,6 +14,17 @@ RESULTS = Path(__file__).with_name("results")
 MARKERS = ("<!-- targets: begin -->\n", "\n<!-- targets: end -->")
 LARGE = 64e6  # bytes that a call on a GPU reads and writes, from which its targets are judged
 SHARED_HEADS = 32  # that share the angles of a token, from which exact angles are judged
+COPY = "a copy"
+# Calls of bench/sweep.py that may take more than ten times as long as a plain call, by words of their names:
+# the section "Every call" of docs/speed.md explains them.
+IF_SMALL = (
+    *("a float", "a list", "a tuple of floats", "uint8 positions", "Llama3 with max_position"),
+    *("forward and backward", "torch.compile", "vmap"),
+)
+EXPLAINED = (
+    *({"float32 angles"}, {"gradient of positions"}, {"heads of 2"}, {"Fortran order", "a tuple of four"}),
+    *({size, kind} for size in ("one token", "64 KiB") for kind in IF_SMALL),
+)
 HEAD = "| benchmark | target | limit | worst | verdict |\n|---|---|---:|---:|---|\n"
 
 
@@ -32,8 +43,16 @@ def latency(numbers):
         yield target, limit, {name: numbers[f"PyTorch: {name} / x.clone()"]}
 
 
-def new_results(numbers):
-    yield "new results and out=, in copies", 1.15, numbers
+def sweep(numbers):
+    calls = (name for name in numbers if not any(words <= {*name.split(", ")} for words in EXPLAINED))
+    yield (
+        "calls that docs/speed.md does not explain, in plain calls", 10,
+        {name: numbers[name] for name in calls},
+    )  # fmt: skip
+    copies = {
+        name: round(1 / ratio, 2) for name, ratio in numbers.items() if name.endswith(f"64 MiB, {COPY}")
+    }
+    yield "a plain call of 64 MiB, in copies", 1.15, copies
 
 
 def in_place(numbers):
@@ -125,7 +144,7 @@ def gpu(numbers):
 
 
 JUDGES = {
-    "latency": latency, "new-results": new_results, "in-place": in_place, "import-time": import_time,
+    "latency": latency, "sweep": sweep, "sweep-avx2": sweep, "in-place": in_place, "import-time": import_time,
     "planning": planning, "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
     "exhaustive": exhaustive, "random-examples": random_examples, "gpu": gpu,
 }  # fmt: skip

@@ -155,6 +155,15 @@ def test_times_in_place():
     assert ranges == [in_place(shapes[0], "half", tokens) for tokens in ([1], many)]
 
 
+def test_the_slowest_kinds_of_calls():
+    head, runs = "kind of call, AVX-512 / AVX2", [numbers(name) for name in ("sweep", "sweep-avx2")]
+    for kind, *cells in table(DOCS / "speed.md", head):
+        library, change = kind.split(", ")
+        for size, cell in zip(("one token", "64 KiB", "4 MiB", "64 MiB"), cells, strict=True):
+            name = f"{library}, {size}, {change}"
+            assert cell == " / ".join(f"{run[name]:.1f}" for run in runs if name in run), kind
+
+
 def test_times_of_jitted_programs():
     text = (DOCS / "backends.md").read_text("utf-8")
     measured = numbers("jitted")
