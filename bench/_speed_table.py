@@ -4,6 +4,7 @@ from collections import Counter
 
 from _record import ROOT, replace_between
 from _speed_cases import COPY
+from _targets import COPY as A_COPY
 from _targets import newest
 from scoreboard import table
 
@@ -74,8 +75,8 @@ REASONS = """\
   as a large ratio, and takes some microseconds at any size: reading lists and Python numbers, converting
   positions of other dtypes than int32, int64, float32 and float64, checking `max_position`, recording a
   gradient, entering `torch.vmap` or a compiled function.
-* **`angles="float32"` and gradients of positions** are computed by the
-  [array-api backend](glossary.md#array-api-backend).
+* **`angles="float32"` and gradients of positions** take some operations of the library for each call: cos
+  and sin, or tables and their gradient.
 * **Heads of 2 features** are rotated one by one, without vectors.
 * **Strided and transposed features** are copied in blocks, which takes less time than a copy in C order, its
   rotation and a copy back. Several arrays that share cache lines, such as heads in Fortran order, read these
@@ -99,7 +100,8 @@ speed/gpu
 ```"""
 README = """\
 Medians for (1, 32, tokens, 128): one token, then 2,048. *Copies*: so many copies into existing memory take as
-long in float32. rope_array computes exact angles in each call, the others have cos and sin."""
+long in float32. rope_array computes exact angles in each call, the others have cos and sin. The processor
+has AVX-512; [Speed](docs/speed.md#every-call) has calls with AVX2 too."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
     *("transformers Llama", "transformers Llama, torch.compile"),
@@ -286,7 +288,21 @@ def every_call():
     }
     rows = [[kind, *row] for kind, row in cells.items()]
     lines = table(("kind of call, AVX-512 / AVX2", *SIZES), rows, SIZES)
-    yield from (EVERY_CALL, "", *lines, "", REASONS, "", *map(made, runs[:1]), "")
+    yield from (EVERY_CALL, "", *lines, "", REASONS, "", in_copies(runs), "", *map(made, runs[:1]), "")
+
+
+def in_copies(runs):
+    """Return a sentence with the times of float32 and bfloat16 by each instruction set, in copies."""
+
+    def copies(kind):
+        """Return a kind's times; the ratios of a sweep are to a plain call, which is float32."""
+        numbers, call = [run["numbers"] for run in runs], "NumPy, 64 MiB, "
+        return " and ".join(f"{of.get(call + kind, 1) / of[call + A_COPY]:.2f}" for of in numbers)
+
+    return (
+        f"A new result of 64 MiB by NumPy takes {copies('float32')} copies in float32, with AVX-512 and with "
+        f"AVX2, and {copies('bfloat16')} in bfloat16."
+    )
 
 
 def page_of_tables(run):

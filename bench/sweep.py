@@ -33,7 +33,7 @@ PACKAGES = ("numpy", "torch", "jax", "jaxlib", "ml_dtypes", "array-api-compat", 
 NAME = "sweep-avx2" if os.environ.get("ROPE_ARRAY_KERNEL_LEVEL") == "x86-64-v3" else "sweep"
 SIZES = {"one token": 2**14, "64 KiB": 2**16, "4 MiB": 2**22, "64 MiB": 2**26}
 ROUNDS, SECONDS = 3, 1e-3  # of a block
-LARGE = 3  # ratios to measure again, and to keep of calls that differ in two values
+LARGE, KEPT = 3, 8  # ratios to measure again, and to keep of calls that differ in two values
 SHOWN = 60
 
 
@@ -298,7 +298,7 @@ def sweep(only):
             if ratio > LARGE:
                 ratio = min(ratio, measure_ratio(call, plain, 3 * ROUNDS))
             ratio *= plain_bytes / num_bytes
-            if ratio > LARGE or len(changes) == 1:
+            if ratio > KEPT or len(changes) == 1:
                 ratios[name] = round(ratio, 2)
         print(f"{library}, {size}", file=sys.stderr)
     for error, names in refused.items():

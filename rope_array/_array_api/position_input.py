@@ -36,6 +36,7 @@ from .ops import ArrayOps
 _FLOAT_LIMIT = 2.0**31
 _LARGEST = 2**31 - 1  # of int32: round() of a float just below the limit gives the limit
 _MOST_AXES = 64
+_FEW = 16  # numbers, which Python reads faster than NumPy
 _FLOATS = ("float32", "float64")
 _NUMBERS, _SEQUENCES = {int, float}, {list, tuple}
 _WITH_FLOAT64 = ("array_api_strict", "cupy", "dask", "jax", "numpy", "tensorflow", "torch")
@@ -98,7 +99,7 @@ class PositionInput(NamedTuple):
         if self.form == "symbol":
             return _read_symbol(self.values, ops, split)
         real = "float64" if use_float64 or keeps_float64 else "float32"
-        if self.shape and self.values and ops.reads_numpy:
+        if self.shape and len(self.values) > _FEW and ops.reads_numpy:
             with suppress(PositionError, OverflowError):  # below, the error names the first wrong number
                 numpy = numpy_library().xp
                 array = numpy.fromiter(self.values, self.dtype or "int64", len(self.values))
