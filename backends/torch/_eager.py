@@ -170,7 +170,12 @@ def sources(
     if isinstance(source, Tables) or not source.layout.num_pairs or not is_recorded(source.arrays):
         return otherwise()  # type: ignore[no-any-return]
     like = {use_float64: x for x, use_float64 in zip(call.xs, call.float64, strict=True)}
-    return lambda use_float64: Tables(*make_tables(source, like[use_float64]), source.layout)
+
+    def tables(use_float64: bool) -> Tables:
+        cos, sin = make_tables(source, like[use_float64])
+        return Tables(cos, sin, source.layout)
+
+    return tables
 
 
 def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
