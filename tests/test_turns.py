@@ -217,6 +217,11 @@ def test_cos_and_sin(lib, check):
     check(lib)
 
 
+def test_no_positions_with_frequencies_of_each_head(lib):
+    like, omegas = (lib.asarray(np.ones(shape), "float32") for shape in ((3, 0, 16), (3, 8)))
+    assert tuple(ROPE.rotation(range(0), like=like, inv_freq=omegas).cos.shape) == (3, 0, 8)
+
+
 def test_nan_and_infinities_stay_in_their_pair(lib):
     omegas, like = np.array([1.0, np.nan, np.inf, -np.inf] + [0.5] * 4, np.float32), np.zeros((3, 16))
     like, expected = lib.asarray(like, "float32"), ~np.isfinite(omegas)

@@ -224,7 +224,7 @@ def make_tables(
     if tables is NotImplemented or inv_freq.ndim == 1:
         return tables
     heads = inv_freq.shape[0]  # whose pairs are in one row
-    by_head = (ops.reshape(table, (*table.shape[:-1], heads, -1)) for table in tables)
+    by_head = (ops.reshape(t, (*t.shape[:-1], heads, plan.layout.num_pairs)) for t in tables)
     return tuple(ops.xp.moveaxis(table, -2, -3) for table in by_head)
 
 
