@@ -176,10 +176,10 @@ class PhaseProducts {
         if (num_drivers_ == 1) return splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[0]]));
         auto chosen = splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[0]]));
         if constexpr (N > 1) {
-            using Mask = Vec<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>, N>;
+            using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;  // of a mask
             for (int d = 1; d < num_drivers_; ++d) {
-                const auto half = load<Vec<int32_t, N>>(reinterpret_cast<const char*>(is_driven_ + d) + 4 * first);
-                const Mask is_driven = convert<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>, N>(half);
+                const auto mask = load<Vec<int32_t, N>>(reinterpret_cast<const char*>(is_driven_ + d) + 4 * first);
+                const Vec<Bits, N> is_driven = convert<Bits, N>(mask);
                 chosen = is_driven ? splat<Vec<T, N>>(static_cast<T>(numbers[drivers_[d]])) : chosen;
             }
         }
