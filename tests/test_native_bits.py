@@ -58,6 +58,25 @@ def test_every_kind_of_spec(level, dtype, spec):
     check_tables(rope, rng.uniform(-999, 999, (5, *last)).astype(F32), x[::-1, :, :, ::-1])
 
 
+FAST = RoPE(40, inv_freq=(1e5, -3.0, 0.1, 0.0, 7.0, 1e3, 2.0, 30.0, 4.0, 5.0) * 2, attention_factor=1.3)
+
+
+@by_dtype
+@pytest.mark.parametrize("largest", [1.0, 1e3, 2.0**31, 2.0**40, 2.0**62], ids="{:g}".format)
+def test_positions_of_any_spacing(level, dtype, largest):
+    """A fraction moves a fast pair by many turns; beyond int32, positions have two words."""
+    x, rng = normal((2, 3, 40, 40), dtype), np.random.default_rng(2)
+    uniform = rng.uniform(-largest, largest, (2, 40))
+    uniform[:, :6] = [0.5, -0.5, 1.5, np.nan, np.inf, -0.0]
+    for pos in (uniform, uniform.astype(F32), rng.integers(-int(largest), int(largest), (2, 40))):
+        with np.errstate(invalid="ignore"):  # NaN as an integer, in the array-api backend
+            check(FAST, x, pos)
+            check(FAST, x[:, 0], pos, "one head")
+            tables = (FAST.rotation(pos, like=x, backend=backend) for backend in (None, "array-api"))
+            for table, expected in zip(*tables, strict=True):
+                assert_same(table, expected)
+
+
 @by_dtype
 @pytest.mark.parametrize("pairings", PAIRINGS, ids=words)
 def test_every_number_of_pairs(level, dtype, pairings):

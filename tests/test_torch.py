@@ -333,6 +333,37 @@ def test_positions_of_other_integers_are_copied():
         judge_gradient(torch.autograd.grad(y, x, ONES)[0], ONES, range(5))
 
 
+@KERNEL
+@pytest.mark.parametrize(
+    ("seq_axis", "shape"), [(-2, (2, 4)), (-3, (2, 4)), (0, (2, 4)), (-2, (1, 4)), (-2, ())]
+)
+@pytest.mark.parametrize("name", ["interleaved", "partial to interleaved", "blocks of axes"])
+def test_gradients_of_positions_and_tables_by_the_kernel(name, seq_axis, shape, runs):
+    """The numbers of x differ along each axis, so a sum over a wrong one is another gradient."""
+    rope = {
+        "interleaved": ra.RoPE(6),
+        "partial to interleaved": ra.RoPE(
+            8, rotary_dim=6, rotary_start=2, pairing="half", out_pairing="interleaved", attention_factor=1.3
+        ),
+        "blocks of axes": ra.RoPE(8, pairing="half", axes=ra.Axes.axial(4, 4, blocks=True)),
+    }[name]
+    coordinates = (2,) if rope.axes else ()
+    sizes = {-2: (2, 3, 4), -3: (2, 4, 3), 0: (4, 2, 3)}[seq_axis]
+    x = normal(*sizes, rope.head_dim).double().requires_grad_()
+    pos = (3 * normal(*shape, *coordinates, seed=1)).double().requires_grad_()
+    tables = [table.detach().requires_grad_() for table in rope.rotation(pos, like=x)]
+    by_positions = functools.partial(rope.apply, seq_axis=seq_axis, backend="native")
+
+    def by_tables(x, cos, sin):
+        return rope.rotation_from(cos, sin).apply((x, 2 * x), seq_axis=seq_axis, backend="native")
+
+    for function, arguments in ((by_positions, (x, pos)), (by_tables, (x, *tables))):
+        runs.clear()
+        assert torch.autograd.gradcheck(function, arguments)
+        assert torch.autograd.gradgradcheck(function, arguments)
+        assert runs
+
+
 def test_neither_x_nor_the_result_is_kept():
     """The rotation is linear: both may be written in place, and hooks on saved tensors see none of them."""
     leaf, packed = normal(2, 5, 16).requires_grad_(), []
