@@ -317,7 +317,7 @@ UNREAD = [
     {"llama.rope.freq_base": 5e5},
     {"llama.embedding_length": 2048, "llama.attention.head_count": 32},
     {"llama": {"rope": {"freq_base": 5e5}}},
-    # Other names of the base beside the sizes.
+    # The base has other names next to the sizes.
     {"hidden_size": 2048, "num_attention_heads": 32, "position_embedding_base": 5e5},
     {"hidden_size": 2048, "num_attention_heads": 32, "theta": 5e5},
     # A share, and a rule.

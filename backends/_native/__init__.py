@@ -21,7 +21,7 @@ from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import with_axes_of
 from rope_array._errors import BackendError
 from rope_array._spec.frequencies import turns_of_floats
-from rope_array._spec.plan import Constants, Layout, Plan, TurnsPlan, bits_of_floats
+from rope_array._spec.plan import Layout, Plan, TurnsPlan, bits_of_floats
 
 _LEVEL = "ROPE_ARRAY_KERNEL_LEVEL"
 
@@ -63,6 +63,7 @@ def _why_missing(error: ImportError) -> str:
 
 
 kernel, _reason = _load()
+MAX_AXES = 64 if kernel is None else kernel.MAX_AXES  # of an array
 
 
 def unavailable_reason() -> str:
@@ -127,9 +128,10 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
     words = [*sizes, *map(int, halves), int(transposed), coordinates, bits]
     if plan is None:
         return words
-    drivers = [plan.coordinates.of_pairs] if plan.coordinates else []
-    rows = (plan.turns_q64, *plan.turns_q96, Constants(bits_of_floats(plan.eighth_turns.values)), *drivers)
-    return [*words, *(word for row in rows for word in row.values)]
+    turns = (constants.values for constants in (plan.turns_q64, *plan.turns_q96))
+    drivers = [plan.coordinates.of_pairs.values] if plan.coordinates else []
+    rows = (*turns, bits_of_floats(plan.eighth_turns.values), *drivers)
+    return [*words, *(word for row in rows for word in row)]
 
 
 def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[bool], Source]) -> Any:

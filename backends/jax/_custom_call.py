@@ -55,7 +55,7 @@ def serves(ctx: Any, plan: Plan | None) -> bool:
     would be as large as x.
     """
     module, x, kernel = ctx.module_context, ctx.avals_in[0], _native.kernel
-    if _reason or kernel is None or x.ndim > kernel.MAX_AXES:
+    if _reason or kernel is None or x.ndim > _native.MAX_AXES:
         return False
     # Fields that JAX does not document.
     parameters, context = getattr(module, "lowering_parameters", None), getattr(module, "axis_context", None)

@@ -146,8 +146,8 @@ def rotate_eagerly(
 ) -> Any:
     """Rotate checked tensors of one compute dtype by a kernel, recording a gradient if need be.
 
-    The gradient of tables is recorded too, but not of positions: see `sources`. Return
-    NotImplemented if the kernel declines: memory was freed meanwhile, say.
+    The gradient of tables is recorded too, but not of positions: see `recorded_tables`. Return NotImplemented
+    if the kernel declines: memory was freed meanwhile, say.
     """
     if isinstance(source, Tables) and source.layout.num_pairs and is_recorded(source.arrays):
         cos, sin, layout = adjoint(source) if transposed else source
@@ -162,20 +162,20 @@ def rotate_eagerly(
     return ys if outs is None else _counted(ys, outs)
 
 
-def sources(
-    call: Call, make_tables: Callable[[Positions, Any], Any], otherwise: Callable[[], Any]
-) -> Callable[[bool], Source]:
-    """Return `source_for`: tables at positions whose gradient is recorded; else the result of `otherwise`."""
+def recorded_tables(
+    call: Call, make_tables: Callable[[Positions, Any], Any]
+) -> Callable[[bool], Source] | None:
+    """Return `source_for(use_float64)`, which makes tables, for positions whose gradient is recorded."""
     source = call.source
     if isinstance(source, Tables) or not source.layout.num_pairs or not is_recorded(source.arrays):
-        return otherwise()  # type: ignore[no-any-return]
+        return None
     like = {use_float64: x for x, use_float64 in zip(call.xs, call.float64, strict=True)}
 
-    def tables(use_float64: bool) -> Tables:
+    def source_for(use_float64: bool) -> Tables:
         cos, sin = make_tables(source, like[use_float64])
         return Tables(cos, sin, source.layout)
 
-    return tables
+    return source_for
 
 
 def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:

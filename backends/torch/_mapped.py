@@ -16,6 +16,7 @@ import torch
 
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._backends import _native
 from rope_array._internals import VMAP, internal
 from rope_array._spec.shape_rule import without_coordinates
 
@@ -23,7 +24,6 @@ from ._library import LIBRARY, TRANSFORMED
 
 _LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE = tuple(map(internal, VMAP))
 _CAN_UNWRAP = None not in (TRANSFORMED, _LAYERS, _VMAP, _UNWRAP, _WRAP, _OUTSIDE)
-_MOST_AXES = 64  # of a tensor that a kernel takes
 
 
 def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
@@ -37,7 +37,7 @@ def inside_vmap(xs: Any, source: Source) -> tuple[Any, Any] | None:
     if isinstance(source, Positions) and source.inv_freq is not None:
         return None
     levels = _levels()
-    if any(x.ndim + len(levels) > _MOST_AXES for x in xs):
+    if any(x.ndim + len(levels) > _native.MAX_AXES for x in xs):
         return None
 
     def unwrap(value: Any) -> Any:

@@ -21,7 +21,6 @@ from ._mapped import make_mapped_tables, rotate_mapped
 name = "native"
 accepts_outs = True
 
-_MAX_AXES = 0 if _native.kernel is None else _native.kernel.MAX_AXES
 if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
     _eager.register_gate(_native.kernel)
@@ -114,8 +113,8 @@ def _why_tensor_unserved(x: Any) -> str | None:
     """Return why the kernel does not serve a tensor's device or number of axes, or None."""
     if not x.is_cpu:
         return f"a tensor is on {x.device}; the kernel runs on the CPU"
-    if x.ndim > _MAX_AXES:
-        return f"a tensor has {x.ndim} axes, and the kernel takes {_MAX_AXES}"
+    if x.ndim > _native.MAX_AXES:
+        return f"a tensor has {x.ndim} axes, and the kernel takes {_native.MAX_AXES}"
     return None
 
 
@@ -129,7 +128,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
         if TRANSFORMED():
             return rotate_mapped(rotate, call)
         rotate_eagerly = partial(_eager.rotate_eagerly, _native.kernel)
-        source_for = _eager.sources(call, make_tables, lambda: _native.sources(call, _readable))
+        source_for = _eager.recorded_tables(call, make_tables) or _native.sources(call, _readable)
         return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
 
 

@@ -145,7 +145,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
             return rotate_mapped(rotate, call)
         kernel = load_kernel()
         rotate_eagerly = partial(_eager.rotate_eagerly, kernel)
-        source_for = _eager.sources(call, make_tables, lambda: _sources(call, kernel))
+        source_for = _eager.recorded_tables(call, make_tables) or _sources(call, kernel)
         return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
 
 

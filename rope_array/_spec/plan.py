@@ -288,7 +288,7 @@ without_frequencies: Callable[..., Plan] = traced_memo(_make_without_frequencies
 
 
 class TurnsPlan(Plan):
-    """A plan like that of `Plan.of_units`, as kernels read it, for one call: its caller sets the turns.
+    """A plan of units, as `Plan.of_units` returns, for one call of a kernel; the caller sets its turns.
 
     The pairs of all heads are in one row. It is neither hashed nor compared, and has no inverse.
     """

@@ -387,22 +387,22 @@ template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_positions(const Layout& layout, const Rows& rows) {
     constexpr int64_t itemsize = sizeof(typename T::Stored);
     for_row_groups(rows, layout.head_dim * itemsize, [&](const RowGroup& group) {
-        RowGroup part = group;
-        for (const int64_t end = group.first + group.count; part.first < end; part.first += part.count) {
-            const Positions rest = rows.positions.from(part.first, end - part.first), spaced = evenly_spaced(rest);
+        RowGroup pending = group;
+        for (const int64_t end = group.first + group.count; pending.first < end; pending.first += pending.count) {
+            const Positions rest = rows.positions.from(pending.first, end - pending.first), spaced = evenly_spaced(rest);
             if (is_short(spaced, rest)) {
-                part.count = rest.count;
+                pending.count = rest.count;
                 float *const cos = reinterpret_cast<float*>(rows.scratch), *const sin = cos + rest.count * layout.num_pairs;
                 make_tables32(*rows.frequencies, rest, cos, sin);
                 const int64_t row = layout.num_pairs * static_cast<int64_t>(sizeof *cos);
                 rotate_group<T, reads_half, writes_half>(
-                    layout, part, {reinterpret_cast<char*>(cos), reinterpret_cast<char*>(sin), row, row});
+                    layout, pending, {reinterpret_cast<char*>(cos), reinterpret_cast<char*>(sin), row, row});
                 return;
             }
-            part.count = spaced.count;
-            rotate_by_column<T, reads_half, writes_half>(layout, part, FromPositions{*rows.frequencies, spaced});
-            part.x += part.count * part.x_row;
-            part.y += part.count * part.y_row;
+            pending.count = spaced.count;
+            rotate_by_column<T, reads_half, writes_half>(layout, pending, FromPositions{*rows.frequencies, spaced});
+            pending.x += pending.count * pending.x_row;
+            pending.y += pending.count * pending.y_row;
         }
     });
 }

@@ -11,8 +11,8 @@ inline bool is_nearer(int64_t a, int64_t b) { return (a < 0 ? -a : a) < (b < 0 ?
 
 // Return the size of the fewest equal parts of n that have at most `max`.
 inline int64_t equal_part(int64_t n, int64_t max) {
-    const int64_t parts = (n + max - 1) / max;
-    return (n + parts - 1) / parts;
+    const int64_t num_parts = (n + max - 1) / max;
+    return (n + num_parts - 1) / num_parts;
 }
 
 // An axis of a block: its size, and its strides in bytes.
