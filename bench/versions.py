@@ -25,26 +25,14 @@ from pathlib import Path
 
 from _record import RESULTS, ROOT, commit, replace_between
 
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
+
 ENVIRONMENTS = tomllib.loads((ROOT / "bench" / "versions.toml").read_text("utf-8"))
 FILES = ENVIRONMENTS.pop("files")
 PATH = RESULTS / "versions.json"
 PACKAGES = (
-    *("numpy", "array-api-compat", "array-api-strict", "torch", "jax", "dask", "cubed", "transformers"),
-    *("matplotlib", "gguf", "ml_dtypes", "mlx", "tensorflow-cpu", "ndonnx", "marray"),
-)
-
-# README.md's rows: the library, its package, and its target of `python -m rope_array check`.
-LIBRARIES = (
-    ("NumPy, with ml_dtypes", "numpy", "numpy"),
-    ("PyTorch, CPU", "torch", "torch"),
-    ("JAX, CPU", "jax", "jax"),
-    ("dask", "dask", "dask"),
-    ("cubed", "cubed", "cubed"),
-    ("array-api-strict", "array-api-strict", "array_api_strict"),
-    ("MLX, CPU", "mlx", "mlx"),
-    ("TensorFlow, CPU", "tensorflow-cpu", "tensorflow"),
-    ("ndonnx", "ndonnx", "ndonnx"),
-    ("marray", "marray", "marray"),
+    *(lib.package for lib in DEFAULT_CONFIGURATIONS),
+    *("array-api-compat", "ml_dtypes", "transformers", "matplotlib", "gguf"),
 )
 MARKERS = ("<!-- versions -->", "<!-- /versions -->")
 
@@ -54,7 +42,7 @@ def run_environment(name, workers):
     environment = ENVIRONMENTS[name]
     record = about()
     if checks := environment.get("checks"):
-        record["checks"] = {target: run_check(target) for target in checks}
+        record["checks"] = {target: run_check(target) for target in targets_of(checks)}
     if environment.get("tests"):
         record["tests"] = run_tests(environment["libraries"], environment["tests"], workers)
     if environment.get("families"):
@@ -88,6 +76,12 @@ def run(*command, **options):
     print("$", *command, flush=True)
     env = os.environ | {"PYTHONSAFEPATH": "1"}  # the checkout's rope_array must not shadow the wheel's
     return subprocess.run([sys.executable, *command], env=env, cwd=ROOT, text=True, check=False, **options)
+
+
+def targets_of(checks):
+    """Return the targets of an environment; "more" is every library of the session `tests(more)`."""
+    more = [lib.name for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"]
+    return [target for name in checks for target in (more if name == "more" else [name])]
 
 
 def run_check(target):
@@ -147,7 +141,7 @@ def write_readme():
     """Write README.md's table of libraries."""
     records = [record for record in json.loads(PATH.read_text("utf-8")).values() if not failures(record)]
     head = ["", "| library | versions run | checks passed |", "| --- | --- | ---: |"]
-    rows = [library_row(*library, records) for library in LIBRARIES]
+    rows = [library_row(lib.title, lib.package, lib.name, records) for lib in DEFAULT_CONFIGURATIONS]
     replace_between(MARKERS, [*head, *filter(None, rows), ""], ROOT / "README.md")
 
 

@@ -1,6 +1,7 @@
 """The libraries under test, and the options, marks and fixtures that choose among them.
 
-`pytest --libraries numpy,torch` tests these two; without the option, every library that is installed.
+`pytest --libraries numpy,torch` tests these two; without the option, every library that is installed. "all"
+is every library of the session `tests(all)`, and "more" every library of `tests(more)`.
 A test is deselected, not skipped, unless every library that it needs is chosen:
 
 * the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
@@ -39,7 +40,7 @@ import pytest
 
 from rope_array.__main__ import main
 from rope_array._backends import _native
-from rope_array.testing._libraries import LIBRARIES, ArrayLibrary, MissingLibrary
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, ArrayLibrary, MissingLibrary
 
 # The factor on the usual number of random examples; the session `long` raises it.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
@@ -68,8 +69,7 @@ gc.disable()
 
 # By label: the library's name, except "strict" for array_api_strict.
 LIBS: dict[str, ArrayLibrary] = {
-    lib.label: lib
-    for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "cubed", "jax", "torch"))
+    lib.label: lib for lib in DEFAULT_CONFIGURATIONS if lib.session not in ("more", "gpu")
 }
 MARKED_ONLY = {"cubed"}  # each call takes tens of milliseconds
 
@@ -82,9 +82,10 @@ class RefusedLibrary(ArrayLibrary):
 
 
 # The libraries of the session `tests(more)`.
-MORE = {name: LIBRARIES[name] for name in ("mlx", "ndonnx", "tensorflow", "marray")}
+MORE = {lib.label: lib for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"}
 MORE |= {name: RefusedLibrary(name) for name in ("sparse", "blosc2")}
 ALL = {**LIBS, **MORE}
+OF_A_SESSION = {"all": [*LIBS], "more": [*MORE]}
 
 
 def sample(*names):
@@ -112,7 +113,8 @@ def pytest_configure(config):
     if option is None:
         config.chosen_libraries = [name for name in ALL if _importable(name)]
         return
-    config.chosen_libraries = names = [name.strip() for name in option.split(",")]
+    names = [each for name in option.split(",") for each in OF_A_SESSION.get(name.strip(), [name.strip()])]
+    config.chosen_libraries = names
     unknown = [name for name in names if name not in ALL]
     if unknown:
         raise pytest.UsageError(f"--libraries: unknown {', '.join(unknown)}; known: {', '.join(ALL)}")

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(
     r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 EDGE = {"in-my-model/export.md"}  # pages for the session `edge`, whose programs need its packages
-LIBRARIES = {"numpy", "dask", "cubed", "jax", "torch", "mlx", "ndonnx", "tensorflow", "marray"}
+# By the name in an import statement. No program imports the strict library, or a library that needs a GPU.
+LIBRARIES = {
+    lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS if lib.session not in ("strict", "gpu")
+}
 
 
 @dataclass(frozen=True)

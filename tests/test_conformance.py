@@ -11,7 +11,7 @@ from rope_array.testing._checks import checks, subjects
 from rope_array.testing._factors import FIELDS
 from rope_array.testing._find_target import names, resolve
 from rope_array.testing._judge import Judge
-from rope_array.testing._libraries import NOT_COMPILED
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, LIBRARIES, NOT_COMPILED
 from rope_array.testing._library_target import as_records
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, outcome_of
 
@@ -33,7 +33,8 @@ SECONDARY = {
 SHARING = {
     *(("jax:jit", "array-api"), ("jax:x64:jit", None), ("torch:compile", None)),
     *(("dask", how) for how in ("RoPE", "Rotation", "array-api")),
-    *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
+    ("array_api_strict:no_x64", None),
+    *((lib.name, None) for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"),
 }
 SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
 # For the session `nightly`: each call takes tens of milliseconds, or is the call of two other targets.
@@ -107,7 +108,7 @@ def judge(name, how):
 
 def session_of(name):
     """Return conftest.py's name of the target's library."""
-    return name.partition(":")[0].replace("array_api_strict", "strict")
+    return LIBRARIES[name.partition(":")[0]].label
 
 
 def targets():

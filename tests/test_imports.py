@@ -21,12 +21,15 @@ from threads import in_threads
 
 import rope_array
 import rope_array.testing
+from rope_array import _registry
 from rope_array._array_api import library as _library
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 PACKAGE = Path(rope_array.__file__).parent
 # Installed: a folder of the package. In a checkout: a folder next to the package, or a link to it.
 BACKENDS = PACKAGE / "_backends" if (PACKAGE / "_backends").is_dir() else PACKAGE.parent / "backends"
-LIBRARIES = "numpy torch jax jaxlib dask cupy array_api_strict ml_dtypes mlx ndonnx tensorflow"
+# Packages, by the name in an import statement.
+LIBRARIES = {lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS} | {"jaxlib", "ml_dtypes"}
 
 # ---- import rope_array ----
 
@@ -149,7 +152,7 @@ def test_using_one_library_brings_in_no_other():
             print(*libraries & new)
             print(*{name.split(".")[2] for name in new if name.startswith("rope_array._backends.")})
     """
-    printed = child.run(script, repr([*ARRAYS.values()]), LIBRARIES).splitlines()
+    printed = child.run(script, repr([*ARRAYS.values()]), " ".join(LIBRARIES)).splitlines()
     libraries, backends = printed[::2], printed[1::2]
     assert libraries == [""] * len(ARRAYS)
     assert set(backends[0].split()) <= {"numpy", "_native"}
@@ -163,6 +166,7 @@ def test_using_one_library_brings_in_no_other():
 # inside of functions only. The standard library is free. Only the package names all, for type checkers.
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
+FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
 NO_IMPORTS = "_errors _internals _version _backends testing._rules testing._fault"
 MAY_IMPORT = {
     "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
@@ -196,17 +200,16 @@ MAY_IMPORT = {
     "plots": "._errors ._spec ._rope .plots .testing numpy",  # the definition, as errors are drawn
     # Backends import their own library, and each other never.
     **dict.fromkeys(["_backends._native", "_backends._gpu"], OF_A_BACKEND),
-    "_backends.numpy": f"{OF_A_BACKEND} ._backends.numpy",
+    **{
+        f"_backends.{folder}": f"{OF_A_BACKEND} ._backends.{folder} {re.match('[a-z_]+', type_name)[0]}"
+        for folder, type_name in FOLDERS.items()
+    },
     # _rotation: exports of JAX and PyTorch ask for a name of each type.
     "_backends.torch": f"{OF_A_BACKEND} ._backends.torch ._dynamo ._internals ._rotation torch triton "
     "=array_api_compat.torch",
     "_backends.jax": f"{OF_A_BACKEND} ._backends.jax ._internals ._rotation jax jaxlib",
     "_backends.dask": f"{OF_A_BACKEND} ._backends.dask =array_api_compat.dask.array dask",
-    "_backends.cubed": f"{OF_A_BACKEND} ._backends.cubed cubed",
-    "_backends.cupy": f"{OF_A_BACKEND} ._backends.cupy cupy",
-    "_backends.mlx": f"{OF_A_BACKEND} mlx",
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
-    "_backends.tensorflow": f"{OF_A_BACKEND} tensorflow",
     # Folders for the users of one library.
     "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
     "._dispatch ._rope .hf .torch torch",

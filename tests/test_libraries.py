@@ -16,6 +16,7 @@ import rope_array as ra
 from rope_array import _dynamo, _registry
 from rope_array._array_api import library as _library
 from rope_array._array_api import trial as _trial
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 FAR = np.array([0, 1, -5, 2**31 - 1, 10**12])
 # Fields of calls that use all functions of a namespace.
@@ -174,15 +175,22 @@ def test_a_device_without_int64_has_positions_and_tables():
 
 # ---- backends that adapt a library ----
 
-ADAPTED = {"mlx": "mlx", "ndonnx": "ndonnx", "tensorflow": "tensorflow", "marray": "array-api"}
+
+def first_backend(lib):
+    records = [record for record in _registry.RECORDS if record.types[0].startswith(f"{lib.module}:")]
+    return records[0].name if records else "array-api"
+
+
+# The libraries of the session `tests(more)`.
+ADAPTED = {lib.name: first_backend(lib) for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"}
 
 
 @pytest.mark.library(*ADAPTED)
 def test_each_library_has_its_backend(lib):
     x = lib.asarray(values(2, 4))
     assert ra.explain(x, range(2)).backend == ADAPTED[lib.name]
-    forced = {"mlx": "mlx", "tensorflow": "tensorflow"}.get(lib.name, "array-api")
-    assert ra.explain(x, range(2), backend="array-api").backend == forced
+    backends = _registry.backends_of(type(x)).in_order
+    assert ra.explain(x, range(2), backend="array-api").backend == backends[-1].name
     with pytest.raises(ra.ArrayTypeError, match="out="):
         ra.apply(x, range(2), out=x)
     with pytest.raises(ra.ArrayTypeError, match="two libraries"):

@@ -8,10 +8,12 @@ from pathlib import Path
 import child
 import pytest
 
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = [
-    *("array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "torch", "transformers", "triton"),
-    *("matplotlib", "mpmath", "hypothesis", "pytest"),
+    *(lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS if lib.name != "numpy"),
+    *("jaxlib", "ml_dtypes", "transformers", "triton", "matplotlib", "mpmath", "hypothesis", "pytest"),
 ]
 CHECKOUT = ("_backends", "_backends.py")  # a developer's link, and the import of the folder `backends`
 BLOCK = f"""

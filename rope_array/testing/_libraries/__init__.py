@@ -1,7 +1,7 @@
 """The array libraries that the suite knows: conversions, capabilities and gaps of each.
 
-The tests' marks, the command line and the documentation's table are made from this table. A library is
-imported on first use.
+The tests' marks and sessions, the command line, and the tables of the documentation and of README.md are made
+from this table. A library is imported on first use.
 """
 
 from ._base import MODES, SETTINGS, Array, ArrayLibrary, MissingLibrary, numpy_dtype, rounded, widened
@@ -11,6 +11,7 @@ from ._others import CuPyLibrary, MArrayLibrary, MLXLibrary, NDonnxLibrary, Tens
 from ._torch import TorchLibrary, with_own_code
 
 __all__ = [
+    "DEFAULT_CONFIGURATIONS",
     "LIBRARIES",
     "MODES",
     "NOT_COMPILED",
@@ -40,23 +41,6 @@ LIBRARIES: dict[str, ArrayLibrary] = {
     for lib in (
         NumPyLibrary(),
         ReadOnlyNumPyLibrary(),
-        StrictLibrary(),
-        StrictLibrary("array_api_strict:device1", device="device1"),
-        StrictLibrary(
-            "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=JaxLibrary.integers
-        ),
-        DaskLibrary(),
-        CubedLibrary(),
-        JaxLibrary(),
-        JaxLibrary(
-            "jax:x64",
-            x64=True,
-            floats=(*JaxLibrary.floats, "float64"),
-            integers=ArrayLibrary.integers,
-            configuration="x64",
-        ),
-        JaxLibrary("jax:gpu", platform="gpu"),
-        ShardedJaxLibrary(),
         TorchLibrary(),
         TorchLibrary(
             "torch:meta",
@@ -67,13 +51,32 @@ LIBRARIES: dict[str, ArrayLibrary] = {
         ),
         TorchLibrary("torch:cuda", device="cuda"),
         _TORCH_INTERPRETED,
+        JaxLibrary(),
+        JaxLibrary(
+            "jax:x64",
+            x64=True,
+            floats=(*JaxLibrary.floats, "float64"),
+            integers=ArrayLibrary.integers,
+            configuration="x64",
+        ),
+        JaxLibrary("jax:gpu", platform="gpu"),
+        ShardedJaxLibrary(),
         CuPyLibrary(),
+        DaskLibrary(),
+        CubedLibrary(),
+        StrictLibrary(),
+        StrictLibrary("array_api_strict:device1", device="device1"),
+        StrictLibrary(
+            "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=JaxLibrary.integers
+        ),
         MLXLibrary(),
         TensorFlowLibrary(),
         NDonnxLibrary(),
         MArrayLibrary(),
     )
 }
+# Each library once.
+DEFAULT_CONFIGURATIONS = [lib for name, lib in LIBRARIES.items() if ":" not in name]
 
 # Compiling takes seconds: compile float32, and bfloat16 for all widened dtypes.
 NOT_COMPILED = dict.fromkeys(

@@ -46,6 +46,11 @@ class ArrayLibrary:
     """
 
     name = ""
+    # Its name in the documentation, and its package, a requirement in pyproject.toml.
+    title = ""
+    package = ""
+    # The session of noxfile.py that tests it: "more" is `tests(more)`. "gpu": the session `gpu` alone.
+    session = "more"
     module = ""
     # The module of the Array API namespace, from array-api-compat where it has one.
     namespace = ""

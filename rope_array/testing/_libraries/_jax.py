@@ -18,7 +18,8 @@ from ._base import Array, ArrayLibrary, Context, Function, MissingLibrary, numpy
 class JaxLibrary(ArrayLibrary):
     """JAX on a platform, with or without 64-bit numbers."""
 
-    name = module = "jax"
+    name = module = package = session = "jax"
+    title = "JAX"
     namespace = "jax.numpy"
     floats = ("float16", "bfloat16", "float32")
     integers = ("int32", "int16", "int8", "uint8", "uint16", "uint32")

@@ -17,7 +17,8 @@ from ._base import Array, ArrayLibrary, Context, numpy_copy, numpy_dtype, widene
 class NumPyLibrary(ArrayLibrary):
     """NumPy, with bfloat16 where ml_dtypes is installed."""
 
-    name = module = "numpy"
+    name = module = package = session = "numpy"
+    title = "NumPy"
     namespace = "array_api_compat.numpy"
     reasons = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes"})
 
@@ -101,6 +102,8 @@ class StrictLibrary(ArrayLibrary):
     """array-api-strict with its strictest flags: the standard's functions only."""
 
     name = module = namespace = "array_api_strict"
+    title = package = "array-api-strict"
+    session = "strict"
     floats = ("float32", "float64")
     reasons = MappingProxyType(dict.fromkeys(("float16", "bfloat16"), "the standard has none"))
     device = ""  # of arrays; empty for the default
@@ -157,7 +160,7 @@ class ChunkedLibrary(ArrayLibrary):
 class DaskLibrary(ChunkedLibrary):
     """dask's arrays, computed by one thread."""
 
-    name = "dask"
+    name = title = package = session = "dask"
     module = "dask.array"
     namespace = "array_api_compat.dask.array"
 
@@ -180,7 +183,8 @@ class DaskLibrary(ChunkedLibrary):
 class CubedLibrary(ChunkedLibrary):
     """cubed's arrays."""
 
-    name = module = "cubed"
+    name = title = package = module = "cubed"
+    session = "dask"
     namespace = "cubed.array_api"
     calls = 40  # each takes tens of milliseconds
     has_strides = False

@@ -17,6 +17,9 @@ class CuPyLibrary(ArrayLibrary):
     """CuPy on its current GPU."""
 
     name = module = "cupy"
+    title = "CuPy"
+    package = "cupy-cuda13x"
+    session = "gpu"
     namespace = "array_api_compat.cupy"
     reasons = MappingProxyType({"bfloat16": "CuPy holds bfloat16 only through ml_dtypes"})
 
@@ -37,7 +40,8 @@ class CuPyLibrary(ArrayLibrary):
 class MLXLibrary(ArrayLibrary):
     """MLX on its default device."""
 
-    name = "mlx"
+    name = package = "mlx"
+    title = "MLX"
     module = namespace = "mlx.core"
     floats = ("float16", "bfloat16", "float32", "float64")
     has_strides = False
@@ -86,6 +90,8 @@ class TensorFlowLibrary(ArrayLibrary):
     """TensorFlow's tensors."""
 
     name = module = namespace = "tensorflow"
+    title = "TensorFlow"
+    package = "tensorflow-cpu"
     floats = ("float16", "bfloat16", "float32", "float64")
     has_strides = False
 
@@ -123,7 +129,7 @@ class TensorFlowLibrary(ArrayLibrary):
 class NDonnxLibrary(ArrayLibrary):
     """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
 
-    name = module = namespace = "ndonnx"
+    name = title = package = module = namespace = "ndonnx"
     has_strides = False
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
@@ -147,7 +153,7 @@ class NDonnxLibrary(ArrayLibrary):
 class MArrayLibrary(ArrayLibrary):
     """marray over NumPy, with no element masked."""
 
-    name = module = "marray"
+    name = title = package = module = "marray"
     floats = ("float32", "float64")
     has_strides = False
 

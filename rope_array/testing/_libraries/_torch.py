@@ -18,7 +18,8 @@ from ._base import MODES, Array, ArrayLibrary, Function, MissingLibrary
 class TorchLibrary(ArrayLibrary):
     """PyTorch on a device; for the backend "triton", in Triton's interpreter."""
 
-    name = module = "torch"
+    name = module = package = session = "torch"
+    title = "PyTorch"
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"

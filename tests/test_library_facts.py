@@ -1,0 +1,58 @@
+"""A library declares itself once, as a class of `testing/_libraries`; pages and requirements agree."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rope_array import _registry
+from rope_array.testing import _libraries
+from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, ArrayLibrary
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+BACKENDS, LIBRARIES = (
+    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("backends", "libraries")
+)
+EACH_LIBRARY = pytest.mark.parametrize("library", DEFAULT_CONFIGURATIONS, ids=str)
+
+pytestmark = pytest.mark.library("numpy")
+
+
+def test_the_library_of_each_backend_is_known():
+    modules = {lib.module for lib in DEFAULT_CONFIGURATIONS}
+    assert {record.types[0].partition(":")[0] for record in _registry.RECORDS} <= modules
+
+
+def subclasses(cls):
+    return {cls, *(below for each in cls.__subclasses__() for below in subclasses(each))}
+
+
+def test_each_class_of_a_library_is_listed():
+    classes = {
+        cls for cls in subclasses(ArrayLibrary) if cls.name and cls.__module__.startswith(_libraries.__name__)
+    }
+    assert classes == {type(lib) for lib in _libraries.LIBRARIES.values()}
+
+
+@EACH_LIBRARY
+def test_the_package_is_installed_by_its_session(library):
+    name = "chunks" if library.name == "cubed" else library.session
+    specs = [
+        *PYPROJECT["project"]["dependencies"],
+        *PYPROJECT["project"]["optional-dependencies"].get(name, []),
+        *PYPROJECT["dependency-groups"].get(name, []),
+    ]
+    assert library.package in {re.match(r"[\w.-]+", spec)[0] for spec in specs}
+
+
+@EACH_LIBRARY
+def test_the_page_of_libraries_has_a_section_on_it(library):
+    sections = re.findall(r"^## (.*)$", LIBRARIES, re.MULTILINE)
+    assert any(library.title in re.split(r", | and ", section) for section in sections)
+
+
+def test_the_page_of_backends_lists_each_in_the_order_of_dispatch():
+    listed = re.findall(r"^\| `([\w-]+)` \|", BACKENDS.partition("\n## ")[0], re.MULTILINE)
+    assert listed == [*dict.fromkeys(record.name for record in _registry.RECORDS), "array-api"]
