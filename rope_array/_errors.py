@@ -43,7 +43,20 @@ class PatchError(RoPEError, ValueError):
 
 
 class BackendError(RoPEError, ValueError):
-    """The `backend=` does not exist, or does not support the array."""
+    """The `backend=` does not exist, or does not support the array.
+
+    Attributes
+    ----------
+    backend
+        The name of the backend, where one was asked for; else None.
+    reason
+        Why it does not serve the call; the whole message, if the backend gave no reason.
+    """
+
+    def __init__(self, message: str, *, backend: Any = None, reason: str = ""):
+        super().__init__(message)
+        self.backend = backend
+        self.reason = reason or message
 
 
 for _name in __all__:

@@ -231,7 +231,9 @@ def _by_name(backends: Backends, xs: tuple[Any, ...], source: Source, name: str)
     if reason is not None:
         raise BackendError(
             f"backend {name!r} does not serve {describe(xs[0])}: {reason}. Give backend=None, or "
-            f"backend={ARRAY_API!r}, which serves every call."
+            f"backend={ARRAY_API!r}, which serves every call.",
+            backend=name,
+            reason=reason,
         )
     return backend
 
@@ -239,13 +241,16 @@ def _by_name(backends: Backends, xs: tuple[Any, ...], source: Source, name: str)
 def _no_such_backend(backends: Backends, x: Any, name: Any) -> BackendError:
     names = list(dict.fromkeys([ARRAY_API, *(record.name for record in records())]))
     if isinstance(name, str) and name in _broken:
-        return BackendError(f"backend {name!r} cannot be used: {_broken[name]}.")
+        message = f"backend {name!r} cannot be used: {_broken[name]}."
+        return BackendError(message, backend=name, reason=_broken[name])
     if name not in names:
-        return BackendError(f"backend is {name!r}; give None or one of {', '.join(map(repr, names))}.")
+        message = f"backend is {name!r}; give None or one of {', '.join(map(repr, names))}."
+        return BackendError(message, backend=name)
     return BackendError(
         f"backend {name!r} does not serve {describe(x)}; its backends are "
         f"{', '.join(repr(backend.name) for backend in backends.in_order)}. "
-        f"Give backend=None, or backend={ARRAY_API!r}, which serves every call."
+        f"Give backend=None, or backend={ARRAY_API!r}, which serves every call.",
+        backend=name,
     )
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import json
+import pickle
 import shutil
 import sys
 import textwrap
@@ -533,6 +534,16 @@ def test_a_backend_serves_despite_broken_packages(install, mine):
     listed = {(backend.name, backend.usable, "is taken" in backend.description) for backend in ra.backends()}
     assert {("aaa", False, False), ("zzz", False, False)} <= listed
     assert {("mine", True, False), ("mine", False, True)} <= listed  # two packages with one name
+
+
+def test_an_error_has_the_name_and_the_reason_of_the_backend(mine):
+    mine("def decline_reason(xs, source):\n    return 'it is asleep'\n")
+    for name, reason in (("mine", "it is asleep"), ("nonesuch", "backend is 'nonesuch'; give None")):
+        with pytest.raises(BackendError) as caught:
+            HALF.apply(X, 3, backend=name)
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert (error.backend, str(error)) == (name, str(caught.value))
+        assert error.reason.startswith(reason)
 
 
 def test_types_of_a_library_that_is_not_loaded(install):

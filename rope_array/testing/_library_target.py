@@ -6,8 +6,8 @@ A backend may decline calls. A forced backend is judged by the calls that it ser
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -44,32 +44,30 @@ class OwnApply:
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         spec = as_records({**self.fields, **spec})
-        rope_array = import_module("rope_array")
         if not self.by_tables and not _has_array(spec):
-            if reason := self.decline_reason(x, pos, spec):
-                raise self._declined(reason)
-            return rope_array.apply(x, pos, backend=self.backend, **spec)
-        try:
+            self.ask(x, pos, spec)
+            return import_module("rope_array").apply(x, pos, backend=self.backend, **spec)
+        with self._declining():
             y = _rotate_by_tables(x, pos, self.backend, **spec)
-        except rope_array.BackendError as error:
-            raise self._declined(_reason_in(error)) from None
         if self.backend is not None:  # else `explain` knows positions only
             self.calls.served.append(self.backend)
         return y
 
-    def _declined(self, reason: str) -> Declined:
-        self.calls.declined.append(reason)
-        return Declined(reason)
-
-    def decline_reason(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
-        """Return why the forced backend declines a call; if it serves the call, count it and return ""."""
-        rope_array = import_module("rope_array")
+    def ask(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
+        """Count the backend that serves a call; raise `Declined` if the forced one declines it."""
         fields = {name: value for name, value in spec.items() if name != "inverse"}
+        with self._declining():
+            explanation = import_module("rope_array").explain(x, pos, backend=self.backend, **fields)
+            self.calls.served.append(explanation.backend)
+
+    @contextmanager
+    def _declining(self) -> Iterator[None]:
         try:
-            self.calls.served.append(rope_array.explain(x, pos, backend=self.backend, **fields).backend)
-        except rope_array.BackendError as error:
-            return _reason_in(error)
-        return ""
+            yield
+        except import_module("rope_array").BackendError as error:
+            reason = shorten(error.reason, 160)
+            self.calls.declined.append(reason)
+            raise Declined(reason) from None
 
 
 class BackendCalls(NamedTuple):
@@ -82,12 +80,6 @@ class BackendCalls(NamedTuple):
 def calls_of(target: Target) -> BackendCalls:
     """Return the calls that were counted for a target; none for code that is not rope_array's."""
     return target.rotate.calls if isinstance(target.rotate, OwnApply) else BackendCalls([], [])
-
-
-def _reason_in(error: BaseException) -> str:
-    """Return the reason in the message of a BackendError, without the array and the advice."""
-    match = re.search(r"does not serve .*?\): (.*)\. Give backend=", str(error), re.DOTALL)
-    return one_line(error) if match is None else shorten(match[1], 160)
 
 
 def _rotate_by_tables(
@@ -232,7 +224,8 @@ def _check_compiled(target: Target, backend: str) -> None:
         with target.arrays.running():
             target.call(target.arrays.asarray(x, dtype), target.arrays.asarray(np.arange(5, dtype=np.int32)))
     except Exception as error:
-        raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(error)}") from None
+        reason = getattr(error, "reason", None) or one_line(error)
+        raise ValueError(f"backend {backend!r} serves no compiled call: {reason}") from None
 
 
 # ---- the calls that a forced backend serves ----
@@ -261,10 +254,11 @@ class _Trial(NamedTuple):
     def decline_reason(self) -> str:
         x = self.lib.asarray(np.zeros((*self.lead, self.width), np.float32), self.dtype)
         pos = self.lib.asarray(np.arange(self.lead[-1], dtype=self.lib.integers[0]))
-        if not self.rotate.by_tables:
-            return self.rotate.decline_reason(x, pos, self.rotate.fields)
         try:
-            self.rotate(x, pos)
+            if self.rotate.by_tables:
+                self.rotate(x, pos)
+            else:
+                self.rotate.ask(x, pos, self.rotate.fields)
         except Declined as error:
             return str(error)
         return ""
@@ -285,8 +279,7 @@ def _find_served(lib: ArrayLibrary, backend: str) -> tuple[OwnApply, dict[str, A
     declined = dict[str, None]()
     for trial in _trials(lib, backend):
         if not (reason := trial.decline_reason()):
-            calls_anew = OwnApply(backend, trial.rotate.fields, trial.rotate.by_tables)
-            return calls_anew, _claims_of(trial)
+            return OwnApply(backend, trial.rotate.fields, trial.rotate.by_tables), _claims_of(trial)
         declined[reason] = None
     raise ValueError(
         f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
