@@ -38,7 +38,7 @@ LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 MORE = ["mlx", "ndonnx", "tensorflow", "marray", "sparse", "blosc2"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-ENVIRONMENTS = nox.project.load_toml("bench/versions.toml")  # of the session `versions`
+ENVIRONMENTS = nox.project.load_toml("tests/long/versions.toml")  # of the session `versions`
 ENVIRONMENTS.pop("files")
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
@@ -399,7 +399,7 @@ def tests_min(session: nox.Session) -> None:
 
 
 def versions_of(session: nox.Session, name: str) -> None:
-    """Run an environment of bench/versions.toml, with other versions; writes its record."""
+    """Run an environment of tests/long/versions.toml, with other versions; writes its record."""
     environment = ENVIRONMENTS[name]
     newest, bounds = (
         [spec for library in environment.get(key, ()) for spec in needs(library)]
@@ -417,7 +417,7 @@ def versions_of(session: nox.Session, name: str) -> None:
             build_wheel(session, unpack(session), dist, ROPE_ARRAY_REQUIRE_KERNEL="1")
             session.log(f"built {next(dist.glob('*.whl')).name}")
         install(session, *GROUPS["test"], *alone, *newest, *pins, *environment.get("install", ()), dist=dist)
-        session.run("python", "bench/versions.py", name, *session.posargs)
+        session.run("python", "tests/long/versions.py", name, *session.posargs)
     finally:  # some take gigabytes
         shutil.rmtree(session.virtualenv.location)
 
@@ -434,7 +434,7 @@ for _name, _environment in ENVIRONMENTS.items():
 
 @nox.session(requires=["build"], venv_backend="none", default=False)
 def versions(session: nox.Session) -> None:
-    """Run all environments of bench/versions.toml: hours, each night and before a release."""
+    """Run all environments of tests/long/versions.toml: hours, each night and before a release."""
     for name in ENVIRONMENTS:
         session.notify(f"versions({name})")
 
@@ -447,7 +447,7 @@ def processors(session: nox.Session) -> None:
     ROPE_ARRAY_REQUIRE_PROCESSORS their absence is an error.
     """
     install(session, *GROUPS["processors"])
-    session.run("python", "bench/processors.py", *session.posargs)
+    session.run("python", "tests/long/processors.py", *session.posargs)
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
@@ -604,9 +604,10 @@ def gpu(session: nox.Session) -> None:
 def long(session: nox.Session, library: str) -> None:
     """Try many more random examples, and every float32 remainder."""
     install(session, *GROUPS["test"], *needs(library))
+    times = "10" if library == "jax" else "100"  # JAX compiles every shape
+    pytest(session, [library], "tests/test_invariants.py", "tests/test_phase.py", ROPE_ARRAY_EXAMPLES=times)
     name = "array_api_strict" if library == "strict" else library
-    for script in ("random_examples", "exhaustive"):
-        session.run("python", f"bench/{script}.py", "--libraries", name)
+    session.run("python", "tests/long/exhaustive.py", "--libraries", name)
 
 
 @nox.session(requires=["build"], default=False)
@@ -614,7 +615,7 @@ def matrix(session: nox.Session) -> None:
     """Run every check of the suite on every mutant: which checks kill which mutants."""
     session.install(TORCH)  # first and alone, as another package would bring another build
     install(session, *GROUPS["test"], *needs("jax"))
-    session.run("python", "bench/kill_matrix.py", *session.posargs)
+    session.run("python", "tests/long/kill_matrix.py", *session.posargs)
 
 
 @nox.session(requires=["build"])

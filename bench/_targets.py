@@ -68,10 +68,6 @@ def import_time(numbers):
     yield "import rope_array, ms", 30, {"": numbers["import rope_array, ms"]}
 
 
-def planning(numbers):
-    yield "planning 100 GB, s", 1, {key: took for key, took in numbers.items() if key.endswith(": s")}
-
-
 def compiled(numbers):
     step = "forward and backward"
     yield "forward, float32, in x * 2", 1.3, ratios(numbers, "forward", "x * 2", "float32")
@@ -113,10 +109,6 @@ def exhaustive(numbers):
     )  # fmt: skip
 
 
-def random_examples(numbers):
-    yield "failed tests of random examples", 0, {name: row["failed"] for name, row in numbers.items()}
-
-
 def gpu(numbers):
     """Judge our row of each case: its launches, and its time over a copy's, kernels' and a Rotation's."""
     rows = {name: case["rows"].get("rope_array", {}) for name, case in numbers.items()}
@@ -145,8 +137,8 @@ def gpu(numbers):
 
 JUDGES = {
     "latency": latency, "sweep": sweep, "sweep-avx2": sweep, "in-place": in_place, "import-time": import_time,
-    "planning": planning, "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
-    "exhaustive": exhaustive, "random-examples": random_examples, "gpu": gpu,
+    "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
+    "exhaustive": exhaustive, "gpu": gpu,
 }  # fmt: skip
 
 

@@ -136,19 +136,12 @@ def remainder_rows() -> Rows:
         yield label, f"{row['remainders']:,}", *errors, str(row["seconds"])
 
 
-def example_rows() -> Rows:
-    yield "library", "times the default number", "tests", "failed", "random examples", "seconds"
-    for label, row in _latest("random-examples")["numbers"].items():
-        yield label, *(f"{row[key]:,}" for key in ("times", "tests", "failed", "examples", "seconds"))
-
-
 def origin_rows() -> Rows:
     yield "run", "date", "commit", "machine", "versions"
-    for name in ("exhaustive", "random-examples"):
-        result = _latest(name)
-        machine = f"{result['machine']['cpu']}, {result['machine']['cores']} cores"
-        versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("python", "numpy"))
-        yield name, result["date"], result["commit"][:10], machine, versions
+    result = _latest("exhaustive")
+    machine = f"{result['machine']['cpu']}, {result['machine']['cores']} cores"
+    versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("python", "numpy"))
+    yield "exhaustive", result["date"], result["commit"][:10], machine, versions
 
 
 def environment_rows() -> Rows:
@@ -218,7 +211,6 @@ TABLES = {
     "capabilities": capability_rows,
     "parts": part_rows,
     "remainders": remainder_rows,
-    "examples": example_rows,
     "origins": origin_rows,
     "environments": environment_rows,
     "processors": processor_rows,

@@ -41,7 +41,8 @@ def test_every_promised_version_was_run():
     root = README.parent
     pyproject = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
     project, records = pyproject["project"], json.loads((RESULTS / "versions.json").read_text("utf-8"))
-    environments = tomllib.loads((root / "bench" / "versions.toml").read_text("utf-8")).keys() - {"files"}
+    path = root / "tests" / "long" / "versions.toml"
+    environments = tomllib.loads(path.read_text("utf-8")).keys() - {"files"}
     assert all(passes(records[name]) for name in environments)
     versions = [records[name]["versions"] for name in environments]
     on_gpu = json.loads(max(RESULTS.glob("*-gpu-checks.json")).read_text("utf-8"))["versions"]

@@ -4,33 +4,29 @@ Collected only with `--peers` (`nox -s peers`), as it needs their packages and r
 `bench/scoreboard.py` runs the suite on other implementations.
 """
 
-import sys
 import unittest
-from pathlib import Path
 
+import peer_cases
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from peers import their_cases
 
 
 def their(cases):
     """Return the cases of a project as parameters; one skipped parameter if its repository is missing."""
     try:
         return [pytest.param(case, id=case.name) for case in cases()]
-    except their_cases.MissingSource as missing:
+    except peer_cases.MissingSource as missing:
         return [pytest.param(None, id=cases.__name__, marks=pytest.mark.skip(reason=str(missing)))]
 
 
-@pytest.mark.parametrize("case", their(their_cases.onnx_cases))
+@pytest.mark.parametrize("case", their(peer_cases.onnx_cases))
 def test_onnx_node_tests(case):
     y = case.rotate(case.x)
     assert (y.shape, y.dtype) == (case.x.shape, case.x.dtype)
     assert abs(y.astype("float64") - case.expected).max() <= case.tolerance
 
 
-@pytest.mark.parametrize("case", [*their(their_cases.flash_attention_cases), *their(their_cases.vllm_cases)])
+@pytest.mark.parametrize("case", [*their(peer_cases.flash_attention_cases), *their(peer_cases.vllm_cases)])
 def test_reference_cases(case):
     y = case.rotate(case.x)
     assert (y - case.expected).abs().max() <= case.tolerance
@@ -43,8 +39,8 @@ def test_reference_cases(case):
 
 def test_rope_parameters_of_transformers():
     try:
-        suite = their_cases.transformers_tests()
-    except their_cases.MissingSource as missing:
+        suite = peer_cases.transformers_tests()
+    except peer_cases.MissingSource as missing:
         pytest.skip(str(missing))
     outcome = unittest.TestResult()
     suite.run(outcome)

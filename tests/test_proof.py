@@ -54,7 +54,7 @@ def test_proved_bounds_are_within_the_contract_and_in_the_docs(capsys):
 
 
 def test_proved_bound_is_just_above_the_largest_error_of_all_remainders():
-    """bench/exhaustive.py computed every float32 remainder; a bound far above its maxima would be poor."""
+    """tests/long/exhaustive.py computed every remainder; a bound far above its maxima would be poor."""
     record = max((ROOT / "bench" / "results").glob("*-exhaustive.json"))
     libraries = json.loads(record.read_text("utf-8"))["numbers"].values()
     for name in ("cos", "sin"):

@@ -1,4 +1,4 @@
-"""Class defaults of transformers' models: `model_defaults.json`, written by bench/hf_defaults.py.
+"""Class defaults of transformers' models: `model_defaults.json`, written by docs/_model_defaults.py.
 
 An entry has the key of a model type, or of the root's type and the path of the part. Besides plain fields an
 entry has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts

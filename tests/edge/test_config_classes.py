@@ -21,9 +21,9 @@ from rope_array._config._conventions import convention_of
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import read_layers
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
+sys.path.append(str(Path(__file__).parents[2] / "docs"))
 
-import hf_defaults
+import _model_defaults as defaults
 
 ROTARY = [cls for cls in keys.classes() if keys.has_rotation(cls)]
 # The classes that tell layers apart, by a list or a property, and rotate some.
@@ -238,4 +238,4 @@ def test_only_these_classes_read_keys_of_their_text():
 
 
 def test_the_data_file_has_the_defaults_of_transformers():
-    assert hf_defaults.text_of() == hf_defaults.WRITTEN.read_text("utf-8")
+    assert defaults.text_of() == defaults.WRITTEN.read_text("utf-8")

@@ -1,6 +1,6 @@
 """Check every float32 remainder: cos and sin of all 2^30 angles within an eighth of a turn, on each library.
 
-    python bench/exhaustive.py [--libraries numpy,torch] [--stride N] [--json PATH]
+    python tests/long/exhaustive.py [--libraries numpy,torch] [--stride N] [--json PATH]
 
 A plan of one pair whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase,
 bit for bit. So the positions -2^29 to 2^29 - 1 are all remainders that the polynomials can get. The library's
@@ -17,13 +17,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _record import finish
 
 from rope_array import _dispatch
 from rope_array._array_api.source import Positions
 from rope_array._spec.plan import Layout, Plan
 from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from _record import finish
 
 NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch")
 CHUNK = 2**22

@@ -1,6 +1,6 @@
 """Write rope_array/_config/model_defaults.json: default values of transformers' config classes.
 
-    PYTHONPATH=. python bench/hf_defaults.py
+    PYTHONPATH=. python docs/_model_defaults.py
 
 A config.json may leave out every value that equals its class's default, so a reader needs the defaults: the
 widths, the base, the rotary parameters, the layer types and the parts of each model type with a rotary

@@ -1,9 +1,9 @@
-// Run the calls that bench/_processor_calls.py records, without Python, and write their results:
+// Run the calls that tests/long/processor_calls.py records, without Python, and write their results:
 //
 //     replay CALLS RESULTS
 //
 // runs all calls at each level of the processor, by one thread and then streamed by three; prints the name of each
-// run; writes the elements of every result, in C order. bench/processors.py compiles it by CMakeLists.txt's
+// run; writes the elements of every result, in C order. tests/long/processors.py compiles it by CMakeLists.txt's
 // ROPE_ARRAY_PROGRAM, and compares hashes.
 #include <algorithm>
 #include <cstdio>

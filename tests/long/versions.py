@@ -23,11 +23,12 @@ import tomllib
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from _record import RESULTS, ROOT, commit, replace_between
 
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
-ENVIRONMENTS = tomllib.loads((ROOT / "bench" / "versions.toml").read_text("utf-8"))
+ENVIRONMENTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 FILES = ENVIRONMENTS.pop("files")
 PATH = RESULTS / "versions.json"
 PACKAGES = (
@@ -124,7 +125,7 @@ def run_families():
     """Return the verdict of `ra.hf.patch` on each family of models."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "families.json"
-        run(str(ROOT / "bench" / "hf_families.py"), "--json", str(path)).check_returncode()
+        run(str(Path(__file__).with_name("hf_families.py")), "--json", str(path)).check_returncode()
         return json.loads(path.read_text("utf-8"))
 
 

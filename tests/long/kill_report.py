@@ -1,4 +1,4 @@
-"""Print the report of a kill matrix, and its losses against another one, for bench/kill_matrix.py."""
+"""Print the report of a kill matrix, and its losses against another one, for tests/long/kill_matrix.py."""
 
 from collections import Counter
 

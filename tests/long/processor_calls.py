@@ -1,10 +1,10 @@
-"""Calls that reach every loop of the C++ kernel, and hashes of their results, for bench/processors.py.
+"""Calls that reach every loop of the C++ kernel, and hashes of their results, for tests/long/processors.py.
 
-    python bench/_processor_calls.py HASHES.json [CALLS.bin]
+    python tests/long/processor_calls.py HASHES.json [CALLS.bin]
 
 writes a hash for each layout and dtype: of the results of the backend array-api, and of the kernel at each
 level, by one thread, and by three that stream their results. With a second path it records the calls for
-bench/replay.cpp.
+tests/long/replay.cpp.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 
-GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # In the order of DType in kernel.hpp, and of the integers after it in array_view.hpp.
 DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
 INTEGERS = [np.dtype(np.int32), np.dtype(np.int64)]

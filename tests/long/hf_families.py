@@ -1,6 +1,6 @@
 """Verdicts of `rope_array.hf.patch` on a tiny model of each family of docs/models.md, for any transformers.
 
-    python bench/hf_families.py [--json PATH] [NAME ...]
+    python tests/long/hf_families.py [--json PATH] [NAME ...]
 
 A verdict is one of:
 
@@ -26,7 +26,7 @@ import transformers
 
 from rope_array import PatchError, hf
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 _tiny, _tiny_config = (importlib.import_module(f"hf.{name}") for name in ("_tiny", "_tiny_config"))
 off, Family = (importlib.import_module("test_hf_families").__dict__[name] for name in ("off", "Family"))

@@ -1,7 +1,7 @@
 """Run every check of the conformance suite on every mutant: which checks kill which mutants.
 
-    python bench/kill_matrix.py [--libraries numpy,torch] [--only MUTANT,MUTANT] [--workers N] [--json PATH]
-    python bench/kill_matrix.py --read PATH ... [--against PATH ...]
+    python tests/long/kill_matrix.py [--libraries NAMES] [--only MUTANTS] [--workers N] [--json PATH]
+    python tests/long/kill_matrix.py --read PATH ... [--against PATH ...]
 
 A check kills a mutant of tests/mutants*.py if it fails for it. Each mutant has a process of its own. Correct
 code is judged too, once for each target: a check that fails for it is no killer there. Mutants claim all
@@ -22,15 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
-from _kill_report import compare, report
-from _record import PACKAGES, ROOT, record
+from kill_report import compare, report
 
 import rope_array as ra
 from rope_array.testing._checks import checks
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("bench", "tests")]
+from _record import PACKAGES, record
+
 faults = import_module("faults")
 
 MUTANTS = {mutant.name: mutant for mutant in faults.load_mutants()}

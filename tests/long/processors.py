@@ -1,9 +1,9 @@
 """Compile the C++ kernel for other processors and by other compilers, run it, and compare its bits.
 
-    python bench/processors.py [--only PATTERN] [--module NAME COMMAND]
+    python tests/long/processors.py [--only PATTERN] [--module NAME COMMAND]
 
-The calls of bench/_processor_calls.py have a hash for each layout and dtype. The installed kernel has to give
-the hashes of the backend array-api, and so has each build: bench/replay.cpp with the kernel, without Python.
+The calls of processor_calls.py have a hash for each layout and dtype. The installed kernel has to give the
+hashes of the backend array-api, and so has each build: replay.cpp with the kernel, without Python.
 Programs for another processor run by QEMU, those for Windows by Wine. Tools that are missing are named; with
 ROPE_ARRAY_REQUIRE_PROCESSORS it is an error if a tool of NEEDED is missing.
 
@@ -24,11 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from _processor_calls import replayed
-from _record import ROOT
-from versions import about, add_record, failures
+from processor_calls import replayed
+from versions import ROOT, about, add_record, failures
 
-RECORDER = ROOT / "bench" / "_processor_calls.py"
+RECORDER, REPLAY = (Path(__file__).with_name(name) for name in ("processor_calls.py", "replay.cpp"))
 CALLS = "calls.bin"
 REQUIRE = "ROPE_ARRAY_REQUIRE_PROCESSORS"
 NEEDED = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64")
@@ -140,7 +139,7 @@ def builds_of_zig(folder):
 
 def compile_program(build, folder):
     """Return the program of a build, compiled with the options of CMakeLists.txt."""
-    replay = f"-DROPE_ARRAY_PROGRAM={ROOT / 'bench' / 'replay.cpp'}"
+    replay = f"-DROPE_ARRAY_PROGRAM={REPLAY}"
     compiler = f"-DCMAKE_CXX_COMPILER={build.compiler}"
     options = ("-GNinja", "-DCMAKE_BUILD_TYPE=Release", replay, compiler, *build.options)
     run("cmake", "-S", ROOT, "-B", folder, *options)
