@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refusals, refused
 
 import rope_array as ra
-from rope_array import ArrayTypeError, RoPE, ShapeError, SpecError
+from rope_array import RoPE
 
 RNG = np.random.default_rng(0)
 PATCHES = np.stack(np.meshgrid(np.arange(3), np.arange(2), indexing="ij"), -1).reshape(6, 2)
@@ -192,29 +193,6 @@ def test_xpos_is_inverted_up_to_its_largest_position() -> None:
 # ---- refusals ----
 
 ONES = np.ones((3, 2, 4))
-REFUSED: list[tuple[str, type[Exception], str]] = [
-    ("mixed(np.ones((2, 4)))", ShapeError, "heads, coordinates, pairs"),
-    ("mixed(np.ones((3, 2, 5)))", ShapeError, "4 pairs"),
-    ("mixed(np.ones((3, 3, 4)))", ShapeError, "3 coordinates"),
-    ("mixed(ONES, PATCHES[0])", ShapeError, "coordinates"),
-    ("mixed(ONES, axes=ra.Axes.chunked(2, 2))", SpecError, "without axes"),
-    ("mixed(ONES, scaling=ra.Linear(2.0))", SpecError, "scaling=None"),
-    ("mixed(ONES.tolist())", ArrayTypeError, "inv_freq"),
-    ("mixed(ONES.astype(np.int64))", ArrayTypeError, "inv_freq"),
-    ("mixed(None)", ArrayTypeError, "inv_freq"),
-    ("learned(scaling=ra.Linear(2.0))", SpecError, "scaling=None"),
-    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones(4, np.longdouble))", ArrayTypeError, "float64"),
-    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones((8, 32)))", ShapeError, r"\(heads, 4\)"),
-    ("RoPE(8).rotation([0], like=X[0, 0], inv_freq=np.ones((3, 4)))", ShapeError, "axes of heads"),
-    ("RoPE(8).rotation([0], like=X, inv_freq=np.ones((5, 4))).apply(X)", ShapeError, "tables have the shape"),
-    ("RoPE(8).rotation_of_angles(np.ones((2, 4), np.float16), like=X)", ArrayTypeError, "16 bits"),
-    ("RoPE(8).rotation_of_angles([[0.0] * 4], like=X)", ArrayTypeError, "give an array of float32"),
-    ("RoPE(8).rotation_of_angles(np.ones((2, 3)), like=X)", ShapeError, "4 pairs"),
-    ("xpos(scale_base=0.0)", SpecError, "scale_base"),
-    ("xpos(center=float('inf'))", SpecError, "center"),
-    ("xpos(center='0')", SpecError, "center"),
-    ("xpos([[0, 0], [1, 1]], ra.Axes.chunked(2, 2))", SpecError, "axes"),
-]
 
 
 def mixed(inv_freq: Any, pos: Any = PATCHES, **fields: Any) -> Any:
@@ -229,7 +207,6 @@ def xpos(pos: Any = (0, 1), axes: Any = None, **options: Any) -> Any:
     return RoPE(8, axes=axes).rotation_xpos(pos, like=X, **options)
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[call for call, _, _ in REFUSED])
-def test_refused(call: str, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        eval(call)
+@refusals("builders")
+def test_refused(call: str, error: type[Exception], words: str) -> None:
+    refused(error, words, lambda: eval(call))

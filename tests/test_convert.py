@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compare import on_host, words
 from oracle import pair
-from test_errors import refused
+from refusals import refusals, refused
 
 import rope_array as ra
 from rope_array import convert
@@ -434,45 +434,12 @@ def test_memory_layouts_of_numpy():
 ROPE = ra.RoPE(D)
 W, KEYS = np.ones((2 * D, INPUTS)), np.ones((3, D))
 WAITING = ra.RoPE(D, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=32))
-Spec, Shape, Type = ra.SpecError, ra.ShapeError, ra.ArrayTypeError
-REFUSALS = {
-    "weights(W, ROPE, 'neox')": (Spec, "to is 'neox' | 'half'"),
-    "weights(W, ROPE, 2)": (Spec, "to is 2"),
-    "weights(W, 8, 'half')": (Spec, "rope is 8 | RoPE"),
-    "shift_keys(W, 1, 'half')": (Spec, "rope is | RoPE"),
-    "rerotate(KEYS, 1, ROPE, 1e6)": (Spec, "to_rope is"),
-    "weights(W, ROPE, 'half', num_heads=0)": (Spec, "num_heads is 0"),
-    "weights(W, ROPE, 'half', num_heads=4)": (Shape, "4 heads of 8 | has 16"),
-    "weights(W, ROPE, 'half', axis=-1)": (Shape, "whole heads of 8 | has 5 | axis 1"),
-    "weights(W, ROPE, 'half', axis=2)": (Shape, "axis is 2"),
-    "fused(W, ROPE, 'half', num_heads=1, axis=-3)": (Shape, "axis is -3"),
-    "weights(W, ROPE, 'half', axis=0.0)": (Shape, "axis is 0.0"),
-    "weights([1.0] * 8, ROPE, 'half')": (Type, "list"),
-    "weights(np.ma.ones(8), ROPE, 'half')": (Type, "masked"),
-    "keys(np.ones((3, 16)), ROPE, 'half')": (Shape, "last axis | 8 features"),
-    "fused(W, ROPE, 'half', num_heads=2, groups=3)": (Spec, "groups is 3 | 2 heads"),
-    "fused(W, ROPE, 'half', num_heads=4, num_kv_heads=2, groups=4)": (Spec, "groups is 4 | heads of k"),
-    "fused(W, ROPE, 'half', num_heads=2, order='qkz')": (Spec, "order is 'qkz'"),
-    "fused(W, ROPE, 'half', num_heads=2, order='qqkv')": (Spec, "order is 'qqkv'"),
-    "fused(W, ROPE, 'half', num_heads=2, order=('q', 'k'))": (Spec, "order is ('q', 'k')"),
-    "fused(W, ROPE, 'half', num_heads=2, order='v')": (Spec, "order is 'v'"),
-    "fused(W, ROPE, 'half', num_heads=4, num_kv_heads=2, groups=2)": (Shape, "64 | 4 of q x 8 | 2 of k x 8"),
-    "rerotate(KEYS, 1, ROPE, replace(ROPE, pairing='half'))": (Spec, "pairing | 'interleaved' | 'half'"),
-    "rerotate(KEYS, 1, ROPE, ra.RoPE(4))": (Spec, "head_dim"),
-    "rerotate((), 1, ROPE, ROPE)": (Type, "empty"),
-    "shift_keys(KEYS, [1, 2], ROPE)": (Shape, "line up"),
-    "shift_keys(np.ones((3, D), np.int64), 1, ROPE)": (Type, "int64"),
-    "shift_keys(KEYS, 1, WAITING)": (Spec, "length"),
-    "rerotate(KEYS, 1, WAITING, ROPE)": (Spec, "length"),
-    # The missing length is found before the keys, which are no array.
-    "rerotate('no keys', 1, ROPE, WAITING)": (Spec, "length"),
-}
 
 
-@pytest.mark.parametrize("call", REFUSALS)
-def test_refusals(call):
-    error, says = REFUSALS[call]
-    refused(error, says, lambda: eval(call, globals() | vars(convert) | {"replace": replace}))
+@refusals("convert")
+def test_refusals(call, error, words):
+    """The missing length is found before the keys, which are no array."""
+    refused(error, words, lambda: eval(call, globals() | vars(convert) | {"replace": replace}))
 
 
 def test_the_permutation_depends_on_no_length():

@@ -11,58 +11,14 @@ import warnings
 import numpy as np
 import pytest
 from conftest import LIBS
+from refusals import refusals, refused
 
 import rope_array as ra
-from rope_array import ArrayTypeError, BackendError, PositionError, RoPE, ShapeError, SpecError
+from rope_array import ArrayTypeError, PositionError, RoPE, ShapeError
 from rope_array._spec import spec as _spec
 from rope_array.testing import apply_definition
 
 NAN, INF, BIG = float("nan"), float("inf"), 2**63
-
-# ---- reading a message ----
-
-# Verbs of a remedy; every message has one.
-REMEDY = re.compile(r"\b(give|call|make|move|cast|split|shard|redistribute|would fit|needs|it has)\b", re.I)
-# None as a value to pass; any other None is a leaked value.
-NONE_TO_GIVE = re.compile(r"=None\b|\bgive None\b|\bor None\b|\bNone or\b")
-
-
-def faults_of(text, *, none_given=False):
-    """Return the faults in the form of a message."""
-    faults = []
-    if not text.endswith("."):
-        faults.append("does not end with a period")
-    if not REMEDY.search(text):
-        faults.append("names no remedy")
-    if not none_given and "None" in NONE_TO_GIVE.sub("", text):
-        faults.append("None leaks")
-    if re.search(r"object at 0x|<class|<function|array\(\[|\n|  ", text):
-        faults.append("contains a long repr or a line break")
-    if re.search(r"(?<!\.)\.\.(?!\.)|,\.|\(\)\(|\{\}|\{[a-z_]+\}", text):
-        faults.append("contains stray punctuation or braces")
-    if len(text) > 600:
-        faults.append(f"has {len(text)} characters")
-    for low, high in re.findall(r"from (-?\d+) to (-?\d+)", text):
-        if int(low) > int(high):
-            faults.append(f"offers an empty range, from {low} to {high}")
-    return faults
-
-
-def refused(error, says, call):
-    """Check that a call is refused with exactly this exception, and read its message, which is returned.
-
-    `says` is a list of words, or a text of words between bars; "!word" must not be in the message.
-    """
-    with pytest.raises(error) as caught:
-        call()
-    assert type(caught.value) is error
-    text = str(caught.value)
-    words = says.split(" | ") if isinstance(says, str) else says
-    missing = [word for word in words if (word[1:] in text if word[0] == "!" else word not in text)]
-    assert not missing, f"{missing}: {text!r}"
-    faults = faults_of(text, none_given="None" in words)
-    assert not faults, f"{faults} in {text!r}"
-    return text
 
 
 def test_exceptions_have_public_names_and_docstrings():
@@ -80,54 +36,15 @@ class BrokenRepr:
         raise RuntimeError
 
 
-# Fields, and words of the message. Python prints no integer of 5000 digits, nor a container of it.
-SPECS = {
-    "head_dim=5": "5 | odd | even | rotary_dim=4",
-    "head_dim=0": "head_dim is 0 | at least 1",
-    "head_dim=8.0": "head_dim is 8.0 | float | int",
-    "head_dim=8, rotary_dim=10": "rotary_dim is 10 | head_dim 8 | at most 8",
-    "head_dim=8, rotary_dim=6, rotary_start=4": "rotary_dim is 6 | rotary_start 4 | at most 4",
-    "head_dim=8, rotary_start=-1": "rotary_start is -1 | at least 0",
-    "head_dim=8, rotary_start=3": "rotary_start | 5 | odd | rotary_dim=4",
-    "head_dim=8, base=0": "base is 0.0 | above 0",
-    "head_dim=8, base='10000'": "base is '10000' | str | number",
-    "head_dim=8, base=10**5000": "base is | finite",
-    "head_dim=8, base=np.float32": "base is the class float32",
-    "head_dim=8, pairing='neox'": "pairing is 'neox', which here is named 'half' | give",
-    "head_dim=8, pairing='llama'": "'half' for Hugging Face's weights and 'interleaved' for Meta's",
-    "head_dim=8, pairing='spiral'": "pairing is 'spiral' | 'interleaved' | 'half'",
-    "head_dim=8, pairing=['half']": "pairing is | 'interleaved' | 'half'",
-    "head_dim=8, pairing=-(10**5000)": "a number of 16610 bits",
-    "head_dim=8, pairing=BrokenRepr()": "a BrokenRepr that cannot be written out",
-    "head_dim=8, out_pairing='neox'": "out_pairing is 'neox' | here is named 'half'",
-    "head_dim=8, scaling={'rope_type': 'yarn'}": "give ra.YaRN(factor= | RoPE.from_config(config)",
-    "head_dim=8, scaling={'rope_type': 'proportional'}": "give ra.Proportional(partial_rotary_factor=",
-    "head_dim=8, scaling={'rope_type': 'default'}": "scaling is | give None | RoPE.from_config(config)",
-    "head_dim=8, scaling={'factor': 4.0}": "scaling is | give a rule",
-    "head_dim=8, scaling='yarn'": "scaling is | give ra.YaRN(factor= | RoPE.from_config(config)",
-    "head_dim=8, angles='float64'": "angles is 'float64' | 'exact' | 'float32'",
-    "head_dim=8, attention_factor=0.0": "attention_factor is 0.0 | above 0",
-    "head_dim=8, inv_freq=(1.0, 0.1, 0.01)": "inv_freq has 3 | 4 | rotary_dim",
-    "head_dim=4, inv_freq=(1.0, NAN)": "inv_freq[1] is nan | finite",
-    "head_dim=4, inv_freq='ab'": "inv_freq is 'ab' | str | tuple",
-    "head_dim=4, inv_freq={1.0, 2.0}": "inv_freq is | set | tuple",
-    "head_dim=4, inv_freq=np.ones(2)": "float64[2] | tolist() | rotation( | inv_freq=",
-    "head_dim=8, theta=5.0": "'theta' (give base)",
-    "head_dim=8, pairng='half'": "'pairng' (give pairing)",
-    "head_dim=8, interleaved=True": "pairing='interleaved' or 'half'",
-    "head_dim=8, rope_scaling={}": "scaling | from_config",
-    "head_dim=8, nonsense=1": "'nonsense'; it has head_dim, base",
-}
-
-
-@pytest.mark.parametrize("fields", SPECS)
-def test_spec(fields):
-    says, fields = SPECS[fields], eval(f"dict({fields})")
-    refused(SpecError, says, lambda: RoPE(**fields))
+@refusals("fields")
+def test_spec(call, error, words):
+    """Python prints no integer of 5000 digits, nor a container of it."""
+    fields = eval(f"dict({call})")
+    refused(error, words, lambda: RoPE(**fields))
     if type(fields["head_dim"]) is int and fields["head_dim"]:  # by ra.apply too: x gives the width
         width = fields.pop("head_dim")
-        says = says.replace("; it has head_dim, base", "")
-        refused(SpecError, says, lambda: ra.apply(np.ones((2, width)), 0, **fields))
+        words = words.replace("; it has head_dim, base", "")
+        refused(error, words, lambda: ra.apply(np.ones((2, width)), 0, **fields))
 
 
 def test_every_hint_names_a_field():
@@ -189,89 +106,6 @@ def evaluate(text, lib, view=lambda array: array):
     return eval(text, names)
 
 
-CALLS = {
-    SpecError: {
-        "apply(x, 0, 'half')": "'half' | str | RoPE | by name",
-        "apply(x, 0, rotation())": "Rotation | rotation.apply(x)",
-        "apply(x, 0, rope, base=5.0, pairing='half')": "replace(rope, base=..., pairing=...)",
-        "apply(x, 0, rope, seqaxis=-3)": "'seqaxis' (give seq_axis, an argument of apply)",
-        "apply(x, x, arange(2))": "third argument | int32[2] | ra.apply((q, k), pos)",
-        "apply(x, 0, dim=4, nonsense=1)": "'dim' (give head_dim | 'nonsense'",
-        "apply(x, 0, inv_freq=ones(2))": "float32[2] | tuple | rotation( | inv_freq=",
-        "RoPE(8, seq_dim=1)": "'seq_dim' (give seq_axis, an argument of apply)",
-        "RoPE(8, 10000.0)": "head_dim by position | (8, 10000.0)",
-    },
-    ShapeError: {
-        "apply(ones(), 0)": "float32[] | axis",
-        "apply(np.float32(1), 0)": "float32 | !two libraries",
-        "rope.apply(ones(2, 0), 0)": "float32[2, 0] | 4 features | head_dim",
-        "RoPE(6).apply(x, 0)": "float32[2, 4] | 6 features | head_dim=6",
-        "rope.apply(ones(2, 3, 4), ones(1, 3, 4))": "(1, 3, 4) | (2, 3, 4) | apply((q, k), pos)",
-        "rotation(inv_freq=ones(4))": "(4,) | rotary_dim | (2,)",
-        "apply(ones(2, 3, 4), 0, seq_axis=-1)": "seq_axis is -1 | -2",
-        "apply(ones(4), 0, seq_axis=0)": "seq_axis is 0 | 1",
-        "apply(ones(4), [1, 2])": "(2,) | (4,) | scalar",
-        "apply(ones(2, 2, 4), [[0, 1], [2]])": "ragged | (1,) | (2,)",
-        "apply(ones(2, 2, 4), [[0, 1], (2, [3])])": "ragged | [(), (1,)]",
-        "apply(x, (lambda ring: ring.extend([ring] * 9) or ring)([]))": "more than 64 deep | holds itself",
-        "apply((x, ones(2, 6)), 0)": "float32[2, 6] | 4 features",
-        "apply((ones(3, 4), ones(5, 4)), range(3))": "(3,) | (5, 4) | line up",
-    },
-    ArrayTypeError: {
-        "apply(of('int32', 2, 4), 0)": "int32[2, 4] | float32",
-        "apply(of('int8', 2, 4), 0)": "int8[2, 4] | Rotate before you quantise | multiplied by its scale",
-        "apply(of('complex64', 2, 4), 0)": "complex64[2, 4] | real | float32",
-        "rope.apply(arange(4), ones(4, 4))": "int32[4] | positions, give them second: apply(x, pos)",
-        "apply(x, 0, inverse='no')": "inverse is 'no' | give True or False.",
-        "apply(x, 0, inverse=lib.asarray(np.array([True])))": "inverse is bool[1] | give True or False.",
-        "rotation([0, 1]).apply(x, [0, 1])": "rotation.apply((q, k)), without positions | too many",
-        "rope.apply(x, x, [0, 1])": "too many | apply((q, k)",
-        "rope(x, arange(2))": "a RoPE is not called | rope.apply(x, pos) | rope.apply((q, k), pos)",
-        "apply([x], 0)": "got a list | array | tuple",
-        "apply((x, [1.0]), 0)": "a list of length 1 | arrays only",
-        "apply(1.0, 0)": "got 1.0 | float | array",
-        "apply((), 0)": "empty tuple | array",
-        "RoPE(4, max_position=7).apply((), np.arange(2))": "empty tuple | array",
-        "rotation(like=types.SimpleNamespace(dtype='float32', shape=(4,)))": "got float32[4] | not an array",
-        "rotation(like=None)": "like | None | !or a tuple",
-        "rotation(like=(np.ones(4),))": "like | !or a tuple",
-        "rotation(like=of('int32', 2, 4))": "int32[2, 4] | float32",
-        "rotation(inv_freq=[1.0, 2.0])": "inv_freq is a list of length 2 | floating array",
-        "rotation(inv_freq=of('int32', 2))": "inv_freq is int32[2] | floating array",
-        "rope.rotation_from([1.0], np.ones((3, 2)))": "cos | !like",
-        "rope.rotation_from(np.ones((3, 2)), 1.0)": "sin | !like",
-        "rope.rotation_from(np.ones((3, 2)), np.ones((3, 2), int))": "sin | !like",
-        "apply(x, True)": "True | bool | integer",
-        "apply(x, [0, True])": "True | bool",
-        "apply(x, '12')": "'12' | str | !two libraries",
-        "apply(x, None)": "None | !two libraries",
-        "apply(x, of('complex64', 2))": "complex64[2] | integer",
-        "apply(x, np.ma.masked_equal([0, 1], 1))": "mask",
-        "apply(ones(2, 2, 4), [arange(2)] * 2)": "sequence | int32[2] | one array",
-        "rotation().apply(of('int32', 2, 4))": "int32[2, 4] | float32",
-        "apply((x, of('int32', 2, 4)), 0)": "int32[2, 4] | float32",
-    },
-    PositionError: {
-        "apply(x, BIG)": f"{BIG} | out of range | below 2**",
-        "apply(x, -BIG - 1)": f"{-BIG - 1} | out of range | below 2**",
-        "apply(ones(1, 2, 4), [(0, BIG)])": f"{BIG} | out of range | below 2**",
-        "apply(ones(2, 2, 4), [[0, BIG], [-BIG, 2 * BIG]])": f"position {BIG} | below 2**",
-        "apply(x, range(BIG, BIG + 2))": "out of range | below 2**",
-        "apply(x, 10**5000)": "out of range | below 2**",
-        "apply(x, NAN)": "nan | not a number | 2**31",
-        "apply(x, 2.0**31)": "2147483648.0 | out of range | 2**31",
-        "apply(x, [-INF, 0])": "-inf | 2**31",
-        "apply(ones(3, 4), (0, -3e9, NAN))": "position -3000000000.0 | 2**31",
-        "apply(x, [0.5, 2**2000])": "out of range | 2**31",
-        "rotation([0, NAN])": "nan | 2**31",
-    },
-    BackendError: {
-        "apply(x, 0, backend='nonesuch')": "backend is 'nonesuch' | 'array-api'",
-        "apply(x, 0, backend=other)": "float32[2, 4] | does not serve | 'array-api'",
-    },
-}
-
-
 def forbid_computing(*args, **kwargs):
     raise AssertionError("something was computed")
 
@@ -287,11 +121,11 @@ def no_work(lib):
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize(("error", "text"), [(error, text) for error in CALLS for text in CALLS[error]])
-def test_call(lib, error, text):
-    refused(error, CALLS[error][text], lambda: evaluate(text, lib))
+@refusals("calls")
+def test_call(lib, call, error, words):
+    refused(error, words, lambda: evaluate(call, lib))
     if lib.name == "numpy":
-        refused(error, CALLS[error][text], lambda: evaluate(text, lib, SPIED))
+        refused(error, words, lambda: evaluate(call, lib, SPIED))
 
 
 def test_the_spy_notices_the_arithmetic_of_a_valid_call():

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from compare import FIELDS, judge, values
 from conftest import sample
+from refusals import refusals, refused
 
 import rope_array as ra
 from rope_array._rotation import rotation_type
@@ -141,26 +142,10 @@ class Holder:
         return getattr(self.array, name)
 
 
-# The call, and a word of the message.
-WRONG = {
-    "traced seq_axis": (lambda x, p: jax.jit(ROPE.apply)(x, p, seq_axis=-2), "seq_axis.*traced"),
-    "traced inverse": (lambda x, p: jax.jit(ROPE.apply)(x, p, inverse=True), "inverse.*traced"),
-    "traced base": (lambda x, p: jax.jit(ra.apply)(x, p, base=1e4), "base.*traced"),
-    "x of NumPy": (lambda x, p: jax.jit(lambda p: ROPE.apply(np.ones((5, 16)), p))(p), "two libraries"),
-    "x is described": (lambda x, p: ROPE.apply(jax.eval_shape(lambda: x), p), "ShapeDtypeStruct"),
-    "x is held": (lambda x, p: ROPE.apply(Holder(x), p), "Holder"),
-    "like is held": (lambda x, p: ROPE.rotation(p, like=Holder(x)), "Holder"),
-    "a traced x is held": (lambda x, p: jax.jit(lambda x: ROPE.apply(Holder(x), p))(x), "Holder"),
-    "pos is held": (lambda x, p: ROPE.apply(x, Holder(p)), "Holder"),
-    "pos of half precision": (lambda x, p: ROPE.apply(x, p.astype("bfloat16")), "bfloat16"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments(name, narrow):
-    call, word = WRONG[name]
-    with pytest.raises(ra.RoPEError, match=f"(?s){word}"):
-        call(normal(2, 5, 16), jnp.arange(5))
+@refusals("jax")
+def test_wrong_arguments(call, error, words, narrow):
+    names = {"x": normal(2, 5, 16), "p": jnp.arange(5)}
+    refused(error, words, lambda: eval(call, globals() | names))
 
 
 def test_result_is_a_buffer_of_its_own(narrow):

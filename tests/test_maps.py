@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from config_cases import heads, model
+from refusals import refusals, refused
 
-from rope_array import Axes, Periods, RoPE, ShapeError, SpecError
+from rope_array import Axes, Periods, RoPE, ShapeError
 
 pytestmark = pytest.mark.neutral
 
@@ -223,46 +224,10 @@ def test_leftover_pairs(sections: tuple[int, int, int]) -> None:
     assert Axes.chunked(*sections, num_pairs=32).coordinates == tuple(ours)
 
 
-# The last eight are refused at once: without the limits most of these take minutes, or all memory.
-REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Axes.chunked(8, 8, 8, num_pairs=23), "num_pairs is 23, and the sections' sum is 24"),
-    (lambda: Axes.chunked(8, 8, rest=2), "rest is 2; give an int of at most 1"),
-    (lambda: Axes.chunked(8, 8, rest=-1), "rest is -1"),
-    (lambda: Axes.chunked(8, num_pairs=40000), "num_pairs is 40000"),
-    (lambda: Axes.interleaved(4, 6, 6), "or num_pairs if the map has more pairs"),
-    # Sections that do not sum to rotary_dim/2 are an error, not a rescaled map.
-    (lambda: RoPE(128, rotary_dim=128, axes=Axes.chunked(16, 24, 23)), "63 pairs, .*num_pairs=64 of Axes"),
-    (lambda: RoPE(128, rotary_dim=64, axes=Axes.interleaved(24, 20, 20)), "map of 32 pairs, or"),
-    # Axial widths are features and sections are pairs, so a map of half a head is often a mistake.
-    (lambda: RoPE(64, axes=Axes.axial(16, 16)), "32 features, and head_dim is 64"),
-    (lambda: RoPE(16, rotary_start=4, axes=Axes.axial(4, 4)), "rotary_start is 12"),
-    (lambda: RoPE(65, axes=Axes.axial(32, 32)), "give rotary_dim=64"),
-    (lambda: RoPE(33, axes=Axes.axial(8, 8)), "16 pairs and rotary_dim=32"),
-    (lambda: RoPE(32, axes=Axes.axial(32, 32)), r"map of 16 pairs\."),
-    (lambda: Axes.ggml(16, 24, 24), "give four, for t, h, w and e"),
-    (lambda: Axes.ggml(0, 0, 0, 24), "t, h or w has pairs"),
-    (lambda: Axes.ggml(8, 8, 8, 0, mode="neox"), "mode is 'neox'"),  # type: ignore[arg-type]
-    (lambda: Axes.ggml(8, 8, 8, 0, num_pairs=-1), "num_pairs is -1"),
-    (lambda: Axes((0,), count=32769), "count is 32769; give an int of at most 32768"),
-    (lambda: Axes.axial(65536, 2), "sum is 65538; give sections of at most 65536"),
-    (lambda: Axes.even_odd(4 * 10**7), "rotary_dim is 40{7}; give an int of at most 65536"),
-    (lambda: Axes((), blocks=10**30), "blocks is 10{30}"),
-    (lambda: Axes((10**12,)), "count is 1000000000001; give an int of at most 32768"),
-    (lambda: Axes((0,), indices=(10**9,)), "1000000001 frequencies"),
-    (lambda: Axes((0,), widths=(10**9,)), "500000000 frequencies"),
-    (lambda: Axes(range(2000), widths=range(2, 2002)), "frequencies in all"),
-    (lambda: Axes(range(10**30)), "coordinates has more than 32768"),
-    (lambda: Axes((0,), indices=range(10**12)), "indices has more than 32768"),
-    (lambda: Axes.axial(2, 2, order=range(10**12)), "order has more than 32768"),
-    (lambda: Axes.axial(10**8, 2), r"sections\[0\] is 10{8}; give an int of at most 65536"),
-    (lambda: Axes.chunked(10**12, 2), r"sections\[0\] is 10{12}"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_wrong_and_too_large_maps_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        make()
+@refusals("maps")
+def test_wrong_and_too_large_maps_are_refused(call: str, error: type[Exception], words: str) -> None:
+    """Too large maps at once: without the limits most of these would take minutes, or all memory."""
+    refused(error, words, lambda: eval(call))
 
 
 def test_largest_map() -> None:

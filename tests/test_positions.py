@@ -12,6 +12,7 @@ import pytest
 import test_errors
 from compare import assert_same, words
 from conftest import LIBS
+from refusals import refusals, refused
 
 import rope_array as ra
 from rope_array import positions
@@ -594,146 +595,36 @@ def test_a_trace_counts_positions_by_the_library():
 
 # ---- errors ----
 
-Type, Shape, Spec, Position = ra.ArrayTypeError, ra.ShapeError, ra.SpecError, ra.PositionError
 HUGE, F16 = 2**63, np.ones(2, np.float16)
 RING = []
 RING.append(RING)
-REFUSED = [
-    ("offset(2.0)", Type, "length is 2.0"),
-    ("offset(-1)", Shape, "length is -1"),
-    ("offset(2, 1.5)", Type, "offsets is 1.5"),
-    ("offset(2, [1, True])", Type, "a bool"),
-    ("offset(2, [[1], [1, 2]])", Shape, "ragged"),
-    ("offset(2, RING)", Shape, "holds itself"),
-    ("offset(2, np.array([1], np.uint64))", Type, "offsets is uint64"),
-    ("offset(2, np.array([True]))", Type, "offsets is bool"),
-    ("offset(2, np.ma.masked_array([1]))", Type, "masked array"),
-    ("offset(2, HUGE - 1)", Position, "must fit"),
-    ("offset(2, [0, 2**31 - 1], dtype='int32')", Position, "and 2 positions from there"),
-    ("offset(2, np.array([0, 2**40]), dtype='int32')", Position, "signed integer of 32 bits"),
-    ("offset(2, 10**5000)", Position, "bits"),
-    ("offset(2, like=3)", Type, "like is 3"),
-    ("packed(5)", Shape, "cu_seqlens is 5"),
-    ("packed([])", Shape, r"n \+ 1"),
-    ("packed([1, 2])", Position, "begins with 1"),
-    ("packed([0, 3, 2])", Position, "falls from 3 to 2"),
-    ("packed([0, 5], 4)", Position, "beyond total 4"),
-    ("packed([0, 2], -1)", Shape, "total is -1"),
-    ("packed([0, 2], offsets=[1, 2])", Shape, r"offsets has the shape \(2,\)"),
-    ("packed([0, 2], offsets=[2**31 - 1], dtype='int32')", Position, "offsets holds"),
-    ("packed([0, 2], pad=HUGE)", Position, "pad holds"),
-    # As cumulative lengths, ids of documents would give zeros.
-    ("packed([0, 0, 0, 1, 1, 2])", Position, r"6 numbers that rise by 0 or 1.*positions\.documents\(ids\)"),
-    ("packed(np.array([0, 0, 1]), 3)", Position, "as document ids of 3 tokens"),
-    ("packed([0, 0, 0], 3)", Position, "as document ids of 3 tokens"),
-    ("packed([1, 1, 2])", Position, r"begins with 1.*positions\.documents"),
-    ("packed([0, 0, 1, -1])", Position, r"falls from 1 to -1.*positions\.documents"),
-    ("packed([[0, 0, 1]])", Shape, r"n \+ 1.*positions\.documents"),
-    ("mrope([0, 0, 0], cu_seqlens=[0, 0, 1])", Position, "as document ids of 3 tokens"),
-    ("context_parallel(4, 0, 2, cu_seqlens=[0, 0, 1, 1])", Position, "as document ids of 4 tokens"),
-    ("documents(3)", Shape, "ids is 3 "),
-    ("documents([True, False])", Type, "a bool"),
-    ("documents(np.ones(2))", Type, "ids is float64"),
-    ("documents([0, HUGE])", Position, "ids holds"),
-    ("from_mask(1)", Shape, "mask is 1"),
-    ("from_mask([0, 2])", Position, "another number than 0 and 1"),
-    ("context_parallel(7, 0, 2)", Shape, "7 tokens, no multiple of size = 2"),
-    ("context_parallel(6, 0, 2, layout='zigzag')", Shape, "no multiple of 2·size = 4"),
-    ("context_parallel(8, 2, 2)", Spec, "rank is 2 of size 2"),
-    ("context_parallel(8, np.array([0]), 2)", Shape, "give one number"),
-    ("context_parallel(8, 0, 0)", Spec, "size is 0"),
-    ("context_parallel(8, 0, 2, layout='striped')", Spec, "layout is 'striped'"),
-    ("context_parallel([0, 1], 0, 2)", Type, "sequence is a list"),
-    ("context_parallel(np.ones(4), 0, 2, axis=1)", Shape, "axis is 1"),
-    ("context_parallel(np.ones(4), 0, 2, axis=0.0)", Type, "axis is 0.0"),
-    ("context_parallel(np.ma.masked_array([1, 2]), 0, 2)", Type, "masked array"),
-    ("context_parallel(2**33, 0, 2**33, dtype='int32')", Position, "signed integer of 32 bits"),
-    ("context_parallel(8, 0, 2, layout='zigzag', cu_seqlens=[0, 2, 8])", Shape, r"sequence 0 .* 2·size = 4"),
-    ("context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12]))", Position, "beyond total 8"),
-    ("text([0], 0)", Shape, "n is 0"),
-    ("text(HUGE)", Position, "pos holds"),
-    ("text(F16)", Type, "pos is float16"),
-    ("grid()", Shape, "no axis"),
-    ("grid(2, -1)", Shape, r"sizes\[1\] is -1"),
-    ("grid(2, 2, origin=(1, 2, 3))", Shape, "origin has 3 numbers for 2 axes"),
-    ("grid(2, origin=math.nan)", Spec, "origin is nan"),
-    ("grid(2, step=0.5, dtype='int64')", Spec, "give an integer, or dtype='float32'"),
-    ("grid(2, origin=HUGE)", Position, "a coordinate of the grid"),
-    ("grid(2, origin=1e39)", Position, "beyond float32"),
-    ("video_grid(1, 3, 2, spatial_merge_size=2)", Shape, "height is 3"),
-    ("normalized_grid(2, normalize='mean')", Spec, "normalize is 'mean'"),
-    ("mrope([[[0]]])", Shape, "tokens"),
-    ("mrope([1])", Shape, "there is no grid"),
-    ("mrope([0], [(1, 2, 2)])", Shape, "image_grid_thw has 1 blocks more"),
-    ("mrope([1, 0, 1], [(1, 2, 4)])", Shape, "tokens has 1 from token 0"),
-    ("mrope([1], [(1, 3, 2)])", Shape, "multiples of spatial_merge_size 2"),
-    ("mrope([1], [(0, 2, 2)])", Shape, "at least 1"),
-    ("mrope([1], [(1, 2)])", Shape, r"image_grid_thw has the shape \(1, 2\)"),
-    ("mrope([1], np.array([[1.0, 2, 2]]))", Type, "image_grid_thw is float64"),
-    ("mrope([0, 0], mask=[1])", Shape, r"mask has the shape \(1,\) and tokens \(2,\)"),
-    ("mrope([0, 0], mask=[1, 2])", Position, "another number than 0 and 1"),
-    ("mrope([0], video_token_id=-1)", Spec, "video_token_id is -1"),
-    ("mrope([0], tokens_per_second=0)", Spec, "tokens_per_second is 0"),
-    ("mrope([0, 0], cu_seqlens=[[0, 2]])", Shape, "one array of n"),
-    ("mrope([0, 0], cu_seqlens=[0, True])", Type, "no bools"),
-    ("mrope([0], advance='time')", Spec, "advance is 'time'"),
-    ("mrope([0], second_per_grid_ts=F16)", Type, "give integers, float32 or float64"),
-    ("mrope([2], (), [(1, 2, 2)], second_per_grid_ts=[1, 2])", Shape, "for 1 videos"),
-    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30)", Spec, "takes 2 frames out"),
-    ("mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype='int32')", Position, "32"),
-    ("mrope([0], audio_token_id=2)", Spec, "video_token_id and audio_token_id are both 2"),
-    ("mrope([0], shared_delimiters=1)", Spec, "shared_delimiters is 1"),
-    ("mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], **SHARED)", Shape, r"two text tokens .* at tokens 1 to 3"),
-    ("mrope([0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], **SHARED)", Shape, "two text tokens before"),
-    ("mrope([0], temporal_merge_size=0)", Shape, "temporal_merge_size is 0"),
-    ("mrope([2], (), [(3, 2, 2)], temporal_merge_size=2)", Shape, "pad the video"),
-    ("mrope([0], time_rounding='frames')", Spec, "time_rounding is 'frames'"),
-    ("mrope([[0, 0], [0, 0]], cu_seqlens=[0, 2])", Shape, "one row of packed tokens"),
-    # A block of packed rows ends with its sequence.
-    ("mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])", Shape, "needs 2 image tokens in a row"),
-]
 
 
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[call for call, _, _ in REFUSED])
-def test_refused(call, error, match):
-    with pytest.raises(error, match=match):
-        evaluate(call)
+@refusals("positions")
+def test_refused(call, error, words):
+    refused(error, words, lambda: evaluate(call))
 
 
-# Calls with arrays of other libraries than NumPy.
-TWO_LIBRARIES = ("jax", "torch")
-LIBRARIES_REFUSE = [
-    (("torch",), "offset(2, META, like=torch.ones(1))", Type, "nothing moves silently"),
-    (("torch",), "packed(torch.tensor([0, 1, 2]), 2, offsets=META)", Type, "nothing moves silently"),
-    (("torch",), "context_parallel(META, 0, 2, like=torch.ones(1))", Type, "on one device"),
-    (("torch",), "mrope(META)", Type, "cannot be read"),
-    (("torch",), "from_mask(torch.tensor([[0, 1]]).to_sparse())", Type, "layout"),
-    (("torch",), "offset(2, torch.ones(2))", Type, "offsets is float"),
-    (("torch",), "packed(torch.ones(2), 2)", Type, "cu_seqlens is float"),
-    (("torch",), "from_mask(torch.ones(2))", Type, "mask is float"),
-    (("torch",), "context_parallel(4, torch.tensor(0.0), 2)", Type, "rank is float"),
-    (("torch",), "mrope(torch.ones(2))", Type, "tokens is float"),
-    (TWO_LIBRARIES, "offset(2, torch.tensor([1]), like=jax.numpy.ones(1))", Type, "one library"),
-    (TWO_LIBRARIES, "context_parallel(torch.ones(4), 0, 2, like=jax.numpy.ones(1))", Type, "one library"),
-    (("jax",), "context_parallel(np.ones(4), 0, 2, like=jax.numpy.ones(1))", Type, "one library"),
-    (("dask",), "mrope(dask.array.zeros(2, dtype='int32'))", Type, "compute"),
-    (("dask",), "packed(UNKNOWN, 5)", Shape, "cu_seqlens"),
-    (("dask",), "context_parallel(UNKNOWN, 0, 1)", Shape, "unknown length"),
-]
+@pytest.mark.library("torch")
+@refusals("positions in torch")
+def test_refused_in_torch(call, error, words):
+    torch = importlib.import_module("torch")
+    meta = torch.zeros(2, dtype=torch.int64, device="meta")
+    refused(error, words, lambda: eval(call, vars(positions) | {"torch": torch, "META": meta}))
 
 
-@pytest.mark.parametrize(
-    ("libraries", "call", "error", "match"),
-    [pytest.param(*row, marks=pytest.mark.library(*row[0]), id=row[1]) for row in LIBRARIES_REFUSE],
-)
-def test_refused_with_other_libraries(libraries, call, error, match):
-    names = {name: importlib.import_module(name) for name in libraries}
-    if "torch" in names:
-        names["META"] = names["torch"].zeros(2, dtype=names["torch"].int64, device="meta")
-    if "dask" in names:
-        names["UNKNOWN"] = unknown_size()
-    with pytest.raises(error, match=match):
-        eval(call, names | vars(positions) | {"np": np})
+@pytest.mark.library("jax", "numpy", "torch")
+@refusals("positions of two libraries")
+def test_refused_with_two_libraries(call, error, words):
+    names = {name: importlib.import_module(name) for name in ("jax", "torch")}
+    refused(error, words, lambda: eval(call, vars(positions) | names | {"np": np}))
+
+
+@pytest.mark.library("dask")
+@refusals("positions in dask")
+def test_refused_in_dask(call, error, words):
+    names = {"dask": importlib.import_module("dask"), "UNKNOWN": unknown_size()}
+    refused(error, words, lambda: eval(call, vars(positions) | names))
 
 
 def unknown_size():

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 from compare import judge, same
+from refusals import refusals, refused
 from torch_cases import FIELDS, IGNORED, ROPES, normal
 
 import rope_array as ra
@@ -172,75 +173,11 @@ def test_tables_of_full_width(make, dtype):
 Q, K, IDS, TWO = normal(1, 4, 5, 16), normal(1, 2, 5, 16), torch.arange(5), torch.ones(5, 2)
 DYNAMIC, AXIAL = ra.RoPE(16, scaling=ra.DynamicNTK(2.0, 64)), ra.RoPE(16, axes=ra.Axes.axial(8, 8))
 FIXED = RotaryEmbedding(HALF)
-WRONG = {
-    ra.ArrayTypeError: {
-        "positions are missing": (lambda: FIXED(Q, K), "missing; .*arange"),
-        "k is missing": (lambda: FIXED(Q, positions=IDS), "k is missing"),
-        "nothing is given": (lambda: FIXED(None), "argument is None"),
-        "a range without k": (lambda: FIXED(Q, range(5)), "integer tensor"),
-        "positions first": (lambda: FIXED(IDS, Q, K), "first argument is int64"),
-        "positions second": (lambda: FIXED(Q, IDS, K), r"k is int64\[5\]"),
-        "a tuple": (lambda: FIXED((Q, K), IDS), "a tuple of length 2"),
-        "both names": (lambda: FIXED(Q, K, IDS, position_ids=IDS), "takes x alone"),
-        "a type of layer": (lambda: FIXED(Q, IDS, "full_attention"), r"layer_type='full_attention'\)"),
-        "bfloat16 positions": (lambda: FIXED(Q, K, IDS.bfloat16()), "above 2048 or 256"),
-        "NumPy positions": (lambda: FIXED(Q, K, np.arange(5)), "torch.as_tensor"),
-        "one tensor": (lambda: FIXED(Q), r"apply\(q\) for"),
-        "one tensor of tokens first": (
-            lambda: RotaryEmbedding(HALF, seq_axis=1)(Q),
-            r"apply\(q, seq_axis=1\)",
-        ),
-        "no values": (lambda: Learned(HALF, device="meta")(Q, K, IDS), r"log_scale .* meta.*to_empty\("),
-        "no values for a rope": (lambda: Learned(HALF, device="meta").to_rope(), "log_scale .* meta"),
-        "no mixed values": (lambda: Mixed(HALF, 4, device="meta")(Q, Q, TWO), "inv_freq .* meta"),
-    },
-    ra.ShapeError: {
-        "values as positions": (lambda: FIXED(Q, Q, Q), "both were queries or keys"),
-        "another width": (lambda: FIXED(Q[..., :8], K, IDS), "16 features of one head"),
-        "heads not split": (lambda: FIXED(normal(1, 5, 64), K, IDS), "Split its 4 heads"),
-        "the other seq_axis": (lambda: FIXED(Q.transpose(1, 2), K.transpose(1, 2), IDS), "seq_axis=-3"),
-        "other query heads": (lambda: Mixed(HALF, 3)(Q, Q, TWO), "q has 4; .* heads=4"),
-        "other learned heads": (
-            lambda: Learned(HALF, heads=3)(Q, Q, IDS),
-            "for 3 heads, and q has 4; .* heads=4",
-        ),
-        "fewer learned key heads": (
-            lambda: Learned(HALF, heads=4)(Q, K, IDS),
-            "k has 2; .* as many key heads",
-        ),
-        "hidden states": (lambda: Learned(HALF, heads=4)(Q[0], IDS[None]), "Give like axes of heads"),
-        "fewer key heads": (lambda: Mixed(HALF, 4)(Q, K, TWO), "k has 2; .* as many key heads"),
-        "mixed heads not split": (lambda: Mixed(HALF, 4)(*[normal(1, 5, 64)] * 2, TWO), "Split its 4 heads"),
-        "q of one token": (lambda: FIXED(Q[..., :1, :], K, 3), r"rotate each .* module\.rotation\(positions"),
-        "k of one token": (lambda: FIXED(Q, K[..., :1, :], 3), r"rotate each .* module\.rotation\(positions"),
-        "q shorter than k": (lambda: FIXED(Q[..., :1, :], K, range(5)), "call once for each array"),
-        "another length": (lambda: Mixed(HALF, 4)(Q, Q, torch.ones(6, 2)), "line up"),
-    },
-    ra.SpecError: {
-        "a width for a rope": (lambda: RotaryEmbedding(64), r"ra\.RoPE\(head_dim=64\)"),
-        "a config for a rope": (lambda: Learned({"rope_theta": 1e4}), "from_config"),
-        "a rope without its length": (lambda: RotaryEmbedding(DYNAMIC), "at_length"),
-        "mixed frequencies with axes": (lambda: Mixed(AXIAL, 2), "without axes"),
-        "no heads": (lambda: Mixed(HALF, 0), "heads is 0"),
-        "no learned heads": (lambda: Learned(HALF, heads=0), "heads is 0"),
-        "a rope of each head": (
-            lambda: Learned(HALF, heads=2).to_rope(),
-            "2 heads, .*as inv_freq of rope.rotation",
-        ),
-        "a letter as seq_axis": (lambda: RotaryEmbedding(HALF, seq_axis="x"), "seq_axis is 'x'"),
-        "a bool as seq_axis": (lambda: Learned(HALF, seq_axis=True), "seq_axis is True"),
-        "the features as seq_axis": (lambda: Mixed(HALF, 2, seq_axis=-1), "seq_axis is -1"),
-    },
-}
 
 
-@pytest.mark.parametrize(("error", "name"), [(error, name) for error in WRONG for name in WRONG[error]])
-def test_wrong_calls_are_refused(error, name):
-    function, text = WRONG[error][name]
-    with pytest.raises(error, match=text) as caught:
-        function()
-    if "argument" in str(caught.value) or "missing" in str(caught.value):
-        assert "Call module(q, k, positions)" in str(caught.value)
+@refusals("torch modules")
+def test_wrong_calls_are_refused(call, error, words):
+    refused(error, words, lambda: eval(call))
 
 
 def test_torch_script_is_refused():
