@@ -167,7 +167,7 @@ def test_using_one_library_brings_in_no_other():
 NATIVE_AND_GPU = "._backends._native ._backends._gpu"
 OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} numpy"
 FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
-NO_IMPORTS = "_errors _internals _version _backends testing._rules testing._fault"
+NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
     "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
     ".positions .torch .vllm",
@@ -236,8 +236,8 @@ MAY_IMPORT = {
     "testing._wrong_places": ".testing._index_words numpy",
     "testing._wrong_result": ".testing._definition .testing._wrong_places numpy",
     "testing._wrong_values": ".testing._wrong_places .testing._wrong_result numpy",
-    "testing._contract": ".testing._definition .testing._wrong_values .testing._fault .testing._wrong_places "
-    ".testing._wrong_result numpy",
+    "testing._failure": ".testing._wrong_places .testing._wrong_result .testing._wrong_values numpy",
+    "testing._contract": ".testing._definition .testing._failure .testing._wrong_result numpy",
 }
 
 

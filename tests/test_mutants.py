@@ -8,7 +8,7 @@ import pytest
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._checks import _state, checks
-from rope_array.testing._fault import Fault
+from rope_array.testing._failure import Failure
 from rope_array.testing._judge import Judge
 from rope_array.testing._observe import OBSERVERS
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
@@ -34,7 +34,7 @@ def test_a_mutant_fails_its_named_checks(name):
     judge, missing = Judge(BY_NAME[name].target(), thorough=True), set(BY_NAME[name].failed_checks)
     judge.explains = False  # no search for the simplest call that fails
     if missing <= OBSERVED:  # let no other observers watch, to halve the time
-        judge.observed = {check: Fault("") for check in OBSERVED - missing}
+        judge.observed = {check: Failure("") for check in OBSERVED - missing}
     for check in checks():
         # A check of several dtypes fails if it does for one.
         if base_name(check) in missing and outcome_of(check, judge)[0] == FAILED:

@@ -11,7 +11,7 @@ import rope_array as ra
 from rope_array.testing import Target, _find_rotation, check_backend, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
-from rope_array.testing._fault import Fault
+from rope_array.testing._failure import Failure
 from rope_array.testing._find_causes import DONATES_X, find_causes
 from rope_array.testing._judge import DELETES_X, Judge
 from rope_array.testing._outcome import outcome_of
@@ -408,27 +408,28 @@ def test_the_call_of_an_observer_is_the_simplest():
 
 # ---- findings that checks share ----
 
-WRONG = Fault("wrong: row 100; equal to x, unchanged", call="rows=1,1,101")
-STALE = "wrong: row 2; equal to x, unchanged"
+WRONG = Failure("equal to x, unchanged", place="row 100", call="rows=1,1,101")
+STALE = {"place": "row 2"}
 WRITTEN = "positions were written since the last call"
-VMAP = "vmap over positions: wrong: all elements; by the inverse; 3 of 3 elements"
+VMAP = Failure(place="all elements", contexts=("vmap over positions",))
+LINEAR = Failure("ValueError: Linearization", raised="ValueError", contexts=("compiled",))
 # Faults by check, and the checks of the first finding.
 SHARED = {
     "like calls": (
-        {"many_rows": WRONG, "inputs_unchanged": Fault("pos was written", call="rows=2,3,5 width=32"),
+        {"many_rows": WRONG, "inputs_unchanged": Failure("pos was written", call="rows=2,3,5 width=32"),
          "many_elements": WRONG},
         ("many_rows", "many_elements"),
     ),
     "positions that were written": (
-        {"positions_written_in_place": Fault(STALE, call="reach=0", contexts=(WRITTEN,)),
-         "calls_at_other_positions": Fault(STALE, call="rows=1,1,4 reach=10")},
+        {"positions_written_in_place": Failure(**STALE, call="reach=0", contexts=(WRITTEN,)),
+         "calls_at_other_positions": Failure(**STALE, call="rows=1,1,4 reach=10")},
         ("positions_written_in_place",),
     ),
     "wrong results before an exception": (
-        {"vmap_positions": Fault(VMAP), "jit_gradient": Fault("compiled: ValueError: Linearization failed")},
+        {"vmap_positions": VMAP, "jit_gradient": LINEAR},
         ("vmap_positions",),
     ),
-    "an exception": ({"jit_gradient": Fault("compiled: ValueError: Linearization")}, ("jit_gradient",)),
+    "an exception": ({"jit_gradient": LINEAR}, ("jit_gradient",)),
 }  # fmt: skip
 
 
@@ -439,8 +440,8 @@ def test_the_first_finding_that_checks_share(name):
 
 
 def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others():
-    kind_fault = {"kind": Fault("the result is float64")}
-    failed = {"settings_unchanged": Fault("the call changed jax_enable_x64"), **kind_fault}
+    kind_fault = {"kind": Failure("the result is float64")}
+    failed = {"settings_unchanged": Failure("the call changed jax_enable_x64"), **kind_fault}
     assert depend_on_others(failed, lambda name: False, True) == "the call changed jax_enable_x64"
     assert depend_on_others(failed, lambda name: name == "kind", False) == ""
     assert "kind" in depend_on_others(kind_fault, lambda name: False, True)

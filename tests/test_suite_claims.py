@@ -13,7 +13,7 @@ from rope_array.testing import Target, check_backend, run_checks
 from rope_array.testing._capability_parts import ALL_WIDTHS, with_parts
 from rope_array.testing._checks import checks
 from rope_array.testing._factors import FIELDS
-from rope_array.testing._fault import Fault
+from rope_array.testing._failure import Failure
 from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
 from rope_array.testing._library_target import as_records
@@ -527,9 +527,11 @@ def test_a_refused_gradient_is_no_failure(what):
 
 @pytest.mark.library("torch")
 def test_code_without_a_gradient_is_told_to_claim_it():
-    failed = dict.fromkeys(("gradient[float32]", "gradient_of_a_sum"), Fault("ValueError: no gradient"))
+    failed = dict.fromkeys(
+        ("gradient[float32]", "gradient_of_a_sum"), Failure("no gradient", raised="ValueError")
+    )
     assert lacks_wholly("gradient", failed, [*failed])
-    failed["gradient_of_a_sum"] = Fault("wrong: all elements")
+    failed["gradient_of_a_sum"] = Failure(place="all elements")
     assert not lacks_wholly("gradient", failed, [*failed])
     code = refusing(lambda x, p, s: x.requires_grad, NotImplementedError, base_only=True)
     target = Target(code, library="torch", lacks={"gradient": "inference only"})

@@ -12,18 +12,15 @@ An `Accuracy` of a weaker class adds the error of its arithmetic. Other code is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._definition import ExactPlan, apply_definition, pairs_of
-from ._fault import Fault
-from ._wrong_places import PLACE, describe, element_text, rows_of_positions
-from ._wrong_result import Wrong
-from ._wrong_values import describe_values
+from ._failure import Failure
+from ._wrong_result import WrongResult
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -257,7 +254,7 @@ def assert_contract(
     x holds the values that were rotated, in any dtype that holds them exactly. `dtype` names the dtype they
     were rotated in, by default y's; name it for a bfloat16 array that was widened. Pairs with a NaN or an
     infinity, and results that overflow, are not judged. `exact` saves computing the exact result again.
-    The error is a `Fault` with the wrong elements; their place and values are looked for when it is read.
+    The error is a `Failure` with the wrong elements; their place and values are looked for when it is read.
     """
     y, x = np.asarray(y), np.asarray(x).astype(np.float64)
     dtype = dtype or y.dtype.name
@@ -275,11 +272,11 @@ def assert_contract(
         if x.ndim > 1:
             arrays = {name: np.moveaxis(array, seq_axis, -2) for name, array in arrays.items()}
         pairs = read_and_written_pairs(x.shape[-1], fields, inverse)[1]
-        wrong = Wrong(
+        wrong = WrongResult(
             **arrays, given_pos=pos, pairs=pairs, fields=fields, inverse=inverse, dtype=dtype,
-            accuracy=accuracy, flushes=flushes,
+            accuracy=accuracy, flushes=flushes, allowed=allowed,
         )  # fmt: skip
-        raise Fault(partial(_fault_text, wrong), wrong)
+        raise Failure(wrong=wrong)
 
 
 def _is_within_least_bound(
@@ -312,66 +309,3 @@ def _wrong_elements(
     outside = np.setdiff1d(np.arange(x.shape[-1]), np.concatenate([a, b]))
     wrong[..., outside] = ~equal[..., outside]
     return wrong
-
-
-def _class_text(wrong: Wrong) -> str:
-    """Return the weaker class of accuracy that allows all errors, in words; "" if none does."""
-    accuracy, dtype = wrong.accuracy, wrong.dtype
-    tried = [("float32 angles", dtype, accuracy._replace(angles="float32"))]
-    if dtype == "float64":
-        tried.insert(0, ("float32 arithmetic", "float32", accuracy))
-    elif dtype != "float32":
-        tried.insert(0, (f"{dtype} arithmetic", dtype, accuracy._replace(arithmetic="own")))
-    for text, name, weaker in tried:
-        differs = weaker != accuracy or name != dtype
-        if differs and wrong.is_all(is_within(wrong, weaker, name)):
-            return f"within the error of {text}"
-    return ""
-
-
-def is_within(wrong: Wrong, accuracy: Accuracy, dtype: str | None = None) -> NDArray[np.bool_]:
-    """Return which elements are within the bound of another class of accuracy, or of another dtype."""
-    bound = allowed(
-        wrong.x, dtype or wrong.dtype, wrong.fields, exact=wrong.exact, pos=wrong.given_pos,
-        inverse=wrong.inverse, flushes=wrong.flushes, accuracy=accuracy,
-    )  # fmt: skip
-    with np.errstate(all="ignore"):
-        return np.asarray(np.abs(wrong.y - wrong.exact) <= bound)
-
-
-def _fault_text(wrong: Wrong) -> str:
-    """Describe wrong elements: the place, the values, the number, and the worst."""
-    values, like_wrong = _class_text(wrong), None
-    if not values:
-        values, like_wrong = describe_values(wrong)
-    place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, alike=like_wrong)
-    worst = _worst_element(wrong)
-    value, exact, bound = (float(array[worst]) for array in (wrong.y, wrong.exact, wrong.bound))
-    count = f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements"
-    at = f"{element_text(worst)}{_position_text(wrong, worst)}"
-    place = f"{PLACE}{place}; {values}; " if values else f"{PLACE}{place}; "
-    return (
-        f"{place}{count}, {wrong.dtype}; worst at {at}: got {value!r}, "
-        f"exact {exact!r}, off by {abs(value - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
-    )
-
-
-def _worst_element(wrong: Wrong) -> tuple[Any, ...]:
-    with np.errstate(all="ignore"):
-        ratio = np.abs(wrong.y - wrong.exact) / np.where(wrong.bound, wrong.bound, 1.0)
-    ratio = np.where(wrong.mask, np.nan_to_num(ratio, nan=np.inf), -1.0)
-    return np.unravel_index(np.argmax(ratio), ratio.shape)
-
-
-def _call_text(wrong: Wrong) -> str:
-    """Describe the call: shapes, and the fields that differ from the usual ones."""
-    defaults = {"base": 10000.0, "pairing": "interleaved", "inverse": False}
-    all_fields = {**wrong.fields, "inverse": wrong.inverse}
-    fields = [f"{name}={value}" for name, value in all_fields.items() if defaults.get(name) != value]
-    positions = "" if wrong.pos is None else f", pos {np.shape(wrong.pos)}"
-    return ", ".join([f"x {wrong.x.shape}{positions}", *fields])
-
-
-def _position_text(wrong: Wrong, index: Sequence[Any]) -> str:
-    rows = None if wrong.pos is None else rows_of_positions(wrong.pos, wrong.x.shape[:-1])
-    return "" if rows is None else f", position {rows[tuple(index[:-1])]}"

@@ -11,7 +11,7 @@ from typing import Any
 from ._call import every_width, fits, layouts_of, plain_call
 from ._cover import levels_of, resolved
 from ._factors import FACTORS, FAR, NEAR, CallFactors, read_call
-from ._fault import Fault
+from ._failure import Failure
 from ._judge import Check, Judge
 from ._observe import check_call
 from ._row import check_calls
@@ -86,7 +86,7 @@ def _check_observed_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     for check, fault in j.observed.items():
         if check not in j.reported:
             j.watched_every = 1  # a simpler call is watched, too
-            raise Fault.of(fault, context=check)
+            raise Failure.of(fault, context=check)
     return served
 
 

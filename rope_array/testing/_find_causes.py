@@ -18,7 +18,7 @@ from ._cause import Cause, Findings
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
 from ._factors import DTYPES, FIELDS, CallFactors, needs_of, read_call
-from ._fault import Fault
+from ._failure import GRADIENT, Failure
 from ._find_rotation import find_rotation, of_other_positions
 from ._hypotheses import of_accuracy, of_kept_results, with_end
 from ._hypothesis import Hypothesis, merged, together
@@ -28,7 +28,7 @@ from ._observe import OBSERVED_CHECKS
 from ._outcome import FAILED, outcome_of
 from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
-from ._wrong_result import Mask, Wrong
+from ._wrong_result import Mask, WrongResult
 
 _MOST_CAUSES, _MOST_REJECTED = 8, 8
 # Capabilities that most checks need.
@@ -39,7 +39,7 @@ DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x,
 _WRITES = {"lacks": {"keeps_x": "it writes into x"}}
 
 
-def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
+def find_causes(target: Target, faults: Mapping[str, Failure]) -> Findings:
     """Find the likely causes of failures, by judging the kept wrong results again.
 
     Parameters
@@ -97,15 +97,15 @@ class _Search:
     A check belongs to the first cause that explains its kept result, once it passes with all of them.
     """
 
-    def __init__(self, target: Target, faults: Mapping[str, Fault]):
+    def __init__(self, target: Target, faults: Mapping[str, Failure]):
         self.original, self.faults = target, faults
         self.target, self.left = target, dict(faults)
         self.checks = {check.name: check for check in checks()}
         self.causes: list[Cause] = []
-        self.excuses: list[Callable[[Wrong], Mask]] = []
+        self.excuses: list[Callable[[WrongResult], Mask]] = []
         self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
         self.rejected: set[str] = set()
-        self.faults_then: dict[str, Fault] = {}  # of each check, when that cause was accepted
+        self.faults_then: dict[str, Failure] = {}  # of each check, when that cause was accepted
         self.pending: list[Hypothesis] = []  # accepted, but no check passes with them alone
 
     # ---- hypotheses ----
@@ -184,12 +184,12 @@ class _Search:
     def _cause_of(self, hypothesis: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
         """Return the cause of an accepted hypothesis; a wrong field is named by the simplest failing call."""
         words = self._words_of(explained) if hypothesis.facts.keys() & {"field", "inverse"} else ""
-        dtypes = {self.left[name].wrong.dtype for name in explained}
+        dtypes = {wrong.dtype for name in explained if (wrong := self.left[name].wrong)}
         several = len(self.original.claimed & {*DTYPES}) > 1
         # float32 is the usual dtype of calls: it says nothing.
         where = f" in {min(dtypes)}" if several and len(dtypes) == 1 and "float32" not in dtypes else ""
         claims = hypothesis.shown_claims(self.original) or self._lacking([*explained, *gone])
-        of_gradients = explained and all("the gradient" in self.left[name].contexts for name in explained)
+        of_gradients = explained and all(GRADIENT in self.left[name].contexts for name in explained)
         prefix = "the gradient is wrong: " if of_gradients else ""
         return Cause(words or f"{prefix}{hypothesis.text}{where}", claims, facts=hypothesis.facts)
 
@@ -209,16 +209,16 @@ class _Search:
                 self.faults_then[name] = self.left[name]
         self.causes.append(cause)
 
-    def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Fault]:
+    def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Failure]:
         """Run checks again; return the faults of the checks that still fail."""
         try:
             judge = Judge(target, thorough=True)  # only checks that failed are run
         except Exception:  # the target's own, in a trial call
-            return {name: self.left.get(name, Fault("")) for name in names}
+            return {name: self.left.get(name, Failure("")) for name in names}
         judge.excuses, judge.explains = [*excuses], not judge.is_slow
-        kept_faults = [self.left.get(name, Fault("")) for name in names]
+        kept_faults = [self.left.get(name, Failure("")) for name in names]
         if all(fault.wrong is not None for fault in kept_faults):  # no observer has to watch
-            judge.observed = {name: Fault("") for name in OBSERVED_CHECKS if name not in names}
+            judge.observed = {name: Failure("") for name in OBSERVED_CHECKS if name not in names}
         failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
         return {name: judge.faults[name] for name in failed}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ._contract import Accuracy, is_within
-from ._fault import Fault
+from ._contract import Accuracy
+from ._failure import Failure
 from ._hypothesis import SHARE, Hypothesis, of_likeness
 from ._pair_frequencies import by_pairs
 from ._wrong_places import axis_names
-from ._wrong_result import Mask, Wrong
+from ._wrong_result import Mask, WrongResult
 from ._wrong_values import likeness_of
 
 # Weaker classes of angles, and the last positions that a claim may leave, the furthest first.
@@ -26,7 +26,7 @@ _ENDS = (2**24, 2**20, 65535, 32767, 4095)
 _LEAST_END = 600
 
 
-def of_kept_results(faults: Mapping[str, Fault]) -> Iterator[Hypothesis]:
+def of_kept_results(faults: Mapping[str, Failure]) -> Iterator[Hypothesis]:
     """Yield the hypotheses that wrong results suggest, the most telling first; each once."""
     hypotheses: dict[str, Hypothesis] = {}
     for make in (_by_values, by_pairs, _by_place):
@@ -39,7 +39,7 @@ def of_kept_results(faults: Mapping[str, Fault]) -> Iterator[Hypothesis]:
 # ---- values ----
 
 
-def _by_values(wrong: Wrong) -> Iterator[Hypothesis]:
+def _by_values(wrong: WrongResult) -> Iterator[Hypothesis]:
     """Yield another rotation: by converted positions, without a field, in the other direction."""
     if (like := likeness_of(wrong)) is not None and like.facts is not None:
         yield of_likeness(like)
@@ -48,7 +48,7 @@ def _by_values(wrong: Wrong) -> Iterator[Hypothesis]:
 # ---- places ----
 
 
-def _by_place(wrong: Wrong) -> Iterator[Hypothesis]:
+def _by_place(wrong: WrongResult) -> Iterator[Hypothesis]:
     """Yield the place of wrong elements: from an index of an axis on; some features."""
     names = axis_names(wrong.mask.ndim)
     for axis, name in enumerate(names[:-1] if len(names) <= 4 else ()):
@@ -62,16 +62,16 @@ def _by_place(wrong: Wrong) -> Iterator[Hypothesis]:
         yield from _exact(wrong, _from("feature", first, names[-1]), first)
 
 
-def _exact(wrong: Wrong, place: Hypothesis, first: int) -> Iterator[Hypothesis]:
+def _exact(wrong: WrongResult, place: Hypothesis, first: int) -> Iterator[Hypothesis]:
     """Yield a place if it begins after the first index, and nearly all elements there are wrong."""
-    if first and place.explains(Fault("", wrong)):
+    if first and place.explains(Failure(wrong=wrong)):
         like = likeness_of(wrong)
         values = like.text if like is not None and like.facts is None else ""
         yield place._replace(text=f"wrong results in {place.text}{f': {values}' if values else ''}")
 
 
 def _from(name: str, first: int, feature: str) -> Hypothesis:
-    def elements(wrong: Wrong) -> Mask:
+    def elements(wrong: WrongResult) -> Mask:
         mask, names = np.zeros(wrong.mask.shape, bool), axis_names(wrong.mask.ndim)
         if name in names:
             axis = names.index(name)
@@ -84,7 +84,7 @@ def _from(name: str, first: int, feature: str) -> Hypothesis:
 
 
 def _last_features(count: int) -> Hypothesis:
-    def elements(wrong: Wrong) -> Mask:
+    def elements(wrong: WrongResult) -> Mask:
         mask = np.zeros(wrong.mask.shape, bool)
         mask[..., -count:] = True
         return mask
@@ -100,7 +100,7 @@ def _along(mask: Mask, axis: int) -> Mask:
 # ---- accuracy ----
 
 
-def of_accuracy(target: Any, faults: Mapping[str, Fault]) -> Iterator[Hypothesis]:
+def of_accuracy(target: Any, faults: Mapping[str, Failure]) -> Iterator[Hypothesis]:
     """Yield weaker classes of accuracy, alone, together, and with fewer positions."""
     angles = [{"angles": name} for name in _WEAKER[target.angles]]
     arithmetics = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
@@ -121,7 +121,7 @@ def of_accuracy(target: Any, faults: Mapping[str, Fault]) -> Iterator[Hypothesis
                 yield hypothesis
 
 
-def _last_right(fault: Fault) -> int:
+def _last_right(fault: Failure) -> int:
     """Return the position before the first wrong one; the furthest if that is not known."""
     wrong = fault.wrong
     if wrong is None or wrong.row_positions is None:
@@ -129,7 +129,7 @@ def _last_right(fault: Fault) -> int:
     return int(np.abs(wrong.row_positions[wrong.mask.any(axis=-1)]).min()) - 1
 
 
-def with_end(hypothesis: Hypothesis, faults: Mapping[str, Fault]) -> Hypothesis:
+def with_end(hypothesis: Hypothesis, faults: Mapping[str, Failure]) -> Hypothesis:
     """Return rotation by other positions with the claim to end before, if smaller positions are right."""
     if "positions" not in hypothesis.facts:
         return hypothesis
@@ -145,7 +145,7 @@ def with_end(hypothesis: Hypothesis, faults: Mapping[str, Fault]) -> Hypothesis:
     return hypothesis._replace(text=f"{hypothesis.text} beyond position {last:,}", claims={"furthest": last})
 
 
-def _right_positions(hypothesis: Hypothesis, wrong: Wrong) -> Any:
+def _right_positions(hypothesis: Hypothesis, wrong: WrongResult) -> Any:
     """Return the positions of right rows that other positions would rotate otherwise."""
     if hypothesis.elements is None or wrong.row_positions is None:
         return np.zeros(0)
@@ -154,25 +154,17 @@ def _right_positions(hypothesis: Hypothesis, wrong: Wrong) -> Any:
 
 
 def _class(target: Any, claims: Mapping[str, Any]) -> Hypothesis:
-    def elements(wrong: Wrong) -> Mask:
+    def elements(wrong: WrongResult) -> Mask:
         accuracy = wrong.accuracy or Accuracy()
         names = [name for name in ("angles", "arithmetic") if name in claims]
         weaker = accuracy._replace(**{name: claims[name] for name in names})
-        mask = np.zeros(wrong.mask.shape, bool) if weaker == accuracy else _is_within(wrong, weaker)
+        mask = np.zeros(wrong.mask.shape, bool) if weaker == accuracy else wrong.within(weaker)
         return mask | _beyond(wrong, claims["furthest"]) if "furthest" in claims else mask
 
     return Hypothesis(", ".join(class_texts(claims)), dict(claims), elements, claims)
 
 
-def _is_within(wrong: Wrong, accuracy: Accuracy) -> Mask:
-    """Return the elements within a class of accuracy; once for each class, as many ends are tried."""
-    within_by_class: dict[Accuracy, Mask] = wrong.cache.setdefault("within", {})
-    if accuracy not in within_by_class:
-        within_by_class[accuracy] = is_within(wrong, accuracy)
-    return within_by_class[accuracy]
-
-
-def _beyond(wrong: Wrong, end: int) -> Mask:
+def _beyond(wrong: WrongResult, end: int) -> Mask:
     """Return the rows beyond a position, if nearly all of them have wrong elements, or by float32 angles."""
     rows = np.zeros(wrong.mask.shape[:-1], bool)
     if wrong.row_positions is not None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ._fault import Fault
+from ._failure import Failure
 from ._library_target import OwnApply
-from ._wrong_result import Mask, Wrong
+from ._wrong_result import Mask, WrongResult
 from ._wrong_values import SIMPLE, Likeness, likeness_of
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -36,7 +36,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     facts: Mapping[str, Any] = _NOTHING
-    elements: Callable[[Wrong], Mask] | None = None
+    elements: Callable[[WrongResult], Mask] | None = None
     claims: Mapping[str, Any] = _NOTHING
     around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
@@ -50,18 +50,18 @@ class Hypothesis(NamedTuple):
         hidden = isinstance(target.rotate, OwnApply) or "written" in self.facts
         return {} if hidden else self.claims
 
-    def covers(self, fault: Fault) -> bool:
+    def covers(self, fault: Failure) -> bool:
         """Return whether all wrong elements of a fault are among the elements."""
         wrong = fault.wrong
         if wrong is None or self.elements is None:
             return False
         return wrong.is_all(self.elements(wrong)) or _has(wrong, self.text)
 
-    def explains(self, fault: Fault) -> bool:
+    def explains(self, fault: Failure) -> bool:
         """Return whether it covers a fault, and right elements do not contradict it."""
         return self.covers(fault) and not self.is_contradicted(fault)
 
-    def is_contradicted(self, fault: Fault) -> bool:
+    def is_contradicted(self, fault: Failure) -> bool:
         """Return whether many elements at its place are right, or some are not rotated backwards."""
         if fault.wrong is None or self.elements is None:
             return False
@@ -74,7 +74,7 @@ class Hypothesis(NamedTuple):
         return bool(fault.wrong.mask[place].any() and alike[place].mean() < SHARE)
 
 
-def _has(wrong: Wrong, text: str) -> bool:
+def _has(wrong: WrongResult, text: str) -> bool:
     """Return whether all values of a result that was thinned have the name `text`."""
     return wrong.places is not None and (like := likeness_of(wrong)) is not None and like.text == text
 

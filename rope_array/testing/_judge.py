@@ -17,14 +17,12 @@ from ._claims import RANGES, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, SIZES, WIDTH
-from ._fault import Fault
+from ._failure import Failure, difference
 from ._libraries import rounded
 from ._library_target import Declined
 from ._named_values import FrequenciesInArray
 from ._refused import CheckCalls, EndingError, Refused, caught, refusal
 from ._target import Target
-from ._wrong_places import difference
-from ._wrong_result import Wrong
 
 Floats = NDArray[np.float64]
 
@@ -105,12 +103,12 @@ class Judge:
         self.releases = True
         self.refusals: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
-        self.faults: dict[str, Fault] = {}
-        self.excuses: list[Callable[[Wrong], NDArray[np.bool_]]] = []
+        self.faults: dict[str, Failure] = {}
+        self.excuses: list[Callable[[Any], NDArray[np.bool_]]] = []
         self.calls = CheckCalls()
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
-        self.observed: dict[str, Fault] = {}
+        self.observed: dict[str, Failure] = {}
         self.reported: set[str] = set()
         self.is_observed = False
         self.judges_values = True
@@ -326,7 +324,8 @@ class Judge:
                 y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
                 **self.fields(spec), **call_fields,
             )  # fmt: skip
-        except Fault as fault:
+        except Failure as fault:
+            assert fault.wrong is not None
             for excuse in self.excuses:
                 fault.wrong.take_away(excuse(fault.wrong))
             if fault.wrong.mask.any():
@@ -343,7 +342,7 @@ class Judge:
         try:
             yield
         except AssertionError as error:
-            raise Fault.of(error, context=name) from None
+            raise Failure.of(error, context=name) from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""
@@ -364,8 +363,8 @@ class Judge:
 
     def check_equal(self, actual: Floats, expected: Floats, text: str, pos: Any = None) -> None:
         """Assert that results have equal values; the text follows the number of the elements that differ."""
-        text = difference(actual, expected, text, pos)
-        assert not text, text
+        if failure := difference(actual, expected, text, pos):
+            raise failure
 
     def bound(self, x: Floats, pos: Any, dtype: str) -> Floats:
         """Return the allowed error of one rotation for each element."""

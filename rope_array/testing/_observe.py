@@ -17,13 +17,12 @@ import numpy as np
 from . import _announce
 from ._call import CallInputs, make, plain_call, with_layout
 from ._factors import CallFactors
-from ._fault import Fault
+from ._failure import Failure, difference
 from ._gradients import check_gradient
 from ._judge import Judge
 from ._library_target import Declined
 from ._named_values import arrays_in, differs_by_head
 from ._settings import changes, unusual_settings
-from ._wrong_places import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 8
@@ -59,7 +58,7 @@ class Observer(NamedTuple):
     check: str
     requirement: str
     before: Callable[[Judge, CallInputs], Any]
-    after: Callable[[Judge, Watched, Any], Iterator[str | Fault]]
+    after: Callable[[Judge, Watched, Any], Iterator[str | Failure]]
     needs: tuple[str, ...] = ()
 
 
@@ -168,7 +167,7 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
             yield f"{text} the next call"
 
 
-def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
+def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
     """Compare with a second call, and with calls of some rows, heads or batches."""
     call, inputs = watched.call, watched.inputs
     if not _is_chosen(j, watched, 2) or not j.claims("values"):
@@ -188,10 +187,10 @@ def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
                 yield from _differing([j.numbers(y)], [expected[index]], f"have other bits {text}")
 
 
-def _differing(actual: list[Any], expected: list[Any], text: str) -> Iterator[str]:
+def _differing(actual: list[Any], expected: list[Any], text: str) -> Iterator[Failure]:
     for array, expected_array in zip(actual, expected, strict=True):
-        if difference_text := difference(np.nan_to_num(array), np.nan_to_num(expected_array), text):
-            yield difference_text
+        if failure := difference(np.nan_to_num(array), np.nan_to_num(expected_array), text):
+            yield failure
 
 
 def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[tuple[str, Any, Any]]:
@@ -211,7 +210,7 @@ def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[
             yield "at positions of shape (B, S)", np.s_[:], j.pos(rows_of_each, call.kind)
 
 
-def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
+def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
     """Write to the positions, and judge the next call by them."""
     inputs = watched.inputs
     if not _is_chosen(j, watched, 3):
@@ -226,7 +225,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
         try:
             j.check_values_at(j.numbers(y), x, inputs.numbers + 1, **inputs.spec)
         except AssertionError as error:
-            yield Fault.of(error, context="positions were written since the last call")
+            yield Failure.of(error, context="positions were written since the last call")
 
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
@@ -381,7 +380,7 @@ def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     j.target.call(arrays, pos, **spec)
 
 
-def keep_fault(j: Judge, check: str, fault: str | Fault, call: CallFactors) -> None:
+def keep_fault(j: Judge, check: str, fault: str | Failure, call: CallFactors) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
-    fault = Fault(fault) if isinstance(fault, str) else fault
-    j.observed.setdefault(check, Fault.of(fault, call=call.text(plain_call(j))))
+    fault = Failure(fault) if isinstance(fault, str) else fault
+    j.observed.setdefault(check, Failure.of(fault, call=call.text(plain_call(j))))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ._claims import one_line, shorten
-from ._fault import Fault
+from ._failure import Failure
 from ._judge import Check, Judge, NoCalls
 from ._library_target import Declined, calls_of
 from ._refused import CheckCalls, Refused
@@ -120,7 +120,7 @@ def _outcome_and_detail(check: Check, judge: Judge) -> tuple[str, str]:
 
 def _kept(judge: Judge, check: Check, error: BaseException) -> str:
     """Return a fault as text, and keep it with a part of its wrong result."""
-    fault = Fault.of(error)
+    fault = Failure.of(error)
     text = str(fault)
     if fault.wrong is not None:
         fault.wrong = fault.wrong.thinned()

@@ -9,14 +9,14 @@ import numpy as np
 
 from ._hypothesis import Hypothesis
 from ._wrong_places import describe
-from ._wrong_result import Mask, Wrong
+from ._wrong_result import Mask, WrongResult
 from ._wrong_values import likeness_of
 
 # Rows up to this position show the frequency of a pair; angles in radians that count as none.
 _FURTHEST, _TOLERANCE = 4096, 5e-3
 
 
-def by_pairs(wrong: Wrong) -> Iterator[Hypothesis]:
+def by_pairs(wrong: WrongResult) -> Iterator[Hypothesis]:
     """Yield the pairs of other frequencies: at this number of pairs, or at any."""
     a, b = wrong.pairs
     off = wrong.mask[..., a] | wrong.mask[..., b]
@@ -33,7 +33,7 @@ def by_pairs(wrong: Wrong) -> Iterator[Hypothesis]:
         yield _frequencies((pairs[0] - count, None), None)
 
 
-def _of_length(wrong: Wrong) -> Mask:
+def _of_length(wrong: WrongResult) -> Mask:
     """Return the members of pairs that have their right length."""
     a, b = wrong.pairs
     with np.errstate(all="ignore"):
@@ -44,7 +44,7 @@ def _of_length(wrong: Wrong) -> Mask:
     return mask
 
 
-def _has_frequency(wrong: Wrong, pair: int) -> bool:
+def _has_frequency(wrong: WrongResult, pair: int) -> bool:
     """Return whether a pair is rotated by one other frequency: the angles are off by multiples of pos."""
     a, b = (member[pair] for member in wrong.pairs)
     y, exact = (array[..., a] + 1j * array[..., b] for array in (wrong.y, wrong.exact))
@@ -68,7 +68,7 @@ def _frequencies(pairs: tuple[Any, ...], count: int | None) -> Hypothesis:
     """
     first = pairs[0] or 0
 
-    def elements(wrong: Wrong) -> Mask:
+    def elements(wrong: WrongResult) -> Mask:
         a, b = (np.asarray(member) for member in wrong.pairs)
         mask, index = np.zeros(wrong.mask.shape, bool), np.arange(len(a))
         if count in (None, len(a)):

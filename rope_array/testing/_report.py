@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ._cause import Cause, Findings
-from ._fault import Fault
+from ._failure import Failure
 from ._find_causes import find_causes
 from ._library_target import BackendTarget, outdated_backends
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
@@ -59,7 +59,7 @@ class Report:
     seconds: float
     served: Mapping[str, int] = field(default_factory=dict)
     declined: Mapping[str, int] = field(default_factory=dict)
-    faults: Mapping[str, Fault] = field(default_factory=dict, repr=False, compare=False)
+    faults: Mapping[str, Failure] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _announce
 from ._claims import one_line
-from ._fault import Fault
+from ._failure import Failure
 from ._find_causes import find_causes
 from ._judge import Check, Judge
 from ._library_target import calls_of
@@ -113,7 +113,7 @@ class Server:
         """
         for name in failed.keys() - self.judge.faults.keys():
             if outcome_of(self.checks[name], self.judge)[0] != FAILED:
-                self.judge.faults[name] = Fault(failed[name])
+                self.judge.faults[name] = Failure(failed[name])
         target = self.judge.target
         # A trial call that ended a process is not made again with other claims.
         lost = {name: why for name, why in target.declines.items() if _announce.ProcessEnded.__name__ in why}

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from ._capability_parts import PARTS
 from ._claims import MODES, shorten
 from ._factors import DTYPES
-from ._fault import Fault
-from ._wrong_places import PLACE, elements_of, place_in_any_x, place_of
+from ._failure import GRADIENT, VALUE, Failure
+from ._wrong_places import place_in_any_x
 
 _MOST_CHARACTERS = 230
-_ERROR = re.compile(r"\w*(Error|Exception|Interrupt|Exit)\b")
 # The other failures are consequences of these checks'.
 _FIRST = ("settings_unchanged",)
 # Faults of these are named, and never advised to be claimed away.
@@ -53,6 +52,7 @@ class Finding(NamedTuple):
     is_statement: bool = False
     observed: str = ""
     context: str = ""
+    raised: str = ""
 
     @property
     def names(self) -> set[str]:
@@ -68,7 +68,7 @@ class Shared(NamedTuple):
     factors: tuple[str, ...] = ()
 
 
-def shared_findings(faults: Mapping[str, Fault], requirements: Mapping[str, str]) -> Iterator[Shared]:
+def shared_findings(faults: Mapping[str, Failure], requirements: Mapping[str, str]) -> Iterator[Shared]:
     """Yield the findings that name faults best, the best first, each with its checks.
 
     A finding with a call belongs to all checks whose simplest calls have the same factors. The remaining
@@ -108,7 +108,7 @@ def _chosen(findings: list[Finding]) -> Finding:
     statement = commonest([finding for finding in findings if finding.is_statement])
     shared = counts[statement.text] if statement else 0
     # An exception in one check of several may be a consequence of wrong results in another.
-    if statement and 2 * shared >= checks and (shared == checks or not _ERROR.search(statement.text)):
+    if statement and 2 * shared >= checks and (shared == checks or not statement.raised):
         return statement
     calls = [finding for finding in findings if finding.factors]
     fewest = min((len(finding.factors) for finding in calls), default=0)
@@ -116,31 +116,33 @@ def _chosen(findings: list[Finding]) -> Finding:
     return simplest or commonest(findings) or findings[0]
 
 
-def _finding(name: str, fault: Fault, requirement: str) -> Finding:
+def _finding(name: str, fault: Failure, requirement: str) -> Finding:
     check, _, dtype = name.partition("[")
-    where, is_wrong = f" in {dtype[:-1]}" if dtype else "", PLACE in fault.text
+    where, is_wrong = f" in {dtype[:-1]}" if dtype else "", bool(fault.place)
     factors, context = factors_of(fault), ": ".join(fault.contexts)
     if factors or (fault.call is not None and is_wrong):
-        observed = "" if is_wrong or _ERROR.search(fault.text) else fault.text
+        observed = "" if is_wrong or fault.raised else fault.text
         text = _text_of_call(fault)
         return Finding(name, check, text, factors, observed=observed, context=context)
     if not is_wrong:
         text = _statement(": ".join(filter(None, (context, fault.text))))
         return Finding(
-            name, check, f"{check} raises {text}" if _ERROR.match(text) else text, is_statement=True
+            name,
+            check,
+            f"{check} raises {text}" if fault.raised and not context else text,
+            is_statement=True,
+            raised=fault.raised,
         )
-    before = fault.text.rpartition(PLACE)[0].removesuffix(": ").strip()
-    before = ": ".join(filter(None, (context, before)))
-    if before.startswith("the gradient"):
-        return Finding(name, check, f"the gradient is wrong{where}: {elements_of(fault.text)}")
-    if before:
-        return Finding(name, check, f"{before}, wrong results{where}: {elements_of(fault.text)}")
+    if fault.contexts[:1] == (GRADIENT,):
+        return Finding(name, check, f"the gradient is wrong{where}: {elements_of(fault)}")
+    if context:
+        return Finding(name, check, f"{context}, wrong results{where}: {elements_of(fault)}")
     sentence = re.split(r"(?<=\w)\.(?: |$)|: ", requirement)[0]
-    text = f'not true of it: "{sentence}"{where}; wrong: {elements_of(fault.text)}'
+    text = f'not true of it: "{sentence}"{where}; wrong: {elements_of(fault)}'
     return Finding(name, check, text)
 
 
-def factors_of(fault: Fault) -> tuple[str, ...]:
+def factors_of(fault: Failure) -> tuple[str, ...]:
     """Return the factors of a fault's call; recording a plain gradient is none."""
     return tuple(factor for factor in (fault.call or "").split() if factor != "gradient=contiguous")
 
@@ -150,27 +152,27 @@ def _statement(detail: str) -> str:
     return re.sub(r" \((fields \{.*|in .*:\d+\))$", "", detail)
 
 
-def _text_of_call(fault: Fault) -> str:
+def _text_of_call(fault: Failure) -> str:
     """Return the finding of a check with its simplest failing call, and the nearest right calls."""
     call = (fault.call or "").split()
     cotangent = next((factor.partition("=")[2] for factor in call if factor.startswith("gradient=")), "")
     shown = " ".join(factor for factor in call if not factor.startswith("gradient="))
-    right = ", ".join(text for text in fault.nearest.split(", ") if text not in ("", "without gradient"))
+    right = ", ".join(text for text in fault.nearest if text != "without gradient")
     of_cotangent = f" for a cotangent that is {cotangent}" if cotangent not in ("", "contiguous") else ""
     text = f"{_subject(fault, cotangent)}{f' with {shown}' if shown else ''}{of_cotangent}"
-    return f"{text}{f', right {right}' if right else ''}: {elements_of(fault.text)}"
+    return f"{text}{f', right {right}' if right else ''}: {elements_of(fault)}"
 
 
-def _subject(fault: Fault, cotangent: str) -> str:
-    if "the gradient" in fault.contexts or fault.text.startswith("the gradient"):
+def _subject(fault: Failure, cotangent: str) -> str:
+    if GRADIENT in fault.contexts:
         return "the gradient is wrong"
-    context = next((context for context in fault.contexts if not context.startswith("the value")), "")
+    context = next((context for context in fault.contexts if context != VALUE), "")
     wrong = "the result is wrong while a gradient is recorded" if cotangent else "wrong"
     return f"{context}: {wrong}" if context else wrong
 
 
 def by_place(
-    faults: Mapping[str, Fault], failed: Collection[str], claimed: Collection[str]
+    faults: Mapping[str, Failure], failed: Collection[str], claimed: Collection[str]
 ) -> dict[str, Any]:
     """Return the names of checks by the place in their detail, or by the detail.
 
@@ -178,7 +180,7 @@ def by_place(
     """
     groups: dict[str, tuple[str, ...]] = {}
     for name, fault in faults.items():
-        place = place_in_any_x(place_of(fault.text)) or shorten(str(fault))
+        place = place_in_any_x(fault.place) or shorten(str(fault))
         groups[place] = (*groups.get(place, ()), name)
     return {f"{place}{only_in(names, failed, claimed)}": names for place, names in groups.items()}
 
@@ -200,7 +202,7 @@ def only_in(names: Collection[str], failed: Collection[str], claimed: Collection
 # ---- capabilities that a target lacks as a whole ----
 
 
-def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collection[str]) -> bool:
+def lacks_wholly(capability: str, faults: Mapping[str, Failure], needing: Collection[str]) -> bool:
     """Return whether failures are of a whole capability, so that a claim to lack it hides no other fault.
 
     Parameters
@@ -213,7 +215,7 @@ def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collecti
         The names of all checks that apply and need the capability.
     """
     failed_names = [name for name in needing if name in faults]
-    raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in failed_names)
+    raised = (faults[name].raised for name in failed_names)
     if capability in _NEVER_WITHDRAWN and not (capability == "gradient" and all(raised)):
         return False
     if capability in DTYPES:
@@ -228,7 +230,9 @@ def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collecti
 # ---- failures that depend on other calls ----
 
 
-def depend_on_others(faults: Mapping[str, Fault], fails_now: Callable[[str], bool], is_compiled: bool) -> str:
+def depend_on_others(
+    faults: Mapping[str, Failure], fails_now: Callable[[str], bool], is_compiled: bool
+) -> str:
     """Return the fault of results that depend on earlier calls, found by running a few checks again; or "".
 
     Parameters
@@ -260,3 +264,10 @@ def depend_on_others(faults: Mapping[str, Fault], fails_now: Callable[[str], boo
         f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if "
         "run again"
     )
+
+
+def elements_of(failure: Failure) -> str:
+    """Return the place of the wrong elements, and their values if they are known; or the statement."""
+    place, values, statement = failure.words
+    vague = place in ("all elements", "most elements", "nearly all elements", "scattered elements")
+    return values if values and vague else ", ".join(filter(None, (place, values))) or statement

@@ -13,7 +13,7 @@ from typing import Any
 
 from ._call import fits, plain_call
 from ._factors import FACTORS, CallFactors
-from ._fault import REPEATED, Fault
+from ._failure import REPEATED, Failure
 from ._judge import Judge
 from ._observe import check_call
 
@@ -28,7 +28,7 @@ class _Trials:
 
     def __init__(self, j: Judge, context: Callable[[Judge, CallFactors, int], bool]):
         self.judge, self.context, self.left = j, context, _FEW_TRIES if j.is_slow else _TRIES
-        self.faults: dict[CallFactors, Fault | None] = {}
+        self.faults: dict[CallFactors, Failure | None] = {}
 
     def fails(self, call: CallFactors) -> bool:
         """Return whether a call is valid and fails; False if no more calls are left."""
@@ -39,14 +39,14 @@ class _Trials:
             self.faults[call] = self._fault_of(call)
         return self.faults[call] is not None
 
-    def _fault_of(self, call: CallFactors) -> Fault | None:
+    def _fault_of(self, call: CallFactors) -> Failure | None:
         j, watched_every = self.judge, self.judge.watched_every
         if watched_every != 1:  # only a fault that an observer saw is looked for with costly observers
             j.watched_every = 0
         try:
             self.context(j, call, 0)
         except Exception as error:
-            return Fault.of(error)
+            return Failure.of(error)
         finally:
             j.watched_every = watched_every
         return None
@@ -58,23 +58,23 @@ def simplest(
     error: BaseException,
     context: Callable[[Judge, CallFactors, int], bool] = check_call,
     polish: bool = False,
-) -> Fault:
+) -> Failure:
     """Return the fault of the simplest call that fails like a call, and the nearest calls that are right.
 
     With `polish`, Hypothesis looks for a simpler one still, if it is installed.
     """
     plain = plain_call(j)
     if not j.explains:
-        return Fault.of(error, call=call.text(plain))
+        return Failure.of(error, call=call.text(plain))
     trials = _Trials(j, context)
     if not trials.fails(call):
-        return Fault.of(error, call=call.text(plain), nearest=REPEATED)
+        return Failure.of(error, call=call.text(plain), nearest=REPEATED)
     simplest_call = simplified(call, plain, trials.fails)
     if polish and trials.left and find_spec("hypothesis") is not None:
         trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING
         simplest_call = _polished(simplest_call, plain, trials.fails)
-    nearest = ", ".join(_right_neighbours(simplest_call, plain, trials))
-    return Fault.of(trials.faults[simplest_call] or error, call=simplest_call.text(plain), nearest=nearest)
+    nearest = tuple(_right_neighbours(simplest_call, plain, trials))
+    return Failure.of(trials.faults[simplest_call] or error, call=simplest_call.text(plain), nearest=nearest)
 
 
 def _right_neighbours(call: CallFactors, plain: CallFactors, trials: _Trials) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from ._call import CallInputs, make, plain_call
 from ._claims import one_line
 from ._factors import CallFactors
-from ._fault import Fault
+from ._failure import GRADIENT, Failure
 from ._gradients import check_adjoint
 from ._judge import Judge
 from ._libraries import JaxLibrary
@@ -46,7 +46,7 @@ def named(where: str) -> Iterator[None]:
     except NotImplementedError:  # a refusal
         raise
     except Exception as error:
-        raise Fault.of(error, context=where) from error
+        raise Failure.of(error, context=where) from error
 
 
 def may_refuse(context: Context) -> Context:
@@ -173,7 +173,7 @@ def _compiled_gradient(j: Judge, call: CallFactors, seed: int) -> Program:
 
     def judge(outputs: tuple[Any, Any]) -> None:
         judge_results(j, inputs, outputs[0])
-        with named("the gradient"):
+        with named(GRADIENT):
             check_adjoint(j, outputs[1], inputs.xs[0], g, inputs.numbers, **inputs.spec)
 
     arguments = inputs.x.array, inputs.pos, g.array, *arrays_in(inputs.spec).values()

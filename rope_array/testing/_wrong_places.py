@@ -18,9 +18,6 @@ from ._index_words import LISTED, IndexPhrase, indices_text
 Mask = NDArray[np.bool_]
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
-# Precedes the place in the messages of checks; a semicolon ends it.
-PLACE = "wrong: "
-
 
 def axis_names(ndim: int) -> tuple[str, ...]:
     """Return the names of the axes (lead..., S, d): "axis 0", "axis 1", ... if x has more than four."""
@@ -36,28 +33,10 @@ def element_text(index: Sequence[Any]) -> str:
     return ", ".join(f"{name} {i:,}" for name, i in zip(names, numbers, strict=True))
 
 
-def place_of(message: str) -> str:
-    """Return the place in a message of a failed check; empty if it names none."""
-    _, mark, after_mark = message.rpartition(PLACE)
-    return after_mark.partition(";")[0] if mark else ""
-
-
 def place_in_any_x(place: str) -> str:
     """Return a place in words that hold for x of other sizes: "the last 2 features"."""
     place = re.sub(r"features? [\d, ]+ \(the last( \d)?\)", r"the last\1 features", place)
     return re.sub(r" of every (row|head|batch)$", "", place).replace("last features", "last feature")
-
-
-def difference(actual: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
-    """Describe where two results differ, and an element; an empty string if they are equal."""
-    wrong = np.asarray(actual != expected)
-    if not wrong.any():
-        return ""
-    first = tuple(np.argwhere(wrong)[0])
-    return (
-        f"{PLACE}{describe(wrong, pos)}; {wrong.sum():,} of {wrong.size:,} elements {text}; first at "
-        f"{element_text(first)}: {float(actual[first])!r}, not {float(expected[first])!r}"
-    )
 
 
 def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, alike: Mask | None = None) -> str:
@@ -302,17 +281,3 @@ def _everywhere(phrase: str, features: str, shape: tuple[int, ...]) -> str:
         repeated = [name for name, size in zip(names, shape[:-1], strict=True) if size > 1]
         return f" of every {repeated[-1]}" if repeated else ""
     return ""
-
-
-_NUMBERS = re.compile(r"[\d,]+ of [\d,]+ elements")
-
-
-def elements_of(detail: str) -> str:
-    """Return the place of the wrong elements, and their values if they are known; or the detail's start."""
-    _, is_place, after_mark = detail.rpartition(PLACE)
-    clauses = after_mark.split("; ")
-    if not is_place or len(clauses) == 1:
-        return detail.partition("; ")[0]
-    has_values = not _NUMBERS.match(clauses[1])
-    vague = clauses[0] in ("all elements", "most elements", "nearly all elements", "scattered elements")
-    return clauses[1] if has_values and vague else f"{clauses[0]}, {clauses[1]}" if has_values else clauses[0]

@@ -25,7 +25,7 @@ _MOST_INDICES = 12
 
 
 @dataclass
-class Wrong:
+class WrongResult:
     """A wrong result with its call, to judge it again.
 
     The rows of all arrays are along the last axis but one.
@@ -44,6 +44,8 @@ class Wrong:
         The fields of the definition, and whether x was rotated by the inverse.
     dtype, accuracy, flushes
         As in `assert_contract`.
+    allowed
+        Returns the bound of a class of accuracy: see `_contract.allowed`.
     places
         The indices along each axis that were kept; None for all.
     cache
@@ -62,6 +64,7 @@ class Wrong:
     dtype: str = "float32"
     accuracy: Any = None
     flushes: bool = True
+    allowed: Any = None
     places: tuple[NDArray[np.intp], ...] | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -94,6 +97,18 @@ class Wrong:
         with np.errstate(all="ignore"):
             return np.asarray(np.abs(self.y - values) <= limit)
 
+    def within(self, accuracy: Any, dtype: str | None = None) -> Mask:
+        """Return which elements are within the bound of another class of accuracy, or of another dtype."""
+        key = "within", accuracy, dtype
+        if key not in self.cache:
+            bound = self.allowed(
+                self.x, dtype or self.dtype, self.fields, exact=self.exact, pos=self.given_pos,
+                inverse=self.inverse, flushes=self.flushes, accuracy=accuracy,
+            )  # fmt: skip
+            self.cache[key] = self.near(self.exact, bound)
+        mask: Mask = self.cache[key]
+        return mask
+
     def is_all(self, values: Mask) -> bool:
         """Return whether a property holds for every wrong element."""
         return bool(values[self.mask].all())
@@ -102,7 +117,7 @@ class Wrong:
         """Return the indices along an axis that were kept."""
         return np.arange(self.mask.shape[axis]) if self.places is None else self.places[axis]
 
-    def thinned(self) -> Wrong:
+    def thinned(self) -> WrongResult:
         """Return the wrong result with some rows, heads and batches of a large one only."""
         pos = self.row_positions
         if self.mask.size <= _MOST_KEPT or pos is None:
@@ -125,7 +140,7 @@ def _kept_indices(lead: Mask, axis: int) -> NDArray[np.intp]:
 
 
 def rotated_by(
-    wrong: Wrong,
+    wrong: WrongResult,
     pos: Callable[[NDArray[Any]], NDArray[Any] | None] | None = None,
     fields: Mapping[str, Any] | None = None,
     inverse: bool | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._wrong_places import axis_names, box_of
-from ._wrong_result import Floats, Mask, Wrong, rotated_by
+from ._wrong_result import Floats, Mask, WrongResult, rotated_by
 
 _OTHER_PAIRING = {"half": "interleaved", "interleaved": "half"}
 
@@ -32,11 +32,11 @@ class Likeness(NamedTuple):
     """
 
     text: str
-    elements: Callable[[Wrong], Mask]
+    elements: Callable[[WrongResult], Mask]
     facts: Mapping[str, Any] | None = None
 
 
-def likeness_of(wrong: Wrong) -> Likeness | None:
+def likeness_of(wrong: WrongResult) -> Likeness | None:
     """Return the values of the wrong elements, if they have a name."""
     if "likeness" not in wrong.cache:
         names = (likeness for likeness in _likenesses(wrong) if wrong.is_all(likeness.elements(wrong)))
@@ -51,7 +51,7 @@ def likeness_of(wrong: Wrong) -> Likeness | None:
     return likeness
 
 
-def describe_values(wrong: Wrong) -> tuple[str, Mask | None]:
+def describe_values(wrong: WrongResult) -> tuple[str, Mask | None]:
     """Return a phrase on the values of the wrong elements, and a mask of all elements like them."""
     likeness = likeness_of(wrong)
     if likeness is None:
@@ -70,7 +70,7 @@ SIMPLE = (
 )
 
 
-def _likenesses(wrong: Wrong) -> Iterator[Likeness]:
+def _likenesses(wrong: WrongResult) -> Iterator[Likeness]:
     """Yield names of values: of any element; multiples; right values of other places; other rotations."""
     yield from SIMPLE
     if _is_telling(wrong):
@@ -80,14 +80,14 @@ def _likenesses(wrong: Wrong) -> Iterator[Likeness]:
             yield from _rotations(wrong)
 
 
-def _is_telling(wrong: Wrong) -> bool:
+def _is_telling(wrong: WrongResult) -> bool:
     """Return whether the errors are so many, and so large, that no other value is near by chance."""
     with np.errstate(all="ignore"):
         errors = (np.abs(wrong.y - wrong.exact) / wrong.bound)[wrong.mask]
     return bool((errors > 32).sum() >= 4)
 
 
-def _scaled(wrong: Wrong) -> Iterator[Likeness]:
+def _scaled(wrong: WrongResult) -> Iterator[Likeness]:
     """Yield a factor between the result and the right result."""
     with np.errstate(all="ignore"):
         ratios = wrong.y[wrong.mask] / wrong.exact[wrong.mask]
@@ -98,7 +98,7 @@ def _scaled(wrong: Wrong) -> Iterator[Likeness]:
         yield Likeness(text, lambda wrong: wrong.near(factor * wrong.exact, abs(factor) * wrong.limit))
 
 
-def _moved(wrong: Wrong) -> Iterator[Likeness]:
+def _moved(wrong: WrongResult) -> Iterator[Likeness]:
     """Yield right values at another place: of the other member, another head or another row."""
     a, b = wrong.pairs
     swapped = wrong.exact.copy()
@@ -120,7 +120,7 @@ def _with_values(text: str, values: Floats, limit: Floats) -> Likeness:
 # ---- other rotations ----
 
 
-def _rotations(wrong: Wrong) -> Iterator[Likeness]:
+def _rotations(wrong: WrongResult) -> Iterator[Likeness]:
     """Yield the rotations by other positions or fields, or in the other direction, that a call may be."""
     yield OTHER_DIRECTION._replace(
         text="rotated forward, not by the inverse" if wrong.inverse else "rotated by the inverse"
@@ -146,7 +146,7 @@ def by_positions(text: str) -> Likeness:
 def with_fields(text: str, name: str) -> Likeness:
     """Return the rotation by the other pairing, or without another field."""
 
-    def elements(wrong: Wrong) -> Mask:
+    def elements(wrong: WrongResult) -> Mask:
         fields = {key: value for key, value in wrong.fields.items() if key != name}
         if name == "pairing":
             fields[name] = _OTHER_PAIRING.get(wrong.fields.get(name, ""), "half")

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
 from rope_array.testing._factors import FEW_FIELDS, CallFactors, read_call
-from rope_array.testing._fault import Fault
+from rope_array.testing._failure import Failure
 from rope_array.testing._judge import Check, Judge
 from rope_array.testing._observe import OBSERVED_CHECKS, OBSERVERS, check_call
 from rope_array.testing._shrink import simplest
@@ -57,7 +57,7 @@ def _watched_for(name: str) -> Callable[[Judge, CallFactors, int], bool]:
 
     def watched(j: Judge, call: CallFactors, seed: int = 0) -> bool:
         observed_before = j.observed
-        j.observed = {check: Fault("") for check in OBSERVED_CHECKS if check != name}
+        j.observed = {check: Failure("") for check in OBSERVED_CHECKS if check != name}
         try:
             with _observing(j), suppress(Exception):
                 j.watched_every = 1
