@@ -324,11 +324,11 @@ class Judge:
                 y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
                 **self.fields(spec), **call_fields,
             )  # fmt: skip
-        except Failure as fault:
-            assert fault.wrong is not None
+        except Failure as failure:
+            wrong: Any = failure.wrong
             for excuse in self.excuses:
-                fault.wrong.take_away(excuse(fault.wrong))
-            if fault.wrong.mask.any():
+                wrong.take_away(excuse(wrong))
+            if wrong.mask.any():
                 raise
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
