@@ -10,14 +10,13 @@ which others run.
 
 import datetime
 import gc
-import json
 import random
 import statistics
 import time
 from functools import partial
 from pathlib import Path
 
-from _record import RESULTS
+from _record import RESULTS, write_json
 from _targets import lines
 
 WARM_UP = 1  # calls of a block that are not timed
@@ -50,10 +49,6 @@ def print_targets(run):
     """Print which targets are met, and where it was measured."""
     print("", *lines(run), sep="\n")
     print(f"\non {run['machine']}\nwith {run['versions']}, commit {run['commit']}")
-
-
-def write_json(run, path):
-    path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
 
 
 def take_turns(calls, rounds, seconds):

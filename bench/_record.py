@@ -75,12 +75,23 @@ def git(*arguments):
     return done.stdout.strip()
 
 
-def replace_between(markers, lines, path):
-    """Write lines between the two markers of a page; leave a page without them as it is."""
-    text = path.read_text("utf-8")
-    start, end = (text.find(marker) for marker in markers)
-    if 0 <= start < end:
-        path.write_text("\n".join([text[: start + len(markers[0])], *lines, text[end:]]), "utf-8")
+def write_json(run, path):
+    path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+
+
+def fill(path, name, lines):
+    """Write lines between the markers of a table, `<!-- NAME -->` and `<!-- /NAME -->`, of a page."""
+    before, start, rest = path.read_text("utf-8").partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"\n<!-- /{name} -->")
+    if not end:
+        raise ValueError(f"{path} has no markers of a table {name!r}")
+    path.write_text("\n".join([before + start, *lines, end + after]), "utf-8")
+
+
+def table(head, lines, numbers):
+    """Return the lines of a table of Markdown; the columns `numbers` are to the right."""
+    marks = ("---:" if name in numbers else "---" for name in head)
+    return [f"| {' | '.join(line)} |" for line in (head, marks, *lines)]
 
 
 def main(name, measure, description, packages=PACKAGES):
@@ -99,4 +110,4 @@ def finish(name, numbers, note, path, packages=PACKAGES):
     print(*(f"  {line}" for line in lines(run)), sep="\n")
     print(f"  on {run['machine']}\n  with {run['versions']}, commit {run['commit']}")
     if path:
-        path.write_text(json.dumps(run, indent=2) + "\n", "utf-8")
+        write_json(run, path)

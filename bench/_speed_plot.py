@@ -3,9 +3,9 @@
 from itertools import product
 
 import matplotlib
+from _pages import BFLOAT16, FLOAT32, duration, labelled, names, row_of, shown
 from _record import ROOT
 from _speed_cases import ALLOCATING, BACKWARD, COPY, DTYPES, FORWARD, INTO, OURS, ROTATION
-from _speed_table import BFLOAT16, FLOAT32, duration, labelled, names, row_of, shown
 
 matplotlib.use("svg")
 from matplotlib import pyplot, ticker

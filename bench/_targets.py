@@ -1,7 +1,5 @@
 """The targets of the benchmarks, judged by the numbers of a result.
 
-    python bench/_targets.py        # writes the table of README.md from the newest results
-
 `record` puts the verdicts into each result. A target is the largest of some numbers, and its limit.
 """
 
@@ -9,9 +7,7 @@ import json
 from itertools import product
 from pathlib import Path
 
-README = Path(__file__).with_name("README.md")
 RESULTS = Path(__file__).with_name("results")
-MARKERS = ("<!-- targets: begin -->\n", "\n<!-- targets: end -->")
 LARGE = 64e6  # bytes that a call on a GPU reads and writes, from which its targets are judged
 SHARED_HEADS = 32  # that share the angles of a token, from which exact angles are judged
 COPY = "a copy"
@@ -25,7 +21,7 @@ EXPLAINED = (
     *({"float32 angles"}, {"gradient of positions"}, {"heads of 2"}, {"Fortran order", "a tuple of four"}),
     *({size, kind} for size in ("one token", "64 KiB") for kind in IF_SMALL),
 )
-HEAD = "| benchmark | target | limit | worst | verdict |\n|---|---|---:|---:|---|\n"
+HEAD = ["| benchmark | target | limit | worst | verdict |", "|---|---|---:|---:|---|"]
 
 
 def ratios(numbers, step, peer, *words):
@@ -176,21 +172,11 @@ def newest(bench):
     return path and json.loads(path.read_text("utf-8"))
 
 
-def table():
-    lines = [
-        f"| {bench} | {row['target']} | {row['limit']} | {row.get('worst', '')} | {row['verdict']} |\n"
-        for bench in JUDGES
-        if (run := newest(bench))
+def table_of_targets():
+    """Return the lines of the table of all targets, as the newest results have them."""
+    runs = filter(None, map(newest, JUDGES))
+    return HEAD + [
+        f"| {run['bench']} | {row['target']} | {row['limit']} | {row.get('worst', '')} | {row['verdict']} |"
+        for run in runs
         for row in run["targets"]
     ]
-    return HEAD + "".join(lines)
-
-
-def main():
-    before, _, after_start = README.read_text("utf-8").partition(MARKERS[0])
-    after = after_start.partition(MARKERS[1])[2]
-    README.write_text(before + MARKERS[0] + table() + MARKERS[1] + after, "utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,15 @@
 """Time this library's backends, other implementations and copies, on the CPU or on an NVIDIA GPU.
 
     python bench/speed.py [--gpu] [--quick] [--only WORD ...] [--rows PATTERN ...] [--json PATH]
-    python bench/speed.py [--gpu] --tables [PATH]
+    python bench/speed.py [--gpu] --tables
 
 All rows of a case alternate on the same arrays: on the CPU in a process for one thread and in another for
 all, on a GPU with q and k. A result that is wrong is not timed; a package that is missing has its reason.
 
-A whole run writes bench/results/<date>-speed.json or -gpu.json after every case, and then its pages and plots
-in docs/ and the table between the markers in README.md. A run with `--quick` (small arrays or few cases, few
-rounds), `--only` (cases whose name or group has every word) or `--rows` prints, and writes only the file of
-`--json`. `--tables` writes pages and plots of PATH, or of the newest result. `nox -s bench` and `nox -s gpu`
-install the packages.
+A whole run writes bench/results/<date>-speed.json or -gpu.json after every case, and then the tables of its
+pages and the plots in docs/. A run with `--quick` (small arrays or few cases, few rounds), `--only` (cases
+whose name or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables`
+writes tables and plots of the newest result. `nox -s bench` and `nox -s gpu` install the packages.
 """
 
 import argparse
@@ -23,10 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 
+import _pages
 import _speed_cpu
-import _speed_table
-from _blocks import print_table, print_targets, write_json
-from _record import RESULTS, record
+from _blocks import print_table, print_targets
+from _record import RESULTS, record, write_json
 from _speed_cases import ALL, cpu_cases, gpu_cases
 from _targets import newest
 
@@ -53,12 +52,10 @@ def main():
     bench = "gpu" if options.gpu else "speed"
     if options.child:
         _speed_cpu.child(*json.loads(options.child))
-    elif options.tables is None:
-        measure(bench, options)
+    elif options.tables:
+        write(bench)
     else:
-        path = options.tables
-        run = json.loads(path.read_text("utf-8")) if path.name else newest(bench)
-        write(run["bench"] if run else bench, run)
+        measure(bench, options)
 
 
 def measure(bench, options):
@@ -79,7 +76,7 @@ def measure(bench, options):
             write_json(run, path)
     show(run)
     if is_complete:
-        write(bench, run)
+        write(bench)
 
 
 def on_cpu(chosen, options):
@@ -104,22 +101,19 @@ def show(run):
     """Print a table of each case with the reasons for rows without a time, and the targets."""
     for name, case in run["numbers"].items():
         print(f"\n{name}", case.get("failed", ""))
-        print_table(*_speed_table.head_and_lines(case["rows"]))
-        print("\n".join(_speed_table.reasons(case["rows"])))
+        print_table(*_pages.head_and_lines(case["rows"]))
+        print("\n".join(_pages.reasons(case["rows"])))
     print_targets(run)
 
 
-def write(bench, run):
-    """Write the pages and the plots of a result; without a result, the page that says so."""
-    for case in run["numbers"].values() if run else ():
-        case["rows"].pop("rope_array NumPy, backend=numpy", None)  # a former backend
-    _speed_table.write(bench, run)
-    if run:
-        try:
-            import _speed_plot
-        except ImportError as error:
-            sys.exit(f"no plot: {error}; `python bench/speed.py --tables PATH` draws it where matplotlib is")
-        _speed_plot.write(bench, run)
+def write(bench):
+    """Write the tables and the plots of the newest result."""
+    _pages.write(bench)
+    try:
+        import _speed_plot
+    except ImportError as error:
+        sys.exit(f"no plot: {error}; `python bench/speed.py --tables` draws it where matplotlib is")
+    _speed_plot.write(bench, newest(bench))
 
 
 def arguments():
@@ -130,7 +124,7 @@ def arguments():
     add("--only", nargs="+", metavar="WORD", default=(), help="cases whose name or group has all these")
     add("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
     add("--json", metavar="PATH", type=Path, help="write the result here")
-    add("--tables", nargs="?", const=Path(), metavar="PATH", type=Path, help="write pages of a result")
+    add("--tables", action="store_true", help="write tables and plots of the newest result")
     add("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 

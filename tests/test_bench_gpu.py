@@ -1,6 +1,7 @@
 """bench/speed.py --gpu on a fake device: CPU tensors, and a clock that makes every number known."""
 
 import json
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
+import _pages
 import _speed_gpu
 import _speed_plot
-import _speed_table
 import _targets
 import speed
 from _speed_rounds import Timing
@@ -132,16 +133,10 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
 
     folder = tmp_path / "docs" / "speed"
     folder.mkdir(parents=True)
-    _speed_table.write("gpu", record, tmp_path)
+    shutil.copy(PAGE, folder)
+    _pages.write("gpu", root=tmp_path, run=record)
     _speed_plot.write("gpu", record, tmp_path)
     page, plot = ((folder / name).read_text("utf-8") for name in ("gpu.md", "gpu.svg"))
     assert "## Prefill: forward, bfloat16, half" in page
     assert f"| {OURS} | 1.05 |" in page
     assert all(text in plot for text in (OURS, FLASH, "backward, bfloat16", "fake device"))
-
-
-def test_the_page_is_made_from_the_newest_result(tmp_path):
-    (tmp_path / "docs" / "speed").mkdir(parents=True)
-    _speed_table.write("gpu", _targets.newest("gpu"), tmp_path)
-    written = (tmp_path / "docs" / "speed" / "gpu.md").read_text("utf-8")
-    assert written == PAGE.read_text("utf-8"), "run `python bench/speed.py --gpu --tables`"

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from _record import RESULTS, ROOT
-from scoreboard import table
+from _record import RESULTS, ROOT, table
 
 from . import figures, mathematics, pictures
 from .experiments import sentences, translation

@@ -24,7 +24,7 @@ import xml.etree.ElementTree as xml
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from _record import RESULTS, ROOT, commit, replace_between
+from _record import RESULTS, ROOT, commit, fill
 
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
@@ -35,7 +35,6 @@ PACKAGES = (
     *(lib.package for lib in DEFAULT_CONFIGURATIONS),
     *("array-api-compat", "ml_dtypes", "transformers", "matplotlib", "gguf"),
 )
-MARKERS = ("<!-- versions -->", "<!-- /versions -->")
 
 
 def run_environment(name, workers):
@@ -141,9 +140,9 @@ def add_record(name, record):
 def write_readme():
     """Write README.md's table of libraries."""
     records = [record for record in json.loads(PATH.read_text("utf-8")).values() if not failures(record)]
-    head = ["", "| library | versions run | checks passed |", "| --- | --- | ---: |"]
+    head = ["| library | versions run | checks passed |", "| --- | --- | ---: |"]
     rows = [library_row(lib.title, lib.package, lib.name, records) for lib in DEFAULT_CONFIGURATIONS]
-    replace_between(MARKERS, [*head, *filter(None, rows), ""], ROOT / "README.md")
+    fill(ROOT / "README.md", "versions", [*head, *filter(None, rows)])
 
 
 def library_row(label, package, target, records):

@@ -1,0 +1,422 @@
+"""The tables of pages that results make: README.md, the documentation, bench/README.md.
+
+    python bench/_pages.py        # writes all of them from the newest results
+
+The prose of a page is in the page; a table is between its markers, `<!-- NAME -->` and `<!-- /NAME -->`.
+tests/test_figures.py holds the pages to the results. `python bench/speed.py --tables` draws the plots too.
+"""
+
+import itertools
+from collections import Counter
+
+from _record import ROOT, fill, table
+from _scoreboard_tables import calls_of, counts_table, errors_table, failures, origin, short_table
+from _speed_cases import COPY
+from _targets import COPY as A_COPY
+from _targets import newest, table_of_targets
+
+HEAD = ("implementation", "median", "quartiles", "copies")
+GROWTH = (1, 64, 1024, 16384, 262144, 1048576)  # the tokens shown in the table of growth
+GROUPS = {
+    "latency": "Calls on a tiny array",
+    "decode": "Decoding: one token of each sequence",
+    "prefill": "Prefill of 2,048 tokens, 32 heads",
+    "heads": "Fewer heads",
+    "width": "Other widths of a head",
+    "one head": "One head, arrays of 16 MiB and more",
+    "long": "Prefill of 32,768 tokens, 8 heads",
+    "growth": "From 1 token to 1,048,576, one head of 64",
+    "threads": "All threads",
+}
+IMPLEMENTATIONS = {  # names for readers of modules of bench/peers
+    "own": "rope_array",
+    "huggingface": "transformers Llama",
+    "meta": "Llama, complex form",
+    "naive": "naive NumPy",
+    "onnx_runtime": "ONNX Runtime",
+}
+IN_README = (
+    *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
+    *("transformers Llama", "transformers Llama, torch.compile"),
+    *("Llama, complex form", "ONNX Runtime, ai.onnx"),
+)
+# The cases of README's columns: half pairs, or interleaved pairs for peers without half pairs.
+DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
+FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
+BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
+LEFT_OUT = ("core", "clone", "ai.onnx", "backend=numpy")  # words in names of rows that pages leave out
+SIZES = ("one token", "64 KiB", "4 MiB", "64 MiB")  # of bench/sweep.py
+SLOW = 4  # ratio from which a kind of call is in the table of every call
+
+
+# ---- rows and cells ----
+
+
+def head_and_lines(rows):
+    """Return the head of a table, and the cells of the rows that have times."""
+    on_gpu = any("host" in row for row in rows.values())
+    lines = [(shown(name), *cells(row)) for name, row in rows.items() if "seconds" in row]
+    return (*HEAD, "TB/s", "host", "graph", "launches") if on_gpu else HEAD, lines
+
+
+def cells(row):
+    lower, middle, upper = map(duration, row["seconds"])
+    yield from (middle, f"{lower} – {upper}", copies(row))
+    if "host" in row:
+        yield from (f"{row['TB/s']:.3g}", median(row, "host"), median(row, "graph"), row["launches"] or "")
+
+
+def shown(name):
+    """Return the name of a row as readers know the backend."""
+    return name.replace(", core", ', backend="array-api"')
+
+
+def median(row, key="seconds"):
+    return duration(row[key][1]) if key in row else ""
+
+
+def copies(row):
+    return f"{row['copies'][1]:.2f}" if "copies" in row else ""
+
+
+def duration(seconds):
+    """Format seconds with three digits and a unit."""
+    units = ("s", 1), ("ms", 1e-3), ("µs", 1e-6)
+    unit, size = next((unit_and_size for unit_and_size in units if seconds >= unit_and_size[1]), units[-1])
+    digits = max(0, 3 - len(str(int(seconds / size))))
+    return f"{seconds / size:.{digits}f} {unit}"
+
+
+def reasons(rows):
+    """Yield a line for each reason why rows have no time."""
+    names = {}
+    for name, row in rows.items():
+        if "seconds" not in row:
+            ((outcome, reason),) = row.items()
+            text = f"{outcome}: {reason}".replace("|", "\\|").replace("<", "\\<")
+            names.setdefault(text, []).append(name)
+    for reason, peers in sorted(names.items()):
+        yield f"* {'; '.join(shown(name) for name in sorted(peers))}: {reason.rstrip('.')}."
+
+
+def by_tokens(columns, cell):
+    """Return a table with a row for each implementation, and a column of rows for each heading."""
+    names = dict.fromkeys(name for rows in columns.values() for name in rows)
+    lines = [(shown(name), *(cell(rows.get(name, {})) for rows in columns.values())) for name in names]
+    return table(("tokens", *columns), [line for line in lines if any(line[1:])], columns)
+
+
+def span(ratios):
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def made(run):
+    name = run["bench"].partition("-")[0]
+    command = "speed.py --gpu" if name == "gpu" else f"{name}.py"
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
+    when = f"on {run['date']}, commit {(run['commit'] or 'unknown')[:10]}"
+    return f"Made by `python bench/{command}` {when}, {machine(run)}. Versions: {versions}."
+
+
+def machine(run):
+    facts = run["machine"]
+    if "gpu" in facts:
+        kept = ("memory, GB", "SMs", "L2, MiB", "driver", "CUDA of PyTorch")
+        figures = (f"{key} {facts['gpu'][key]}" for key in kept if key in facts["gpu"])
+        return ", ".join((facts["gpu"]["name"], *figures))
+    return f"{facts['cpu']} with {facts['cores']} cores, {facts['system'].split()[0]}"
+
+
+# ---- speed on the CPU ----
+
+
+def speed(run, kept=None, columns=6):
+    """Return the first columns of the table of one token, and of 2,048 tokens in two dtypes."""
+    cases = run["numbers"]
+    head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")[:columns]
+    kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
+    lines = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
+    return table(head, lines, head[1:])
+
+
+def short_row(cases, name):
+    decode, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
+    label = labelled(cases, (*DECODE, *FLOAT32, *BFLOAT16), name)
+    return label, median(decode), median(many), copies(many), median(halves), copies(halves)
+
+
+def labelled(cases, places, name):
+    """Return the name, with "interleaved" if the peer has no half pairs."""
+    first = next((place for place in places if row_of(cases, [place], name)), "")
+    return f"{name}, interleaved" if "interleaved" in first else name
+
+
+def row_of(cases, places, name):
+    """Return a name's numbers from the first case that has them, else an empty dictionary."""
+    rows = (cases[place]["rows"].get(name, {}) for place in places if place in cases)
+    return next((row for row in rows if "seconds" in row), {})
+
+
+def names(cases):
+    """Return the names of all rows in order."""
+    return list(dict.fromkeys(name for case in cases.values() for name in case["rows"]))
+
+
+def work_before(run):
+    for module, text in run["ready"].items():
+        yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
+
+
+def every_case(run):
+    for group, title in GROUPS.items():
+        cases = {name: case for name, case in run["numbers"].items() if case["group"] == group}
+        if cases:
+            yield from ("", f"## {title}", "")
+            yield from growth(cases) if group == "growth" else tables(cases)
+
+
+def tables(cases):
+    for name, case in cases.items():
+        yield from (f"### {name[0].upper()}{name[1:]}", "", about(case), "")
+        rows = {name: row for name, row in case["rows"].items() if "backend=numpy" not in name}
+        if rows:
+            notes = list(reasons(rows))
+            yield from (*table(*head_and_lines(rows), HEAD[1:]), "", *notes, *[""] * bool(notes))
+        else:
+            yield from (case["failed"], "")
+
+
+def about(case):
+    threads = f", {case['threads']} threads" if case.get("threads", 1) > 1 else ""
+    return f"({', '.join(map(str, case['shape']))}), {case['dtype']}, {case['pairing']} pairs{threads}."
+
+
+def growth(cases):
+    shown_cases = (case for case in cases.values() if case["shape"][2] in GROWTH)
+    return by_tokens({f"{case['shape'][2]:,}": case["rows"] for case in shown_cases}, median)
+
+
+def every_call(*runs):
+    """Return the kinds of calls of bench/sweep.py that differ from a plain call in one value."""
+    kinds = {}  # of a library and a change, by size: the ratios of both runs
+    for run in runs:
+        for name, ratio in run["numbers"].items():
+            library, size, *changes = name.split(", ")
+            if len(changes) == 1:
+                kinds.setdefault(f"{library}, {changes[0]}", {}).setdefault(size, []).append(ratio)
+    largest = {kind: max(map(max, sizes.values())) for kind, sizes in kinds.items()}
+    slow = sorted((kind for kind in kinds if largest[kind] >= SLOW), key=largest.get, reverse=True)
+    cell = lambda ratios: " / ".join(f"{ratio:.1f}" for ratio in ratios)  # noqa: E731
+    rows = [(kind, *(cell(kinds[kind].get(size, ())) for size in SIZES)) for kind in slow]
+    return [*table(("kind of call, AVX-512 / AVX2", *SIZES), rows, SIZES), "", made(runs[0])]
+
+
+def in_copies(*runs):
+    """Return a table of new results of 64 MiB; the ratios of a sweep are to a plain call, in float32."""
+    numbers, call = [run["numbers"] for run in runs], "NumPy, 64 MiB, "
+    rows = [
+        (kind, *(f"{of.get(call + kind, 1) / of[call + A_COPY]:.2f}" for of in numbers))
+        for kind in ("float32", "bfloat16")
+    ]
+    head = ("64 MiB by NumPy, in copies", "AVX-512", "AVX2")
+    return table(head, rows, head[1:])
+
+
+# ---- speed on a GPU ----
+
+
+def gpu_cases(run):
+    for title, group in grouped(run["numbers"].values()).items():
+        cell = three if title.startswith("Decode") else copies
+        yield from (f"## {title}", "", *by_tokens({label(case): case["rows"] for case in group}, cell), "")
+
+
+def gpu_notes(run):
+    cases = run["numbers"].values()
+    notes = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
+    yield from ("Not timed, in all cases or in some:", "", *notes, "") if notes else ()
+    counts = Counter(case["backend"] for case in cases if "backend" in case).items()
+    served = ", ".join(f"{name} in {count} cases" for name, count in counts)
+    yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(run))
+
+
+def gpu_targets(run):
+    head = ("target", "limit", "worst", "verdict", "case")
+    return table(head, [[str(target.get(key, "")) for key in head] for target in run["targets"]], head[1:3])
+
+
+def grouped(cases):
+    """Return the cases by title, which has one group, direction, dtype and pairing."""
+    groups = {}
+    for case in cases:
+        title = ", ".join(case[key] for key in ("direction", "dtype", "pairing"))
+        groups.setdefault(f"{case['group'].capitalize()}: {title}", []).append(case)
+    return groups
+
+
+def label(case):
+    """Return the sizes that differ between the cases of a title, and the time of the copy."""
+    if case["group"] == "decode":
+        return f"{case['batch']:,} sequences"
+    words = [f"{case['tokens']:,}"]
+    words += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
+    words += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
+    copied = median(case["rows"].get(COPY, {}))
+    return ", ".join(words) + (f" (copy {copied})" if copied else "")
+
+
+def three(row):
+    """Return the times of a row on the GPU, in a graph and on the host."""
+    keys = ("seconds", "graph", "host") if "seconds" in row else ()
+    return ", ".join(median(row, key) or "–" for key in keys)
+
+
+# ---- models, engines, programs ----
+
+
+def patched_models(run, compiled):
+    """Return the times of steps after `hf.patch`, divided by those before."""
+    steps = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
+    models = run["numbers"]["moderate sizes"]
+    labels = dict.fromkeys(name.rpartition(", ")[0] for name in models)
+    rows = [(name, *(f"{models[f'{name}, {d}'][step]['÷'][1]:.2f}" for step, d in steps)) for name in labels]
+    cells = []
+    for step, dtype in steps:
+        of = [
+            model[step]["÷"][1]
+            for name, model in compiled["numbers"]["moderate sizes"].items()
+            if dtype in name
+        ]
+        cells.append(span(of) if of else "")
+    head = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
+    return table(head, [*rows, ("all, compiled", *cells)], head[1:])
+
+
+ENGINES = {
+    "llama": "Llama",
+    "llama3": "Llama, rule llama3",
+    "linear": "Llama, linear × 4",
+    "yarn": "Llama, YaRN × 16",
+    "qwen3": "Qwen3",
+    "gemma3": "Gemma 3, two ropes",
+    "deepseek": "DeepSeek-V2, MLA",
+    "phi3": "Phi-3, LongRoPE",
+    "glm": "GLM, from transformers",
+}
+
+
+def engines(run):
+    """Return errors of log-probabilities by shift, and megabytes of tables, without and with rope_array."""
+    head = ("model", "vLLM", "with rope_array", "tables of vLLM, MB", "with rope_array")
+    rows = []
+    for name, engines_of_model in run["numbers"].items():
+        pair = engines_of_model["stock"], engines_of_model["rope_array"]
+        rows.append(
+            (ENGINES[name], *map(errors, pair), *(f"{engine['tables'] / 1e6:,.0f}" for engine in pair))
+        )
+    return table(head, rows, head[3:4])
+
+
+def errors(engine):
+    pairs = zip(engine["errors"], engine["other_tokens"], strict=True)
+    return " / ".join(
+        f"{size:.0e}".replace("e-0", "e-").replace("e+00", "") + "*" * other for size, other in pairs
+    )
+
+
+COUNTS = {"1": ("1",), "16": ("16",), "256 to 8,192": ("256", "2048", "8192")}
+MANY_HEADS, FEW_HEADS = "32 + 8 heads of 128", "4 + 2 heads of 64"
+
+
+def in_place(run):
+    """Return our times in place over vLLM's, of both dtypes, by positions and by tables."""
+    head = ("tokens", f"{MANY_HEADS}, half", "interleaved", f"{FEW_HEADS}, half", "interleaved")
+    columns = [*itertools.product((MANY_HEADS, FEW_HEADS), ("half", "interleaved"))]
+    rows = [
+        (label, *(over_vllm(run, *column, counts) for column in columns)) for label, counts in COUNTS.items()
+    ]
+    return table(head, rows, head[1:])
+
+
+def over_vllm(run, heads, pairing, counts):
+    cases = itertools.product(("float32", "bfloat16"), counts)
+    rows = [run["numbers"][f"{heads}, {dtype}, {pairing}, inference, {count}"] for dtype, count in cases]
+    return span([row[f"{source} / vLLM"] for row in rows for source in ("positions", "rotation")])
+
+
+def in_place_summary(run):
+    one, many = (over_vllm(run, MANY_HEADS, "half", COUNTS[label]) for label in ("1", "256 to 8,192"))
+    return [
+        f"In place, rope_array takes {one} of the time of",
+        "[vLLM's operator](docs/in-my-model/vllm.md#speed) for one token of many heads, and",
+        f"{many} for 256 tokens and more.",
+    ]
+
+
+def jitted(run):
+    """Return our times in programs of JAX over the array form's, and over a copy's."""
+    near = {
+        name: row["forward"]["ratios"]["array form"] for name, row in run["numbers"]["neighbours"].items()
+    }
+    alone = {
+        (name, step): row[step]["ratios"]["copy"]
+        for name, row in run["numbers"]["rotation"].items()
+        for step in ("forward", "gradient")
+        if "bfloat16" in name
+    }
+    head, sizes = ("program", "in times of", "2,048 tokens of 32 heads", "one token"), ("prefill", "decode")
+    spans = [
+        [span([r for name, r in rows.items() if size in str(name)]) for size in sizes]
+        for rows in (near, alone)
+    ]
+    rows = [("next to another operation", 'that with `backend="array-api"`', *spans[0])]
+    rows += [("alone, bfloat16", "a copy", *spans[1])]
+    return table(head, rows, head[2:])
+
+
+# ---- the pages: each table with its benchmarks, and a function of their newest results ----
+
+PAGES = {
+    "README.md": {
+        "speed": (lambda run: [*speed(run, IN_README, 5), "", f"{machine(run)}."], "speed"),
+        "in-place": (in_place_summary, "in-place"),
+        "scoreboard": (short_table, "scoreboard"),
+    },
+    "bench/README.md": {"targets": (table_of_targets,)},
+    "docs/speed.md": {
+        "speed": (speed, "speed"),
+        "every-call": (every_call, "sweep", "sweep-avx2"),
+        "in-copies": (in_copies, "sweep", "sweep-avx2"),
+        "origin": (lambda run: [made(run)], "speed"),
+        "work-before": (work_before, "speed"),
+    },
+    "docs/speed/tables.md": {"cases": (every_case, "speed")},
+    "docs/speed/gpu.md": {
+        "targets": (gpu_targets, "gpu"),
+        "cases": (gpu_cases, "gpu"),
+        "notes": (gpu_notes, "gpu"),
+    },
+    "docs/scoreboard.md": {
+        "origin": (origin, "scoreboard"),
+        "counts": (counts_table, "scoreboard"),
+        "errors": (errors_table, "scoreboard"),
+        "failures": (failures, "scoreboard"),
+        "calls": (calls_of, "scoreboard"),
+    },
+    "docs/backends.md": {"jitted": (jitted, "jitted")},
+    "docs/in-my-model/huggingface.md": {"models": (patched_models, "hf-models", "hf-models-compiled")},
+    "docs/in-my-model/vllm.md": {"engines": (engines, "vllm-engine"), "in-place": (in_place, "in-place")},
+}
+
+
+def write(*benches, root=ROOT, run=None):
+    """Write the tables of some benchmarks, or all: of the newest results, or of one `run`."""
+    for page, sections in PAGES.items():
+        for name, (lines, *needed) in sections.items():
+            if not benches or {*benches} & {*needed}:
+                runs = [run] if run else map(newest, needed)
+                fill(root / page, name, lines(*runs))
+
+
+if __name__ == "__main__":
+    write()
