@@ -339,7 +339,8 @@ def _drawn_positions(j: Judge, call: CallFactors, shape: tuple[int, ...]) -> NDA
     """Return positions in their order; by default drawn out of a few, the same few for each range."""
     low, high = _bounds(j, call)
     if not j.claims("any_positions"):
-        return np.broadcast_to(j.row(max(low, high - 8), shape[-1] if shape else 1), shape)
+        row = j.row(max(low, high - 8), shape[-1] if shape else 1)
+        return np.broadcast_to(row if shape else row[0], shape)
     if isinstance(call.order, tuple):
         return np.asarray(_ordered(np.array(call.order), call, shape) % (high + 1))
     if call.order:

@@ -6,7 +6,7 @@ Calls that show whether undeclared code has a capability are made in `_trials`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ._adapt import takes_two
@@ -254,7 +254,7 @@ def undeclared_fields(target: Target) -> dict[str, str]:
     return {} if takes_others else {n: "its signature does not name it" for n in FIELDS if n not in named}
 
 
-# ---- errors in words ----
+# ---- errors and calls in words ----
 
 
 def one_line(error: BaseException, length: int = 160) -> str:
@@ -272,3 +272,21 @@ def shorten(text: str, length: int = 400) -> str:
     text = " ".join(text.split())[: 2 * length]
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
+    """Describe a call in a few words."""
+    try:
+        fields = "".join(f", {name}={shorten(repr(value), 60)}" for name, value in spec.items())
+        return f"x {_array_text(x)}, positions {_array_text(pos)}{fields}"
+    except Exception:  # an object that cannot be described
+        return "arguments that cannot be described"
+
+
+def _array_text(value: Any) -> str:
+    """Return "float32[2, 3, 5, 16]" for an array."""
+    if isinstance(value, tuple | list) and any(hasattr(member, "dtype") for member in value):
+        return f"({', '.join(map(_array_text, value))})"
+    if not hasattr(value, "dtype"):
+        return shorten(repr(value), 60)
+    return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"

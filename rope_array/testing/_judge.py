@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _announce
 from ._capability_parts import PARTS, whole_of
-from ._claims import RANGES, one_line
+from ._claims import RANGES, describe, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, SIZES, WIDTH
@@ -91,9 +90,12 @@ class Judge:
         Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains
         Whether a failed check looks for the simplest call that fails.
+    announce
+        Writes a line before each call; None outside of a child process.
     """
 
     explains = True
+    announce: Callable[[str], None] | None = None
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
@@ -227,7 +229,7 @@ class Judge:
     def bare_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
         """Call the target; what it raises is an `Exception`, or the user's KeyboardInterrupt."""
         x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
-        _announce.calling(x, pos, spec)
+        self.begin_call(x, pos, spec)
         try:
             with np.errstate():  # undo changes that the call makes to NumPy's error handling
                 y = self.target.call(x, pos, **spec)
@@ -237,6 +239,11 @@ class Judge:
             raise caught(error) from error
         self.check_alive(x if isinstance(x, tuple) else (x,))
         return y
+
+    def begin_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> None:
+        """Announce a call: a process that ends in it has said which."""
+        if self.announce is not None:
+            self.announce(f"call {describe(x, pos, spec)}")
 
     def check_alive(self, arrays: Sequence[Any]) -> None:
         """Raise if a call deleted one of its arrays."""

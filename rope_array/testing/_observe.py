@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _announce
 from ._call import CallInputs, make, plain_call, with_layout
 from ._factors import CallFactors
 from ._failure import Failure, difference
@@ -376,7 +375,7 @@ def check_kind_of(j: Judge, call: CallFactors, seed: int = 0) -> bool:
 def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
     spec, arrays = j.fit(spec), tuple(member.array for member in x) if type(x) is tuple else x.array
-    _announce.calling(arrays, pos, spec)
+    j.begin_call(arrays, pos, spec)
     j.target.call(arrays, pos, **spec)
 
 

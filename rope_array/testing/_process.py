@@ -22,11 +22,11 @@ from pathlib import PureWindowsPath
 from typing import Any
 
 from ._cause import Findings
+from ._child import PIPE_CLOSED, Worker
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED, Result, as_expected
 from ._report import plain_findings, plain_report
-from ._server import PIPE_CLOSED, Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
 _MOST_TRIALS_ENDED = 5
@@ -81,7 +81,7 @@ class Child:
         self._lines.put((time.monotonic(), None))
 
     def ask(self, name: str, arguments: Mapping[str, Any], *limits: float | None) -> dict[str, Any]:
-        """Return the answer to a request, which names a method of `Server`, and its arguments.
+        """Return the answer to a request, which names a method of `Worker`, and its arguments.
 
         Raise `Ended`, which says how and where, if the process ended, or took more seconds than the first
         limit; if there is a second one, more than it for a trial call. None is no limit.
@@ -112,10 +112,7 @@ class Child:
             self._process.stdin.flush()
 
     def _next(self, end: float | None) -> str | None:
-        """Return the next line; None after the last, though a process that it started holds the pipe.
-
-        A line that arrives after `end` is too late, though the process is alive and calls the target.
-        """
+        """Return the next line; None after the last, though a process that it started holds the pipe."""
         while True:
             arrived = time.monotonic()
             with contextlib.suppress(queue.Empty):
@@ -157,24 +154,20 @@ class Child:
         places += [f"at the call with {call}"] if call else []
         return f" {', '.join(places)}" if places else ""
 
-    def close(self) -> None:
-        """Let the process end, or end it if it takes long."""
-        self._close_pipe()
+    def close(self, wait: float = 2) -> None:
+        """Let the process end; end it if it takes longer."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)
-        self.kill()
-
-    def kill(self) -> None:
-        """End the process."""
-        self._close_pipe()
+            self._process.wait(timeout=wait)
         self._process.kill()
         self._process.wait()
         self._reader.join(timeout=1)
 
-    def _close_pipe(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+    def kill(self) -> None:
+        """End the process."""
+        self.close(wait=0)
 
 
 def _is_of_python(file: str) -> bool:
@@ -191,27 +184,22 @@ def _interpreter_flags() -> list[str]:
 def _program() -> str:
     """Return the child's program, which imports from the same folders."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    return f"import sys; sys.path[:] = {path!r}; from rope_array.testing._server import main; main()"
+    return f"import sys; sys.path[:] = {path!r}; from rope_array.testing._child import main; main()"
 
 
-class Here:
+class Here(Worker):
     """Answers requests in this process, for a debugger: a target that ends the process ends this one."""
-
-    call = ""
-
-    def __init__(self) -> None:
-        self._server = Server()
 
     def ask(self, name: str, arguments: Mapping[str, Any], *_: float | None) -> dict[str, Any]:
         """Return the answer to a request."""
         process = os.getpid()
-        answer = self._server.answer(name, arguments)
+        answer = self.answer(name, arguments)
         if os.getpid() != process:  # a forked copy of this process, which returned here too
             os._exit(0)
         return answer
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, as nothing was started."""
 
     kill = close
 
@@ -262,25 +250,30 @@ class Judgement:
     def _start(self) -> dict[str, Any]:
         """Start a process, and another without the trial call in which it ended; return its first answer."""
         limits = [self._timeout and max(self._timeout, minimum) for minimum in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
-        while True:
+        found = {"options": self._options._asdict(), "tried": self._tried, "ended": self._trials_ended}
+        while self._child is None:
             child = Here() if self._in_process or not sys.executable else Child()
-            over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
-            trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
             try:
-                header = child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
+                header = child.ask("start", found, *limits)
                 if "error" in header:
                     raise CannotJudge(header["error"])
             except Ended as error:
-                trial = re.match(r"trial (\d+) ", child.call)
-                if trial is None:
-                    raise CannotJudge(f"importing {self._options.target}: {error}") from None
-                self._trials_ended[trial[1]] = str(error)
+                self._leave_out_trial(child, error)
             except BaseException:
                 child.kill()
                 raise
             else:
                 self._child = child
-                return header
+        return header
+
+    def _leave_out_trial(self, child: Child, error: Ended) -> None:
+        """Leave the trial call in which a process ended out of the next one; after some, all of them."""
+        ended = self._trials_ended
+        if (trial := re.match(r"trial (\d+) ", child.call)) is None:
+            raise CannotJudge(f"importing {self._options.target}: {error}") from None
+        ended[trial[1]] = str(error)
+        if len(ended) >= _MOST_TRIALS_ENDED:
+            ended["others"] = f"not tried, as {len(ended)} trial calls ended the process"
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""

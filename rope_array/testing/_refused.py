@@ -9,15 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from . import _announce
-from ._claims import one_line
+from ._claims import TRIALS, describe, one_line
 from ._compilers import CannotCompile
 from ._library_target import Declined
-from ._trials import field_call
 
 
 class Refused(Declined):
@@ -72,7 +71,7 @@ def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Except
     except Exception:  # the target's own
         return ""
     arrays = tuple(x.array for x in inputs) if len(inputs) > 1 else inputs[0].array
-    return f"{one_line(error)}; {_announce.describe(arrays, pos, spec)}"
+    return f"{one_line(error)}; {describe(arrays, pos, spec)}"
 
 
 def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
@@ -86,9 +85,14 @@ def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Excep
 
 def _is_served_else(judge: Any, dtype: str, spec: Mapping[str, Any]) -> bool:
     """Return whether the plain call is served, and every field of a call alone."""
-    plain = judge.x(dtype=dtype), judge.pos(judge.positions())
-    calls = [(*plain, {}), *(field_call(judge.target, name, value) for name, value in spec.items())]
-    return not any(_raises(judge, *call) for call in calls)
+    arguments_of = import_module(f"{__package__}._trials").arguments_of
+    texts = [f"dtype={dtype}", *(_alone(name, value) for name, value in spec.items())]
+    return not any(_raises(judge, *arguments_of(judge, text)) for text in texts)
+
+
+def _alone(name: str, value: Any) -> str:
+    """Return the call of a field alone as text: with a plain value, or a rule of the same kind."""
+    return f"scaling={value['rope_type']}" if name == "scaling" else TRIALS[name]
 
 
 def refuses_gradient(judge: Any, error: Exception) -> bool:

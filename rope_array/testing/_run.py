@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from difflib import get_close_matches
 from typing import Any
 
-from . import _announce
 from ._checks import checks
 from ._examples import extra_checks
 from ._find_target import resolve
@@ -215,7 +214,7 @@ def with_refusals(every: tuple[Check, ...], judge: Judge) -> tuple[Check, ...]:
 
     Other checks leave out the calls that ended it, and pass.
     """
-    if not _announce.ended and not judge.target.exits:
+    if not judge.target.trials.faults():
         return every
     return tuple(dict.fromkeys((*every, *(check for check in checks() if check.name == "refusals_raise"))))
 

@@ -29,13 +29,17 @@ from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._factors import DTYPES, FIELDS, WIDTH
-from ._first_calls import FirstCalls
 from ._libraries import ArrayLibrary
-from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_refused_widths
+from ._trial_log import TrialLog
 
 # The arguments of a target that are no claims.
 _NO_CLAIMS = {"rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures",
               "requires"}  # fmt: skip
+
+
+def _found(function: str) -> Callable[[Any], Any]:
+    """Return a function of a target, of `_trials`: that module imports this one."""
+    return lambda target: getattr(import_module(f"{__package__}._trials"), function)(target)
 
 
 @dataclass(frozen=True)
@@ -229,11 +233,11 @@ class Target:
         return tuple(sorted(widths - self.refused_widths.keys()))
 
     # Found by trial calls, when they are first asked for.
-    position_dtype = cached_property(find_position_dtype)
-    refused_widths = cached_property(find_refused_widths)
-    reach = cached_property(find_reach)
-    depth = cached_property(find_depth)
-    declines = cached_property(find_declines)
+    position_dtype = cached_property(_found("find_position_dtype"))
+    refused_widths = cached_property(_found("find_refused_widths"))
+    reach = cached_property(_found("find_reach"))
+    depth = cached_property(_found("find_depth"))
+    declines = cached_property(_found("find_declines"))
 
     @cached_property
     def call(self) -> Callable[..., Any]:
@@ -263,14 +267,9 @@ class Target:
         return functools.partial(rotate, **passed) if passed else rotate
 
     @cached_property
-    def first_calls(self) -> FirstCalls:
-        """The first calls in trials of its claims."""
-        return FirstCalls()
-
-    @cached_property
-    def exits(self) -> list[str]:
-        """Exceptions of trial calls that end a process, such as SystemExit."""
-        return []
+    def trials(self) -> TrialLog:
+        """The trial calls of its claims."""
+        return TrialLog()
 
     @cached_property
     def defaults(self) -> dict[str, Any]:

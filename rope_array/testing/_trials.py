@@ -1,6 +1,7 @@
 """Find the claims of undeclared code: make trial calls, and see which of them it refuses.
 
-A trial is the plain call with one factor at another level, or the plain call in another context.
+A trial is the plain call with one factor at another level, or in another context. `_call` makes its arguments
+as for checks; its judge has all claims that neither the declaration nor a trial takes away.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from . import _announce
+from ._call import make, plain_call
 from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, whole_of, with_parts
 from ._claims import (
     TRIALS,
@@ -25,10 +27,10 @@ from ._claims import (
     takes_any,
     undeclared_fields,
 )
-from ._factors import FIELDS, SIZES, WIDTH, CallFactors, fields_of, read_call, shape_of_positions
+from ._factors import FIELDS, SIZES, WIDTH, read_call
+from ._judge import Judge
 from ._libraries import SETTINGS, TorchLibrary, rounded
 from ._modes import jvp, one_device, settings_of, vmap
-from ._named_values import TUPLES
 
 Target = Any  # of `_target`, which imports this module
 
@@ -66,7 +68,7 @@ def _without_needed(reasons: Mapping[str, str], tried: Collection[str] = ()) -> 
 
 def _refused_calls(target: Target, declines: Mapping[str, str]) -> dict[str, str]:
     """Try each capability that a callable may refuse; return the refused ones with the errors."""
-    trials, reasons = Trials(target), {}
+    trials, reasons = Trials(target, declines), {}
     for name in (name for name in TRIALS if name not in FIELDS and name not in declines):
         if (refusal := exception_of(target, partial(trials.try_capability, name))) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
@@ -84,7 +86,7 @@ def exception_of(target: Target, attempt: Callable[[], Any]) -> BaseException | 
         raise
     except BaseException as error:
         if not isinstance(error, Exception):  # SystemExit would end the process, were it not caught here
-            target.exits.append(one_line(error))
+            target.trials.exits.append(one_line(error))
         return error
     return None
 
@@ -101,55 +103,28 @@ def _silence() -> Iterator[None]:
 
 
 class Trials:
-    """Trial calls of a target."""
+    """Trial calls of a target; `declines` has what is known not to be claimed."""
 
-    def __init__(self, target: Target):
-        self.target, self.lib = target, target.arrays
+    def __init__(self, target: Target, declines: Mapping[str, str] = MappingProxyType({})):
+        self.target, self.lib, self.declines = target, target.arrays, declines
         self.dtype = (target.dtypes or ["float32"])[0]
 
-    # ---- arguments ----
-
-    def arguments(self, text: str) -> tuple[Any, Any, dict[str, Any]]:
-        """Return x, positions and fields of the plain call with the values of factors in a text."""
-        call = read_call(text, CallFactors(dtype=self.dtype, kind=self.target.position_dtype))
-        call = call.replace(width=self.target.width_of(call.width))
-        if call.rotary_start is not None:
-            call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
-        return self._x(call), self._positions(call), fields_of(call, self.target.defaults)
-
-    def _x(self, call: CallFactors) -> Any:
-        """Return an array, or a tuple of arrays that differ in heads."""
-        if not call.in_tuple:
-            return self.array((*call.rows, call.width), call.dtype)
-        heads = (3, 1, 2)[: TUPLES[call.in_tuple]]
-        return tuple(self.array((2, count, 5, call.width), call.dtype) for count in heads)
+    @cached_property
+    def judge(self) -> Judge:
+        """The judge that makes the arguments: of a target with every claim that is not declined."""
+        claimed = replace(self.target, declared=True)
+        known = {name: getattr(self.target, name) for name in ("position_dtype", "refused_widths", "reach")}
+        vars(claimed).update(known, depth=known["reach"], declines=self.declines)
+        return Judge(claimed)
 
     def array(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an array of random numbers."""
         return self.lib.asarray(rounded(np.random.default_rng(0).standard_normal(shape), dtype), dtype)
 
-    def _positions(self, call: CallFactors) -> Any:
-        """Return positions that are consecutive along the rows."""
-        shape, reach = shape_of_positions(call), self.target.reach
-        if call.kind.startswith("python"):
-            return _python_positions(call.kind.removeprefix("python_"), min(5, reach + 1))
-        rows = int(self.target.positions != "arange") + (np.arange(shape[-1]) if shape else np.array(0))
-        numbers = np.broadcast_to(rows % (reach + 1), shape)
-        if call.reach < 0:
-            numbers = -numbers[::-1]
-        if "float" in call.kind:
-            numbers = np.minimum(numbers + 0.5, reach)
-        if call.axes:
-            numbers = np.stack([numbers, np.minimum(numbers + 1, reach)], -1)
-        return self.lib.asarray(np.asarray(numbers, call.kind))
-
-    # ---- calls ----
-
     def rotate(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call; raise if a tuple of arrays is not taken as one."""
-        _announce.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            y = self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
+            y = self.target.trials.call(self.lib, self.target.call, x, pos, spec)
         if isinstance(x, tuple):
             if not isinstance(y, tuple | list):
                 raise TypeError("the call returned one array for a tuple")
@@ -159,7 +134,7 @@ class Trials:
 
     def call(self, text: str) -> Any:
         """Call with the values of factors in a text."""
-        x, pos, spec = self.arguments(text)
+        x, pos, spec = arguments_of(self.judge, text)
         return self.rotate(x, pos, **spec)
 
     def at(self, row: Any, width: int | None = None, dtype: str | None = None) -> Any:
@@ -171,7 +146,7 @@ class Trials:
     def try_capability(self, name: str) -> None:
         """Make the call that only a target with a capability, or a part, takes."""
         if name in CONTEXTS:
-            x, pos, _ = self.arguments(TRIALS[name])
+            x, pos, _ = arguments_of(self.judge, TRIALS[name])
             CONTEXTS[name](self, x, pos)
         else:
             self.call(TRIALS[name])
@@ -183,9 +158,24 @@ class Trials:
             raise errors[0]
 
 
-def _python_positions(python_type: str, count: int) -> Any:
-    """Return five positions below `count` as a list or a tuple; or a range, or the last as an int."""
-    row = [i % count for i in range(5)]
+def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return x, positions and fields of a judge's plain call with the values of factors in a text."""
+    call = read_call(text, plain_call(j))
+    call = call.replace(width=j.target.width_of(call.width))
+    if call.rotary_start is not None:
+        call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
+    if call.in_tuple is True:  # q and k, which differ in heads
+        call = call.replace(in_tuple="fewer_heads")
+    inputs = make(j, call)
+    x = tuple(x.array for x in inputs.xs) if inputs.in_tuple else inputs.xs[0].array
+    if (python_type := call.kind.removeprefix("python_")) == call.kind:
+        return x, inputs.pos, inputs.spec
+    return x, _python_positions(python_type, len(inputs.pos), j.target.reach + 1), inputs.spec
+
+
+def _python_positions(python_type: str, rows: int, count: int) -> Any:
+    """Return positions below `count` as a list or a tuple; or a range, or the last as an int."""
+    row, count = [i % count for i in range(rows)], min(rows, count)
     return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[python_type]
 
 
@@ -252,63 +242,53 @@ CONTEXTS: dict[str, Callable[[Trials, Any, Any], None]] = {
 # ---- fields ----
 
 
-def field_call(target: Target, name: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return a call that a target takes if it claims a field: with a plain value, a rule of the same kind."""
-    text = f"scaling={value['rope_type']}" if name == "scaling" else TRIALS[name]
-    return Trials(target).arguments(text)
-
-
 def _refused_fields(target: Target, declines: Mapping[str, str]) -> dict[str, str]:
     """Return the fields that are not declared, and that trials refuse."""
     if target.fields is not None or target.declared or "values" in declines:
         return {}
     named, _ = parameters_of(target.rotate)
-    unnamed = undeclared_fields(target)
+    unnamed, trials = undeclared_fields(target), Trials(target, declines)
     reasons = {
-        name: _why_traced(target, name) if name in named else _why_refused(target, name, bool(named))
+        name: _why_traced(trials, name) if name in named else _why_refused(trials, name, bool(named))
         for name in FIELDS if name not in unnamed
     }  # fmt: skip
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _why_traced(target: Target, name: str) -> str:
+def _why_traced(trials: Trials, name: str) -> str:
     """Return why a function compiled by JAX refuses a field that its signature names, or ""."""
-    if not hasattr(target.rotate, "lower"):  # not the result of jax.jit
+    if not hasattr(trials.target.rotate, "lower"):  # not the result of jax.jit
         return ""
-    _, refusal = _tried_field(target, name)
-    if refusal is None:
-        return ""
+    _, refusal = _tried_field(trials, name)
     if type(refusal).__module__.startswith("jax") or isinstance(refusal, TypeError | IndexError):
         return f"jax.jit traces it, as static_argnames does not name it: {one_line(refusal)}"
     return ""
 
 
-def _tried_field(target: Target, name: str) -> tuple[str, BaseException | None]:
+def _tried_field(trials: Trials, name: str) -> tuple[str, BaseException | None]:
     """Return the first call with a field that a target takes, or the first call with its exception."""
     texts = [TRIALS[name]] if name in TRIALS else [TRIALS[part] for part in parts_of(name)]
     refused = []
     for text in texts:
-        error = exception_of(target, partial(Trials(target).call, text))
+        error = exception_of(trials.target, partial(trials.call, text))
         if error is None:
             return text, None
         refused.append((text, error))
     return refused[0]
 
 
-def _why_refused(target: Target, name: str, others_are_named: bool) -> str:
+def _why_refused(trials: Trials, name: str, others_are_named: bool) -> str:
     """Return why a field that a signature does not name is refused, or changes nothing; "" if neither."""
-    text, refusal = _tried_field(target, name)
+    text, refusal = _tried_field(trials, name)
     if refusal is not None:
         names_it = isinstance(refusal, NotImplementedError) or (
             isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
         )
         return f"refuses it: {one_line(refusal)}" if names_it else ""  # another error fails the field's check
-    if others_are_named and target.width_of(WIDTH) >= 6:  # narrower, some values change nothing
-        trials = Trials(target)
-        with target.arrays.running():
-            plain, changed = (
-                trials.lib.to_numpy(trials.call(call)) for call in (text.partition(name)[0], text)
-            )
+    if others_are_named and trials.target.width_of(WIDTH) >= 6:  # narrower, some values change nothing
+        x, pos, spec = arguments_of(trials.judge, text)
+        with trials.lib.running():
+            plain, changed = (trials.lib.to_numpy(trials.rotate(x, pos, **fields)) for fields in ({}, spec))
         if np.array_equal(plain, changed):
             return "is caught by its ** parameter and changes nothing"
     return ""

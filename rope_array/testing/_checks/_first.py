@@ -32,7 +32,7 @@ def first_call(j: Judge) -> None:
 
 
 def _tried(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
-    for call in j.target.first_calls.of(j.target.claimed):
+    for call in j.target.trials.first_calls(j.target.claimed):
         yield Input(None, call.x, call.dtype), call.pos, call.spec, call.y
 
 

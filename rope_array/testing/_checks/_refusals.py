@@ -1,11 +1,10 @@
 """How a target refuses a call."""
 
-from rope_array.testing import _announce
 from rope_array.testing._judge import Judge, check
 
 
 @check(values=False)
 def refusals_raise(j: Judge) -> None:
     """A call that the target does not take raises an exception: it does not end the process."""
-    ended = [*_announce.ended.values(), *j.target.exits]
+    ended = j.target.trials.faults()
     assert not ended, f"a trial call: {'; '.join(dict.fromkeys(ended))}"

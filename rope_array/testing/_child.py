@@ -1,4 +1,4 @@
-"""Judge a target by request: in this process, or in a child process, whose main program is `main`."""
+"""Judge a target by request: in this process, or in a child process, whose program is `main`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from . import _announce
 from ._claims import one_line
 from ._failure import Failure
 from ._find_causes import find_causes
@@ -26,18 +25,29 @@ from ._options import Options, expected_of
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._report import plain_findings, plain_target
 from ._run import check_expected, with_refusals
-from ._target import Target
+from ._trial_log import ProcessEnded
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
 PIPE_CLOSED = 74
+# Found by trial calls, in this order.
+_TRIED = ("position_dtype", "refused_widths", "reach", "declines")
 
 
-class Server:
-    """Answers requests, whose arguments and answers are plain values, about one target."""
+class Worker:
+    """Judges one target: answers requests, whose arguments and answers are plain values.
+
+    Parameters
+    ----------
+    announce
+        Writes a line before each call of the target; by default, calls are not announced.
+    """
 
     judge: Judge
     checks: Mapping[str, Check]
     expected: Mapping[str, str]
+
+    def __init__(self, announce: Callable[[str], None] | None = None):
+        self.announce = announce
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request: "start", then "check" or "findings". Errors are answered, too."""
@@ -51,11 +61,7 @@ class Server:
                 return {"error": one_line(error, 400)}
 
     def start(
-        self,
-        options: Mapping[str, Any],
-        tried: Mapping[str, Any],
-        ended: Mapping[str, str],
-        trials_over: bool,
+        self, options: Mapping[str, Any], tried: Mapping[str, Any], ended: Mapping[str, str]
     ) -> dict[str, Any]:
         """Import the target and find its claims; return its plain values.
 
@@ -64,22 +70,20 @@ class Server:
         options
             The fields of `Options`.
         tried
-            The answers of trial calls in an earlier process, which are not repeated.
+            The claims that an earlier process found, whose trial calls are not repeated.
         ended
-            How trial calls ended earlier processes, by their number.
-        trials_over
-            Whether to make no further trial calls.
+            How trial calls ended earlier processes: see `TrialLog`.
         """
-        _announce.ended.update({int(number): how for number, how in ended.items()})
-        _announce.trials_over = trials_over
         parsed_options = Options(**options)
         try:
             target = parsed_options.resolve()
             every = parsed_options.checks_for(target)
             self.expected = expected_of(target, parsed_options.expected)
             check_expected(self.expected, every)
-            _preset(target, tried)
+            target.trials.announce, target.trials.ended = self.announce, dict(ended)
+            vars(target).update(_without_text_keys(tried))
             self.judge = Judge(target, parsed_options.thorough)
+            self.judge.announce = self.announce
             every = with_refusals(every, self.judge) if parsed_options.only else every
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
@@ -88,8 +92,7 @@ class Server:
             "target": plain_target(target),
             "expected": dict(self.expected),
             "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in every],
-            "tried": {name: getattr(target, name) for name in ("reach", "position_dtype")}
-            | {name: dict(getattr(target, name)) for name in ("refused_widths", "declines")},
+            "tried": {name: _plain(getattr(target, name)) for name in _TRIED},
         }
 
     def check(self, name: str) -> dict[str, Any]:
@@ -99,12 +102,8 @@ class Server:
             log.clear()
         result = result_of(self.checks[name], self.judge, self.expected)
         served, declined = map(Counter, calls)
-        return {
-            "result": vars(result),
-            "worst": dict(self.judge.worst),
-            "served": served,
-            "declined": declined,
-        }
+        worst = dict(self.judge.worst)
+        return {"result": vars(result), "worst": worst, "served": served, "declined": declined}
 
     def findings(self, failed: Mapping[str, str]) -> dict[str, Any]:
         """Return the likely causes of the failure of these checks, whose details are given by name.
@@ -116,16 +115,20 @@ class Server:
                 self.judge.faults[name] = Failure(failed[name])
         target = self.judge.target
         # A trial call that ended a process is not made again with other claims.
-        lost = {name: why for name, why in target.declines.items() if _announce.ProcessEnded.__name__ in why}
+        lost = {name: why for name, why in target.declines.items() if ProcessEnded.__name__ in why}
         target = replace(target, lacks={**target.lacks, **lost}) if lost else target
         return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
 
-def _preset(target: Target, tried: Mapping[str, Any]) -> None:
-    """Set the properties of a target that an earlier process found, so that no trial call is made again."""
-    if tried:
-        widths = {int(width): why for width, why in tried["refused_widths"].items()}
-        vars(target).update(tried, refused_widths=widths)
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _without_text_keys(tried: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the claims with the keys that are numbers; in JSON, keys are texts."""
+    if not tried:
+        return {}
+    return {**tried, "refused_widths": {int(width): why for width, why in tried["refused_widths"].items()}}
 
 
 # ---- the child process ----
@@ -174,10 +177,10 @@ def main() -> None:
     faulthandler.enable(pipes.channel, all_threads=False)
     if hasattr(faulthandler, "register"):  # asked where the target hangs
         faulthandler.register(signal.SIGUSR1, pipes.channel, all_threads=False)
-    server, _announce.announce = Server(), pipes.write
+    worker = Worker(pipes.write)
     try:
         for line in pipes.requests:
             number, name, arguments = json.loads(line)
-            pipes.write(f"{number} {json.dumps(server.answer(name, arguments), default=str)}")
+            pipes.write(f"{number} {json.dumps(worker.answer(name, arguments), default=str)}")
     except KeyboardInterrupt:  # the parent, which got it too, ends
         os._exit(130)
