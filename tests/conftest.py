@@ -1,7 +1,7 @@
 """The libraries under test, and the options, marks and fixtures that choose among them.
 
-`pytest --libraries numpy,torch` tests these two; without the option, every library that is installed. "all"
-is every library of the session `tests(all)`, and "more" every library of `tests(more)`.
+`pytest --libraries numpy,torch` tests these two; without the option, every library that is installed. The
+name of a session, such as "tests(more)", is all its libraries.
 A test is deselected, not skipped, unless every library that it needs is chosen:
 
 * the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
@@ -32,7 +32,9 @@ import collections
 import gc
 import importlib.util
 import os
+import time
 from functools import partial
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -40,6 +42,7 @@ import pytest
 
 from rope_array.__main__ import main
 from rope_array._backends import _native
+from rope_array._backends._native.checkout import hash_of_sources
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, ArrayLibrary, MissingLibrary
 
 # The factor on the usual number of random examples; the session `long` raises it.
@@ -85,7 +88,10 @@ class RefusedLibrary(ArrayLibrary):
 MORE = {lib.label: lib for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"}
 MORE |= {name: RefusedLibrary(name) for name in ("sparse", "blosc2")}
 ALL = {**LIBS, **MORE}
-OF_A_SESSION = {"all": [*LIBS], "more": [*MORE]}
+SESSIONS = {"tests(all)": [*LIBS]}
+for each in ALL.values():
+    SESSIONS.setdefault(f"tests({each.session})", []).append(each.label)
+START = time.monotonic()
 
 
 def sample(*names):
@@ -105,6 +111,9 @@ def pytest_addoption(parser):
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(ALL)}; default: those installed")
     for option, (_, text) in OPTIONS.items():
         group.addoption(option, action="store_true", help=text)
+    group.addoption(
+        "--seconds", type=float, metavar="N", help="skip the tests that have not begun after N seconds"
+    )
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -113,7 +122,7 @@ def pytest_configure(config):
     if option is None:
         config.chosen_libraries = [name for name in ALL if _importable(name)]
         return
-    names = [each for name in option.split(",") for each in OF_A_SESSION.get(name.strip(), [name.strip()])]
+    names = [each for name in option.split(",") for each in SESSIONS.get(name.strip(), [name.strip()])]
     config.chosen_libraries = names
     unknown = [name for name in names if name not in ALL]
     if unknown:
@@ -121,6 +130,17 @@ def pytest_configure(config):
     missing = [name for name in names if not _importable(name)]
     if missing:
         raise pytest.UsageError(f"--libraries: {', '.join(missing)} cannot be imported in this environment")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session):
+    """Say first, with -q too, that the installed kernel is not compiled from the sources of these tests."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    compiled = _native.kernel.SOURCES if _native.kernel else ""
+    if terminal and compiled not in ("", hash_of_sources(Path(__file__).parents[1])):
+        terminal.write_line(
+            "OLD KERNEL: it is compiled from other sources than backends/_native; install again"
+        )
 
 
 def pytest_report_header(config):
@@ -211,6 +231,12 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_setup(item):
+    seconds = item.config.getoption("--seconds")
+    if seconds is not None and time.monotonic() - START > seconds:
+        pytest.skip(f"not begun after {seconds:g} seconds")
 
 
 @pytest.fixture

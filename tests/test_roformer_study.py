@@ -20,7 +20,10 @@ from roformer.experiments import EXPERIMENTS, sentences, translation
 from roformer.results import Results
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.library("torch")
+pytestmark = [
+    pytest.mark.library("torch"),
+    pytest.mark.skipif(sys.platform == "win32", reason="jobs start from a fork server, which Windows lacks"),
+]
 
 
 def run(out, *arguments):
