@@ -19,7 +19,8 @@ from rope_array.testing._factors import FACTORS, text_of
 from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
-from rope_array.testing._named_values import AXES, BROADCAST_AXES, FREQUENCIES, RULES, TUPLES
+from rope_array.testing._named_values import AXES, BROADCAST_AXES, FREQUENCIES, TUPLES
+from rope_array.testing._rules import RULES
 
 Rows: TypeAlias = Iterator[tuple[str, ...]]
 

@@ -1,4 +1,4 @@
-"""The directive for the tables of `_suite`."""
+"""The directives for the tables of `_suite` and for the scaling rules."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ from _suite import TABLES
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
+
+from rope_array._spec import scaling
 
 
 class SuiteTable(SphinxDirective):
@@ -22,6 +24,17 @@ class SuiteTable(SphinxDirective):
         return node.children
 
 
+class ScalingRules(SphinxDirective):
+    """The directive `scaling-rules`: the docstring of each rule."""
+
+    def run(self) -> list[Any]:
+        lines = [f".. autoclass:: {name}" for name in scaling.__all__]
+        node = nodes.container()
+        self.state.nested_parse(StringList(lines, "scaling"), 0, node)
+        return node.children
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("suite-table", SuiteTable)
+    app.add_directive("scaling-rules", ScalingRules)
     return {"parallel_read_safe": True}

@@ -3,96 +3,58 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._apply import apply
-from ._errors import (
-    ArrayTypeError,
-    BackendError,
-    ConfigError,
-    PatchError,
-    PositionError,
-    RoPEError,
-    ShapeError,
-    SpecError,
-)
-from ._rope import RoPE
-from ._rotation import Rotation
-from ._spec.axes import Axes
-
-__all__ = [
-    "ArrayTypeError",
-    "Axes",
-    "Backend",
-    "BackendError",
-    "ConfigError",
-    "DynamicNTK",
-    "Explanation",
-    "Linear",
-    "Llama3",
-    "LongRoPE",
-    "NTKAware",
-    "PatchError",
-    "Periods",
-    "PositionError",
-    "Proportional",
-    "Reversed",
-    "RoPE",
-    "RoPEError",
-    "Rotation",
-    "ShapeError",
-    "SpecError",
-    "YaRN",
-    "apply",
-    "backend_tools",
-    "backends",
-    "config",
-    "convert",
-    "diagnose",
-    "explain",
-    "hf",
-    "plots",
-    "positions",
-    "testing",
-]
+from . import _errors
+from ._apply import apply as apply
+from ._errors import *  # noqa: F403
+from ._rope import RoPE as RoPE
+from ._rotation import Rotation as Rotation
+from ._spec.axes import Axes as Axes
 
 if TYPE_CHECKING:
-    from . import backend_tools, config, convert, hf, positions
+    from . import backend_tools as backend_tools
+    from . import config as config
+    from . import convert as convert
+    from . import hf as hf
+    from . import positions as positions
     from . import torch as torch
     from . import vllm as vllm
-    from ._diagnose import diagnose
-    from ._explain import Backend, Explanation, backends, explain
-    from ._spec.scaling import (
-        DynamicNTK,
-        Linear,
-        Llama3,
-        LongRoPE,
-        NTKAware,
-        Periods,
-        Proportional,
-        Reversed,
-        YaRN,
-    )
+    from ._diagnose import diagnose as diagnose
+    from ._explain import Backend as Backend
+    from ._explain import Explanation as Explanation
+    from ._explain import backends as backends
+    from ._explain import explain as explain
+    from ._spec.scaling import *  # noqa: F403
 
-# Names imported on first use, with their modules: most programs need few.
-# `torch` and `vllm` are not in __all__: `from rope_array import *` would hide those packages' own names.
+# Names imported on first use, with their modules: most programs need few. The others are scaling rules.
 _MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing", "torch", "vllm")
-_RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
-    **dict.fromkeys(_RULES.split(), "_spec.scaling"),
     **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
     "diagnose": "_diagnose",
 }
+_RULES = "_spec.scaling"
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # looked up when asked for: reading metadata takes longer than the rest
         return import_module(f"{__name__}._version").version()
+    if name == "__all__":
+        return _public_names()
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _LATE:
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-        return value
+    if not name.startswith("_"):
+        module = import_module(f"{__name__}.{_LATE.get(name, _RULES)}")
+        if name in module.__all__:
+            value = globals()[name] = getattr(module, name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _public_names() -> list[str]:
+    # Without `torch` and `vllm`: `from rope_array import *` would hide those packages' own names.
+    modules = {*_MODULES} - {"torch", "vllm"}
+    rules = import_module(f"{__name__}.{_RULES}").__all__
+    return sorted([*_errors.__all__, "Axes", "RoPE", "Rotation", "apply", *_LATE, *modules, *rules])
+
+
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_public_names(), "__version__"]

@@ -42,9 +42,8 @@ class RoPE(Spec):
     out_pairing : {"interleaved", "half"}, optional
         Pairing of the result; by default the same as `pairing`.
     scaling : rule, optional
-        Rule that changes the frequencies: `Linear`, `NTKAware`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`,
-        `Proportional`, `Periods` or `Reversed`. If it depends on the length of the sequence, call `at_length`
-        before the first rotation.
+        A scaling rule of rope_array, such as `Linear` or `YaRN`, which changes the frequencies. If it depends
+        on the length of the sequence, call `at_length` before the first rotation.
     axes : Axes, optional
         Which coordinate drives each pair. Positions then have one more, last, axis: the coordinates. A map
         of fewer pairs than the head has needs `rotary_dim`.

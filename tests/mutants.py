@@ -7,6 +7,7 @@ import numpy as np
 from faults import fault, jax_fault, mutant, to_bfloat16
 
 import rope_array as ra
+from rope_array.testing._rules import RULES
 
 # fmt: off
 # ---- frequencies and pairs ----
@@ -72,8 +73,8 @@ fault("vectors_and_videos", "ranks", "ndim != 4", pos="0")
 # ---- rules ----
 # vllm PR #44158: configs with an old key were read as unscaled.
 fault("scaling_ignored",
-      "scaling_linear scaling_ntk scaling_dynamic scaling_yarn scaling_llama3 scaling_longrope "
-      "scaling_proportional scaling_periods scaling_amplitude inverse axes_and_frequencies", drop="scaling")
+      " ".join([*(f"scaling_{rule}" for rule in RULES), "scaling_amplitude inverse axes_and_frequencies"]),
+      drop="scaling")
 # keras-hub 0.32.0, rope_type="dynamic": all frequencies are divided by the power.
 fault("ntk_for_every_lane", "scaling_ntk axes_and_frequencies", "isinstance(rule, ra.NTKAware)",
       scaling="replace(rule, variant='every_pair')")

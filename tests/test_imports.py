@@ -217,13 +217,15 @@ MAY_IMPORT = {
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
-    "_command": ". ._command ._demo ._registry .config .plots .testing late numpy",
+    "_command": ". ._command ._demo ._registry ._spec.scaling .config .plots .testing late numpy",
     "_demo": ". ._command._output ._demo .testing numpy late dask",
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
     "testing._command": ".testing numpy ._command._output",
     "testing.plugin": ".testing numpy pytest",
-    **dict.fromkeys(["testing._library_target", "testing._find_rotation"], ".testing numpy late ."),
+    **dict.fromkeys(
+        ["testing._library_target", "testing._find_rotation"], ".testing numpy late . ._spec.scaling"
+    ),
     "testing._compilers": ".testing numpy late jax torch",
     "testing._modes": ".testing numpy late torch",
     "testing._shrink": ".testing numpy late hypothesis",

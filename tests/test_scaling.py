@@ -3,15 +3,21 @@
 import dataclasses
 import math
 import pickle
+import re
 
+import docs_blocks
 import numpy as np
 import pytest
 from refusals import faults_of, refusals, refused
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
+from rope_array._spec import scaling
+from rope_array._spec.frequencies import Scaling
 from rope_array.testing import rotation_matrix
-from rope_array.testing._library_target import as_records
+from rope_array.testing._library_target import as_records, rope_type_of
+from rope_array.testing._named_values import rule_of
+from rope_array.testing._rules import RULES as FORMULAS
 
 LONG = {
     "short_factor": tuple(1 + 0.1 * i for i in range(8)),
@@ -89,8 +95,7 @@ def test_golden_amplitudes(rule, wanted):
 # ---- against the definition ----
 
 RULES = [
-    {"rope_type": "linear", "factor": 3.7},
-    {"rope_type": "ntk", "factor": 3.7},
+    *(rule_of(name, 0) for name in FORMULAS if name != "longrope"),  # its lists have a number for each pair
     {"rope_type": "dynamic", "factor": 2.5, "max_position_embeddings": 300, "length": 1000},
     {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 512},
     {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8192, "truncate": False},
@@ -99,7 +104,6 @@ RULES = [
         "original_max_position_embeddings": 2048,
     },
     {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0},
-    {"rope_type": "periods"},
 ]  # fmt: skip
 
 
@@ -149,6 +153,33 @@ def test_a_long_chain_of_reversals_is_short():
     for _ in range(2_001):  # more than Python's calls may nest
         rule = ra.Reversed(rule)
     assert rule == ra.Reversed(ra.Linear(2.0))
+
+
+# ---- one list of rules ----
+
+
+def test_every_class_of_rules_is_in_the_list():
+    classes = [value for value in vars(scaling).values() if isinstance(value, type)]
+    rules = {rule for rule in classes if rule.__module__ == scaling.__name__ and rule.__base__ is Scaling}
+    assert rules == {*scaling.RULES}
+
+
+def test_every_rule_has_a_formula_golden_numbers_and_a_row_of_the_page():
+    """Reversed has no numbers of its own: its test compares it with the rule that it reverses."""
+    rules = {*scaling.RULES} - {ra.Reversed}
+    assert {rope_type_of(rule) for rule in rules} == FORMULAS.keys()
+    by_transformers = {ra.Linear, ra.DynamicNTK, ra.YaRN, ra.Llama3, ra.LongRoPE, ra.Proportional}
+    assert {type(rule) for rule, _, _ in GOLDEN.values()} | by_transformers == rules
+    page = (docs_blocks.DOCS / "scaling.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == scaling.__all__
+
+
+@pytest.mark.parametrize("rule", scaling.OF_CONFIGS.values(), ids=scaling.OF_CONFIGS)
+def test_an_error_suggests_a_rule_of_the_rope_type(rule):
+    with pytest.raises(SpecError) as error:
+        RoPE(8, scaling=rule._rope_type)
+    suggested = re.search(r"give (ra\.\w+\(.*?\)), or read", str(error.value))[1]
+    assert isinstance(eval(suggested.replace("_factor=...", "_factor=(1.0, 2.0)")), rule)
 
 
 # ---- rules that depend on the length ----
@@ -219,7 +250,7 @@ def test_invalid_lengths(length):
 def test_refused(call, error, words):
     names = {"NAN": math.nan, "INF": math.inf, "LONG": LONG}
     names["rope"] = lambda rule, **fields: RoPE(16, scaling=rule, **fields)
-    refused(error, words, lambda: eval(call, vars(ra) | names))
+    refused(error, words, lambda: eval(call, vars(ra) | vars(scaling) | names))
 
 
 def test_numbers_become_plain_ones():

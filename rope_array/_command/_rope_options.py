@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import rope_array as ra
+from rope_array._spec import scaling
 
-# Rules of `--scaling`, by name.
-_RULES = (
-    *("Linear", "NTKAware", "DynamicNTK", "YaRN", "Llama3", "LongRoPE", "Proportional", "Periods"),
-    "Reversed",
-)
 _EXAMPLE = "YaRN(factor=4.0, original_max_position_embeddings=32768)"
 _LONGEST = 10_000  # characters; LongRoPE's two lists have a few thousand
 FIELDS = ("base", "rotary_dim", "pairing", "scaling")
@@ -116,7 +112,7 @@ def parse_rule(text: str) -> Any:
         short = text if len(text) <= 80 else f"{text[:77]}..."
         raise ra.SpecError(
             f"--scaling is {short!r}; give the call of a rule with plain values, such as {_EXAMPLE}. The "
-            f"rules are {', '.join(_RULES)}."
+            f"rules are {', '.join(scaling.__all__)}."
         ) from None
 
 
@@ -138,7 +134,7 @@ def _rule_name(node: ast.expr) -> str | None:
     """Return the name of the rule that an expression names or calls, such as YaRN(4.0) or ra.YaRN(4.0)."""
     called = node.func if isinstance(node, ast.Call) else node
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
-    return name if name in _RULES else None
+    return name if name in scaling.__all__ else None
 
 
 def _value(node: ast.expr) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 from rope_array._config._layer import CLASS_OWN, UNREAD_FACTOR, Layer
 from rope_array._config._part import listed, quoted
 from rope_array._config._tables import KEYS, REFUSED
+from rope_array._config._values import keys_of_rules
 from rope_array._errors import ConfigError
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling, frequencies
@@ -95,9 +96,9 @@ class LayerRope(Layer):
         self._check_unused_parameters()
         rule = None
         if self.rule_name != "default":
-            from rope_array._config._rules import RULES
+            from rope_array._config._rules import rule_of
 
-            rule = RULES[self.rule_name](self, width)
+            rule = rule_of(self, width)
         # The rules of YaRN read the factor, or have a note of their own.
         if self.rule_name not in ("yarn", "deepseek_yarn") and self.attn_factor() != 1:
             self.config_part.note(UNREAD_FACTOR)
@@ -106,7 +107,8 @@ class LayerRope(Layer):
     def _check_unused_parameters(self) -> None:
         """Note parameters that the rule does not use; refuse a factor on which libraries differ."""
         parameters = {k: v for k, v in self.parameters.content.items() if v is not None}
-        if unused := sorted(parameters.keys() - _OF_EVERY_RULE - {*KEYS["rules"][self.rule_name]}):
+        others = parameters.keys() - _OF_EVERY_RULE
+        if unused := sorted(others - keys_of_rules()[self.rule_name] if others else others):
             self.config_part.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
         if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
             raise ConfigError(

@@ -14,13 +14,13 @@ from rope_array._config._values import (
     MOST_KEYS,
     MOST_LAYERS,
     NEWER_NAMES,
-    PARAMETERS,
     PartValues,
     RotaryParameters,
     check_keys,
     check_shape,
     is_among,
     rule_name_of,
+    unknown_parameters,
 )
 from rope_array._errors import ConfigError, SpecError
 from rope_array._spec.spec import Spec
@@ -300,7 +300,7 @@ class Reader:
         nested = {
             k: v
             for k, v in parameters.items()
-            if isinstance(v, Mapping) or (v is None and k not in PARAMETERS)
+            if isinstance(v, Mapping) or (v is None and unknown_parameters([k]))
         }
         if flat := [key for key in parameters if key not in nested]:
             self.config_part.note(f"{listed(flat)} outside of the parameters of layer types is not used")

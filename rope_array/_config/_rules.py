@@ -3,19 +3,15 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 from rope_array._config._layer import UNREAD_FACTOR, Layer
 from rope_array._config._part import quoted
 from rope_array._config._values import TypedMapping
 from rope_array._errors import ConfigError
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
+from rope_array._spec.scaling import OF_CONFIGS, DynamicNTK, Llama3, LongRoPE, NTKAware, Proportional, YaRN
 from rope_array._spec.validation import number
-
-
-def linear_rule(layer: Layer, width: int) -> Scaling:
-    return Linear(layer.parameters.number("factor"))
 
 
 def dynamic_rule(layer: Layer, width: int) -> Scaling:
@@ -170,8 +166,8 @@ def proportional_rule(layer: Layer, width: int) -> Scaling:
     return Proportional(layer.share(), layer.parameters.number("factor", 1.0))
 
 
-RULES: dict[str, Callable[[Layer, int], Scaling]] = {
-    "linear": linear_rule,
+# The rules that do not just read each field by the key of its name.
+_READERS: dict[str, Callable[[Layer, int], Scaling]] = {
     "dynamic": dynamic_rule,
     "ntk": ntk_rule,
     "yarn": yarn_rule,
@@ -180,6 +176,22 @@ RULES: dict[str, Callable[[Layer, int], Scaling]] = {
     "longrope": longrope_rule,
     "proportional": proportional_rule,
 }
+
+
+def rule_of(layer: Layer, width: int) -> Scaling:
+    """Return the rule of a layer, by its rope_type."""
+    reader = _READERS.get(layer.rule_name)
+    return _rule_by_fields(layer) if reader is None else reader(layer, width)
+
+
+def _rule_by_fields(layer: Layer) -> Scaling:
+    """Read each field by the key of its name: a number, which a field without a default needs."""
+    rule, values = OF_CONFIGS[layer.rule_name], {}
+    for field in fields(rule):  # type: ignore[arg-type]
+        needed = field.default is MISSING
+        if needed or layer.parameters.get(field.name) is not None:
+            values[field.name] = layer.parameters.number(field.name)
+    return rule(**values)
 
 
 def _note_attn_factor(layer: Layer, rule: YaRN) -> None:

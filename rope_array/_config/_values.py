@@ -1,6 +1,8 @@
 """Read a config's values by type: check each value, name it in errors, and enter it in the record."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from rope_array._config._convention import Convention
@@ -18,10 +20,28 @@ _LARGEST = 2**62
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 NEWER_NAMES: dict[str, str] = KEYS["newer_layer_types"]
 
-# The known rotary parameters.
-PARAMETERS = frozenset((*KEYS["parameters"]["of_every_rule"], *KEYS["parameters"]["of_no_rule"])).union(
-    *KEYS["rules"].values()
-)
+# The rotary parameters that every rule reads, or none.
+_OF_ANY_RULE = frozenset((*KEYS["parameters"]["of_every_rule"], *KEYS["parameters"]["of_no_rule"]))
+
+
+@cache
+def keys_of_rules() -> dict[str, frozenset[str]]:
+    """Return the keys that each rule reads: by the table, else the fields of its class but the length."""
+    from rope_array._spec.scaling import OF_CONFIGS  # late: most configs state no rule
+
+    of_classes = {name: [f.name for f in fields(rule)] for name, rule in OF_CONFIGS.items()}  # type: ignore[arg-type]
+    return {name: frozenset(keys) - {"length"} for name, keys in (of_classes | KEYS["rules"]).items()}
+
+
+def known_parameters() -> frozenset[str]:
+    """Return all rotary parameters that some rule reads."""
+    return _OF_ANY_RULE.union(*keys_of_rules().values())
+
+
+def unknown_parameters(keys: Iterable[str]) -> list[str]:
+    """Return the keys that are no rotary parameters, sorted."""
+    others = set(keys) - _OF_ANY_RULE
+    return sorted(others - known_parameters()) if others else []
 
 
 def is_among(layers: Sequence[Any], index: int | None) -> bool:
@@ -34,7 +54,7 @@ def is_among(layers: Sequence[Any], index: int | None) -> bool:
 def check_shape(parameters: Mapping[str, Any]) -> None:
     """Refuse an object as a rotary parameter, and unknown keys that are not of a layer type."""
     for key, value in parameters.items():
-        if key in PARAMETERS and isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not unknown_parameters([key]):
             raise ConfigError(f"{key} in the rotary parameters is {quoted(value)}; give a plain value.")
     check_keys(
         [key for key, value in parameters.items() if not isinstance(value, Mapping) and value is not None]
@@ -45,11 +65,11 @@ def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
     """Refuse unknown rotary parameters."""
     if not all(isinstance(key, str) for key in keys):
         raise ConfigError("the rotary parameters have a key that is no name.")
-    if unknown := sorted(set(keys) - PARAMETERS):
+    if unknown := unknown_parameters(keys):
         raise ConfigError(
             f"unknown rotary parameters: {listed(unknown)}; the known ones are "
-            f"{', '.join(sorted(PARAMETERS))}. If the model's code reads another, write the frequencies: "
-            "RoPE(head_dim, inv_freq=...)."
+            f"{', '.join(sorted(known_parameters()))}. If the model's code reads another, write the "
+            "frequencies: RoPE(head_dim, inv_freq=...)."
         )
 
 
@@ -61,9 +81,9 @@ def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
     rule = SAME_AS.get(rule, rule)
     if rule in REFUSED:
         raise ConfigError(f"{name} is {stated_name!r}: {REFUSED[rule]}.")
-    if rule not in KEYS["rules"]:
+    if rule != "default" and rule not in keys_of_rules():
         raise ConfigError(
-            f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(KEYS['rules']))}; "
+            f"{name} is {quoted(stated_name)}, and the known rules are {', '.join(sorted(keys_of_rules()))}; "
             "for a rule of the model's own, write its frequencies: RoPE(head_dim, inv_freq=...), and if a "
             "token has several coordinates, RoPE(axes=...) and their positions by the model's code."
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from rope_array._errors import SpecError, short
 
@@ -37,7 +37,14 @@ def _context(digits: int, Emax: int = 999_999) -> Context:
 
 
 class Scaling:
-    """A rule that changes nothing: the base class, whose methods each rule overrides in part."""
+    """A rule that changes nothing: the base class, whose methods each rule overrides in part.
+
+    `_rope_type` is the rule's name in configs, and its fields are its keys there; "" if no config has it.
+    `_example` has the arguments of a rule that an error suggests.
+    """
+
+    _rope_type: ClassVar[str] = ""
+    _example: ClassVar[str] = ""
 
     def __repr__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

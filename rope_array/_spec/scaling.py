@@ -7,13 +7,16 @@ series (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
 `_float32_series` has the float32 steps of Hugging Face's function for the rule, in its order: transformers
 5.23, modeling_rope_utils.py, ROPE_INIT_FUNCTIONS. There ``number / tensor`` rounds twice: the reciprocal, and
 its product with the number.
+
+A new rule is a class here and a name in `__all__`, from which the package, the command, the reader of configs
+and errors have it. Its fields are its keys in a config. Then follow the tests that fail: CONTRIBUTING.md.
 """
 
 import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from rope_array._errors import SpecError, short
 
@@ -21,6 +24,19 @@ from .float32_steps import float32 as f32
 from .float32_steps import inverse, inverses, powers
 from .frequencies import RULE_REMEDY, Omegas, Scaling, divided
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
+
+# Every rule, in the order of the documentation.
+__all__ = [  # noqa: RUF022
+    "Linear",
+    "NTKAware",
+    "DynamicNTK",
+    "YaRN",
+    "Llama3",
+    "LongRoPE",
+    "Proportional",
+    "Periods",
+    "Reversed",
+]
 
 _size = partial(integer, minimum=1)
 _divisors = partial(sequence, remedy="a sequence of numbers above 0", check=positive)
@@ -53,6 +69,9 @@ class Linear(Scaling):
     >>> ra.RoPE(4, scaling=ra.Linear(factor=4.0)).frequencies
     (0.25, 0.0025)
     """
+
+    _rope_type: ClassVar[str] = "linear"
+    _example: ClassVar[str] = "factor=4.0"
 
     factor: float
 
@@ -110,6 +129,9 @@ class NTKAware(Scaling):
     >>> [round(w, 6) for w in ra.RoPE(16, scaling=ra.NTKAware(4.0)).frequencies[:3]]
     [1.0, 0.259413, 0.067295]
     """
+
+    _rope_type: ClassVar[str] = "ntk"
+    _example: ClassVar[str] = "factor=4.0, variant='fixed'"
 
     factor: float
     variant: Variant = "aware"
@@ -184,6 +206,9 @@ class DynamicNTK(Scaling):
     >>> [round(w, 6) for w in rope.at_length(8192).frequencies[:3]]
     [1.0, 0.270296, 0.07306]
     """
+
+    _rope_type: ClassVar[str] = "dynamic"
+    _example: ClassVar[str] = "factor=2.0, max_position_embeddings=4096"
 
     factor: float
     max_position_embeddings: int
@@ -268,6 +293,9 @@ class YaRN(Scaling):
     >>> [round(w, 6) for w in rope.frequencies[2:5]], round(rope.amplitude, 6)
     ([0.1, 0.025694, 0.00625], 1.138629)
     """
+
+    _rope_type: ClassVar[str] = "yarn"
+    _example: ClassVar[str] = "factor=4.0, original_max_position_embeddings=4096"
 
     factor: float
     original_max_position_embeddings: float
@@ -368,6 +396,9 @@ class Llama3(Scaling):
     [0.037606, 0.0072927, 0.0005248]
     """
 
+    _rope_type: ClassVar[str] = "llama3"
+    _example: ClassVar[str] = "factor=8.0"
+
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -455,6 +486,9 @@ class LongRoPE(Scaling):
     >>> rope.at_length(4097).frequencies[0], round(rope.at_length(1).amplitude, 6)
     (0.5, 1.190238)
     """
+
+    _rope_type: ClassVar[str] = "longrope"
+    _example: ClassVar[str] = "short_factor=..., long_factor=..., original_max_position_embeddings=4096"
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
@@ -562,6 +596,9 @@ class Proportional(Scaling):
     (1.0, 0.1, 0.0, 0.0)
     """
 
+    _rope_type: ClassVar[str] = "proportional"
+    _example: ClassVar[str] = "partial_rotary_factor=0.25"
+
     partial_rotary_factor: float
     factor: float = 1.0
 
@@ -638,7 +675,7 @@ class Reversed(Scaling):
 
     Parameters
     ----------
-    rule : Linear, NTKAware, DynamicNTK, YaRN, Llama3, LongRoPE, Proportional or Periods, optional
+    rule : rule, optional
         The rule whose frequencies change sign; its amplitude stays. None: the default frequencies.
 
     Raises
@@ -698,3 +735,8 @@ class Reversed(Scaling):
 
     def _check_length(self) -> None:
         self._rule._check_length()
+
+
+RULES: tuple[type[Scaling], ...] = tuple(globals()[name] for name in __all__)
+# The rules of configs, by their rope_type.
+OF_CONFIGS = {rule._rope_type: rule for rule in RULES if rule._rope_type}

@@ -194,7 +194,7 @@ def _scaling(value: Any) -> Scaling | None:
         return None
     is_mapping = isinstance(value, Mapping)
     rope_type = value.get("rope_type", value.get("type")) if is_mapping else value
-    rule = _RULES.get(rope_type) if isinstance(rope_type, str) else None
+    rule = _written_rule(rope_type) if isinstance(rope_type, str) else None
     if is_mapping or rule:
         raise SpecError(
             f"scaling is {describe(value)}; give {rule or 'a rule, such as ra.Linear(factor=4.0)'}, "
@@ -203,24 +203,20 @@ def _scaling(value: Any) -> Scaling | None:
     return record("scaling", value, Scaling, RULE_REMEDY)  # type: ignore[no-any-return]
 
 
+def _written_rule(rope_type: str) -> str | None:
+    """Return the rule to give for a config's rope_type, with the fields that it needs."""
+    if rope_type == "default":
+        return "None, as it changes nothing"
+    from .scaling import OF_CONFIGS  # late: few programs give a config's parameters
+
+    rule = OF_CONFIGS.get("longrope" if rope_type == "su" else rope_type)
+    return f"ra.{rule.__name__}({rule._example})" if rule else None
+
+
 _AXES_REMEDY = (
     "an Axes, such as Axes.chunked(16, 24, 24), or a map of your own, as Axes(coordinates, indices=..., "
     "widths=...)"
 )
-
-# The rule of a config's rope_type, with the fields that it needs.
-_RULES = {
-    "default": "None, as it changes nothing",
-    "linear": "ra.Linear(factor=4.0)",
-    "dynamic": "ra.DynamicNTK(factor=2.0, max_position_embeddings=4096)",
-    "yarn": "ra.YaRN(factor=4.0, original_max_position_embeddings=4096)",
-    "llama3": "ra.Llama3(factor=8.0)",
-    **dict.fromkeys(
-        ("longrope", "su"),
-        "ra.LongRoPE(short_factor=..., long_factor=..., original_max_position_embeddings=4096)",
-    ),
-    "proportional": "ra.Proportional(partial_rotary_factor=0.25)",
-}
 
 
 def _out_pairing(value: Any, pairing: str) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ._rules import RULES
+
 # Sizes of x without the features, for one to six axes.
 RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
 # Sizes (B, H, S), one of them 0.
@@ -43,9 +45,7 @@ PARTS: dict[str, dict[str, str]] = {
     "narrow_positions": _levels("kind", ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")),
     "float_positions": _levels("kind", ("float32", "float64")),
     "tuple": {"1": "in_tuple=one", "2": "in_tuple=True", "3": "in_tuple=three"},
-    "scaling": _levels(
-        "scaling", ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional", "periods")
-    ),
+    "scaling": _levels("scaling", RULES),
     "zero_size": {label: _rows(sizes) for label, sizes in EMPTY.items()},
 }
 PART_NAMES = tuple(f"{name}[{label}]" for name, labels in PARTS.items() for label in labels)

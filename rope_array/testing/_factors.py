@@ -19,7 +19,6 @@ from ._named_values import (
     NUMBERS,
     ORDERS,
     POSITION_LAYOUTS,
-    RULES,
     SHAPES,
     TUPLES,
     TWO_DTYPES,
@@ -28,6 +27,7 @@ from ._named_values import (
     is_in_array,
     rule_of,
 )
+from ._rules import RULES
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Sizes (B, H, S) that differ from each other, so that a mixed-up axis shows; and the default width.

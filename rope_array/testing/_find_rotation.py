@@ -20,7 +20,8 @@ from ._contract import Accuracy, assert_contract
 from ._factors import SIZES, WIDTH
 from ._hypothesis import Hypothesis, casting, of_likeness, together
 from ._judge import Floats, Input, Judge
-from ._library_target import RULES, OwnApply
+from ._library_target import OwnApply, rope_type_of
+from ._rules import RULES
 from ._target import Target
 from ._wrong_values import OTHER_DIRECTION, by_positions
 
@@ -223,12 +224,11 @@ def _of_rope(rope: Any, probe: Probe, shift: int) -> RotationFields | None:
         if rope.base != float(f"{rope.base:.3g}"):  # one series, cut: the other pairs may be wrong
             return None
     if rule is not None:
-        rope_types = {name: rope_type for rope_type, name in RULES.items()}
-        if rope.axes is not None or type(rule).__name__ not in rope_types:
+        if rope.axes is not None or rope_type_of(type(rule)) not in RULES:
             return None
         parameters = {field.name: getattr(rule, field.name) for field in fields(rule)}
         parameters = {name: value for name, value in parameters.items() if value is not None}
-        changed["scaling"] = {"rope_type": rope_types[type(rule).__name__], **parameters}
+        changed["scaling"] = {"rope_type": rope_type_of(type(rule)), **parameters}
     return RotationFields(changed, inverse, shift)
 
 

@@ -115,21 +115,19 @@ def as_records(spec: dict[str, Any]) -> dict[str, Any]:
         records["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        records["scaling"] = getattr(import_module("rope_array"), RULES[rule.pop("rope_type")])(**rule)
+        records["scaling"] = _classes()[rule.pop("rope_type")](**rule)
     return records
 
 
-# The classes of rules, by their rope_type.
-RULES = {
-    "linear": "Linear",
-    "ntk": "NTKAware",
-    "dynamic": "DynamicNTK",
-    "yarn": "YaRN",
-    "llama3": "Llama3",
-    "longrope": "LongRoPE",
-    "proportional": "Proportional",
-    "periods": "Periods",
-}
+def rope_type_of(rule: type) -> str:
+    """Return the suite's name of a class of rules: its rope_type in configs, else the class's own name."""
+    return str(getattr(rule, "_rope_type", "")) or rule.__name__.lower()
+
+
+def _classes() -> dict[str, type]:
+    """Return the classes of rope_array's rules by the suite's names."""
+    rules: tuple[type, ...] = import_module("rope_array._spec.scaling").RULES
+    return {rope_type_of(rule): rule for rule in rules}
 
 
 # ---- targets ----

@@ -10,20 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._libraries import rounded
+from ._rules import RULES
 
-# Scaling rules by their kind. 16 bits round the factors. A text such as "yarn:factor=40:truncate=False"
-# replaces some of the parameters.
-_TRAINED = {"original_max_position_embeddings": 64}
-RULES: dict[str, dict[str, Any]] = {
-    "yarn": {"factor": 3.3, **_TRAINED},
-    "ntk": {"factor": 3.3},
-    "linear": {"factor": 3.3},
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_TRAINED},
-    "dynamic": {"factor": 2.0, "max_position_embeddings": 64, "length": 200},
-    "longrope": {"factor": 32.0, "short_factor": "rising", "long_factor": "steep", "length": 65, **_TRAINED},
-    "proportional": {"partial_rotary_factor": 0.5, "factor": 2.0},
-    "periods": {},
-}
 # The lists of LongRoPE, for a number of pairs.
 LISTS: dict[str, Callable[[int], list[float]]] = {
     "rising": lambda pairs: [1.0 + i / 8 for i in range(pairs)],
@@ -167,12 +155,12 @@ NUMBERS = ("huge", "tiny", "nan", "infinity", "unit")
 
 
 def rule_of(text: str, pairs: int) -> dict[str, Any]:
-    """Return the scaling rule of a text: a kind with changed parameters, or JSON."""
+    """Return the scaling rule of a text: "yarn:factor=40:truncate=False" changes some parameters; or JSON."""
     if text.startswith("{"):
         return dict(json.loads(text))
     rope_type, *changes = text.split(":")
     changed = {name: _parameter(value) for name, value in (change.split("=") for change in changes)}
-    rule = {"rope_type": rope_type, **RULES[rope_type], **changed}
+    rule = {"rope_type": rope_type, **RULES[rope_type].parameters, **changed}
     return {name: LISTS[value](pairs) if value in LISTS else value for name, value in rule.items()
             if value is not None}  # fmt: skip
 

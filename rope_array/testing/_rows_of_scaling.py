@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ._cover import Cover
 from ._named_values import AXES
 from ._row import CheckRow
+from ._rules import RULES
 
 _SMALL = {"rows": [(1, 2, 2)]}
 YARN = "scaling=yarn:factor=4.0"
+# Rules that have rows here. Rows of every other rule are made from its formula and parameters.
+_WITH_ROWS = ["linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional", "periods"]
+OTHERS = {name: formula for name, formula in RULES.items() if name not in _WITH_ROWS}
+
+
+def _changed(name: str) -> Iterator[str]:
+    """Yield calls of a rule, before and after each call with another value of one of its numbers."""
+    yield f"scaling={name}"
+    for parameter, value in RULES[name].parameters.items():
+        if isinstance(value, (int, float)):
+            yield f"scaling={name}:{parameter}={1.5 * value}|{name}"
+
+
 # Rules of every kind, with each of their parameters.
 RULES_AND_PARAMETERS = (
     "linear:factor=4.0", "llama3:original_max_position_embeddings=8192", "yarn:factor=4.0:truncate=False",
@@ -15,7 +31,7 @@ RULES_AND_PARAMETERS = (
     "yarn:factor=4.0:beta_fast=8.0:beta_slow=2.0", "yarn:factor=4.0:mscale=1.0:mscale_all_dim=0.5",
     "yarn:factor=4.0:attention_factor=1.25", "ntk:factor=4.0", "dynamic:length=128", "dynamic:length=64",
     "llama3:high_freq_factor=32.0", "longrope", "longrope:length=1",
-    "proportional:partial_rotary_factor=0.25", "periods",
+    "proportional:partial_rotary_factor=0.25", "periods", *OTHERS,
 )  # fmt: skip
 _LINEAR = "scaling=linear:factor="
 _RAMP = "scaling=yarn:factor=4.0:beta_fast=8.0:beta_slow=1.0:truncate=False"
@@ -73,6 +89,7 @@ SCALING_ROWS = [
          for share, factor in ((0.25, 1.0), (0.5, 8.0), (1.0, 1.0), (0.0, 1.0), (0.3, 2.0))],
     ),
     CheckRow("scaling_periods", "The periods rule multiplies every frequency by 2π.", ["scaling=periods"]),
+    *(CheckRow(f"scaling_{name}", OTHERS[name].requirement, [*_changed(name)]) for name in OTHERS),
     CheckRow(
         "rules_that_differ_in_one_parameter",
         "Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key.",
@@ -92,7 +109,7 @@ SCALING_ROWS = [
          *(f"scaling=longrope:length=100:long_factor=ones{change}" for change in
            ("", ":long_factor=last", ":original_max_position_embeddings=50", "")),
          *(f"scaling=proportional{change}" for change in ("", ":partial_rotary_factor=0.75", ":factor=4.0",
-         ""))],
+         "")), *(call for name in OTHERS for call in _changed(name))],
         ("scaling",), few=8,
     ),
     CheckRow(

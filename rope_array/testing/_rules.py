@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Rule: TypeAlias = Mapping[str, Any]
 Omegas: TypeAlias = Sequence[Decimal]
@@ -40,12 +40,11 @@ def scaled_base(rule: Rule, base: Decimal, width: int) -> Decimal:
 def scaled_series(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
     """Return the frequencies of a series after scaling."""
     rope_type = rule["rope_type"]
-    if rope_type in ("ntk", "dynamic"):
-        return list(omegas)
-    if rope_type not in _RULES:
-        known_types = ", ".join(map(repr, ("ntk", "dynamic", *_RULES)))
-        raise ValueError(f"scaling has the rope_type {rope_type!r}; give one of {known_types}")
-    return _RULES[rope_type](rule, omegas, base, width)
+    if rope_type not in RULES:
+        raise ValueError(
+            f"scaling has the rope_type {rope_type!r}; give one of {', '.join(map(repr, RULES))}"
+        )
+    return RULES[rope_type].series(rule, omegas, base, width)
 
 
 def amplitude(rule: Rule) -> Decimal:
@@ -64,6 +63,11 @@ def amplitude(rule: Rule) -> Decimal:
 
 def _gain(factor: Decimal, mscale: Decimal) -> Decimal:
     return Decimal(1) if factor <= 1 else mscale * factor.ln() / 10 + 1
+
+
+def _kept(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Return the frequencies of the new base: `scaled_base` has the rule."""
+    return list(omegas)
 
 
 def _linear(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
@@ -116,13 +120,41 @@ def _periods(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Deci
     return [2 * PI * omega for omega in omegas]
 
 
-_RULES: dict[str, Callable[[Rule, Omegas, Decimal, int], list[Decimal]]] = {
-    "linear": _linear,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
-    "proportional": _proportional,
-    "periods": _periods,
+class Formula(NamedTuple):
+    """A rule of the definition.
+
+    Attributes
+    ----------
+    series
+        Returns the frequencies of a series, for a rule, the series, its base and its width.
+    parameters
+        The parameters of the rule in the suite's calls; 16 bits round the factors. A name of
+        `_named_values.LISTS` is a list with a number for each pair.
+    """
+
+    series: Callable[[Rule, Omegas, Decimal, int], list[Decimal]]
+    parameters: Mapping[str, Any]
+
+    @property
+    def requirement(self) -> str:
+        """The requirement of the rule's check: the first line of the function's docstring."""
+        return (self.series.__doc__ or "").partition("\n")[0]
+
+
+_TRAINED = {"original_max_position_embeddings": 64}
+# The rules by their rope_type. The suite's levels, capabilities and checks of each rule are made from them.
+RULES = {
+    "linear": Formula(_linear, {"factor": 3.3}),
+    "ntk": Formula(_kept, {"factor": 3.3}),
+    "dynamic": Formula(_kept, {"factor": 2.0, "max_position_embeddings": 64, "length": 200}),
+    "yarn": Formula(_yarn, {"factor": 3.3, **_TRAINED}),
+    "llama3": Formula(_llama3, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_TRAINED}),
+    "longrope": Formula(
+        _longrope,
+        {"factor": 32.0, "short_factor": "rising", "long_factor": "steep", "length": 65, **_TRAINED},
+    ),
+    "proportional": Formula(_proportional, {"partial_rotary_factor": 0.5, "factor": 2.0}),
+    "periods": Formula(_periods, {}),
 }
 
 
