@@ -10,7 +10,7 @@ import rope_array as ra
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 # Verbs of a remedy; every message has one.
-VERBS = "give|call|make|move|cast|split|shard|redistribute|pad|compute|repeat"
+VERBS = "give|call|make|move|cast|split|shard|redistribute|pad|compute|repeat|omit"
 REMEDY = re.compile(rf"\b({VERBS}|would fit|needs|it has|have the shape|must hold)\b", re.I)
 # None as a value to pass; any other None is a leaked value.
 NONE_TO_GIVE = re.compile(r"=None\b|\bgive None\b|\bor None\b|\bNone or\b")
@@ -47,8 +47,8 @@ def faults_of(text, *, none_given=False):
     return faults
 
 
-def refused(error, words, call):
-    """Check that a call is refused with exactly this exception, and read its message, which is returned.
+def raised(error, words, call):
+    """Check that a call raises exactly this exception, with these words; return its message.
 
     `words` is a list, or a text of words between bars; "!word" must not be in the message.
     """
@@ -59,6 +59,12 @@ def refused(error, words, call):
     words = words.split(" | ") if isinstance(words, str) else words
     missing = [word for word in words if (word[1:] in text if word[:1] == "!" else word not in text)]
     assert not missing, f"{missing}: {text!r}"
+    return text
+
+
+def refused(error, words, call):
+    """Check that a call is refused with this exception, these words and a message of the right form."""
+    text = raised(error, words, call)
     faults = faults_of(text, none_given="None" in words)
     assert not faults, f"{faults} in {text!r}"
     return text

@@ -12,6 +12,7 @@ import child
 import numpy as np
 import pytest
 from conftest import NIGHTLY, sample
+from refusals import TABLE
 
 import rope_array as ra
 from rope_array import _registry
@@ -179,26 +180,6 @@ def test_explains_a_call(line, text, command):
     assert text in out
 
 
-UNKNOWN = [
-    ("--library nump", "unknown library 'nump'; give one of numpy, "),
-    ("--library cupy", "cupy needs"),
-    ("--dtype int32", "the dtype is 'int32'; numpy has float16, float32, float64"),
-    ("--shape 3x8", "the shape is '3x8'"),
-    ("--shape=-3,8", "the shape is '-3,8'"),
-    ("--pairing neox", "pairing is 'neox', which here is named 'half'"),
-    ("--backend torch", "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
-    ("--scaling DynamicNTK(2.0,512)", "depends on the length of the sequence; give --length"),
-    ("--scaling Linear(2.0) --length 0", "length is 0"),
-    ("--scaling Linear()", "--scaling: Linear missing 1 required positional argument: 'factor'; see help"),
-    ("--scaling YaRN(4.0,512,beta=3)", "--scaling: YaRN got an unexpected keyword argument 'beta'"),
-    ("--scaling Linear(-2.0)", "factor is -2.0; give a finite number above 0"),
-    ("--part text", "without CONFIG, there is no use for --part"),
-    ("absent", "no file or folder here is named 'absent'"),
-    (". --base 3", "an explanation of CONFIG does not use --base"),
-    (". --library numpy --shape 8", "CONFIG does not use --library, --shape"),
-]
-
-
 def one_line(done, name):
     """Return the message of a command that fails: one line."""
     status, out, err = done
@@ -207,7 +188,7 @@ def one_line(done, name):
     return err
 
 
-@pytest.mark.parametrize(("line", "text"), UNKNOWN)
+@pytest.mark.parametrize(("line", "text"), TABLE["explain"].items())
 def test_explain_refuses_unknown_calls(line, text, command):
     assert text in one_line(command(f"explain {line}"), "explain")
 
