@@ -112,7 +112,8 @@ class Library:
             has_int64 = self.has_int64(x)
         except Exception as error:  # array-api-strict raises for standards older than this information
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
-            raise unsupported(x, self.name, fault) from None
+            remedy = ". A Library without this function overrides has_int64"
+            raise unsupported(x, self.name, f"{fault.rstrip('.')}{remedy}") from None
         return self.operations(self.xp, has_int64, creation_kwargs)
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:

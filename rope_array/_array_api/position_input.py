@@ -358,4 +358,6 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         hint = "positions of NumPy"
     if is_numpy(pos):
         hint += ", or make it by ra.positions with like=x"
+        if type(lib).__module__.partition(".")[0] != __name__.partition(".")[0]:  # another package's
+            hint += f". If functions of {lib.name} take NumPy arrays, make its Library with takes_numpy=True"
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two {owners} are not mixed. Give {hint}."

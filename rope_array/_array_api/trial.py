@@ -24,15 +24,25 @@ _PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [1.0], [1
 
 def check_library(x: Any, lib: Library) -> None:
     """Raise if the library of x lacks names of the Array API, or fails in a trial rotation."""
-    missing = [name for name in FUNCTIONS if not hasattr(lib.xp, name)]
-    missing += [f"the array's {name}" for name in _ATTRIBUTES if not hasattr(x, name)]
-    if missing:
+    if missing := _missing(x, lib):
         raise unsupported(x, lib.name, f"lacks {', '.join(missing)} of the Python Array API")
     check_by_trial(x, lib)
 
 
+def _missing(x: Any, lib: Library) -> list[str]:
+    """Return the names that a library and its array lack, without those that the `Library` replaces."""
+    replaced = {"__array_namespace_info__"} if type(lib).has_int64 is not Library.has_int64 else set()
+    replaced |= {"device"} if lib.implicit_device else set()
+    missing = [name for name in FUNCTIONS if name not in replaced and not hasattr(lib.xp, name)]
+    attributes = (name for name in _ATTRIBUTES if name not in replaced and not hasattr(x, name))
+    return missing + [f"the array's {name}" for name in attributes]
+
+
 def check_by_trial(x: Any, lib: Library) -> None:
-    """Rotate two pairs on the device of x; raise if an operation fails or returns another dtype."""
+    """Rotate two pairs on the device of x; raise if an operation fails or returns another dtype.
+
+    The error has all names that are missing: a Library may do without some, by overrides.
+    """
     ops = lib.ops(x)
     try:
         y = _rotate_two_pairs(ops)
@@ -40,7 +50,12 @@ def check_by_trial(x: Any, lib: Library) -> None:
     except Exception as error:  # of the library: it has half of the standard
         fault = f"raised {type(error).__name__}: {error}"
     if fault is not None:
-        raise unsupported(x, lib.name, printable(f"{fault} in a trial rotation of two pairs"))
+        fault = f"{fault} in a trial rotation of two pairs"
+        if missing := _missing(x, lib):
+            fault += (
+                f". It lacks {', '.join(missing)}: add them to xp, or override the methods that call them"
+            )
+        raise unsupported(x, lib.name, printable(fault))
 
 
 def _rotate_two_pairs(ops: ArrayOps) -> Any:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, ArrayLibrary, JaxLibrary, with_own_code
+from ._libraries import LIBRARIES, ArrayLibrary, JaxLibrary, registered_library, with_own_code
 
 Rotate = Callable[..., Any]
 
@@ -41,7 +41,21 @@ def library_names() -> list[str]:
 
 def arrays_of(library: str) -> ArrayLibrary:
     """Return the array library of a name with or without a compiler."""
-    return LIBRARIES[COMPILED.get(library, library)]
+    name = COMPILED.get(library, library)
+    return LIBRARIES[name] if name in LIBRARIES else _registered[name]
+
+
+# The libraries of other packages that were asked for.
+_registered: dict[str, ArrayLibrary] = {}
+
+
+def is_library(name: str) -> bool:
+    """Return whether a name is of a library; a library of another package is made when it is asked for."""
+    if name in LIBRARIES or name in COMPILED or name in _registered:
+        return True
+    if name.isidentifier() and (library := registered_library(name)) is not None:
+        _registered[name] = library
+    return name in _registered
 
 
 def compile_for(library: str, rotate: Rotate) -> Rotate:

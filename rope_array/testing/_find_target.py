@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ._claims import one_line
+from ._compilers import is_library
 from ._compilers import library_names as names
 from ._library_target import library_target
 from ._target import Target, check_name
@@ -62,7 +63,7 @@ def resolve(
 def _resolve(
     target: str | Target | Callable[..., Any], backend: str | None, claims: dict[str, Any]
 ) -> Target:
-    if isinstance(target, str) and target in names():
+    if isinstance(target, str) and is_library(target):
         if claims:
             raise ValueError(
                 f"{target} has all claims of rope_array; {', '.join(claims)}: claim it for a callable only"

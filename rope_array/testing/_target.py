@@ -25,7 +25,7 @@ from ._claims import (
     signature_defaults,
     takes_any,
 )
-from ._compilers import COMPILED, arrays_of, compile_for, library_names
+from ._compilers import COMPILED, arrays_of, compile_for, is_library, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._factors import DTYPES, FIELDS, WIDTH
@@ -334,7 +334,7 @@ def _check_kind(name: str, value: Any, types: Any, needed: str) -> None:
 def _check_names(target: Target) -> None:
     """Raise for unknown names."""
     for argument, names, known_names in (
-        ("library", [target.library], library_names()),
+        ("library", [] if is_library(target.library) else [target.library], library_names()),
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),

@@ -8,6 +8,7 @@ from ._base import MODES, SETTINGS, Array, ArrayLibrary, MissingLibrary, numpy_d
 from ._jax import JaxLibrary, ShardedJaxLibrary
 from ._numpy import CubedLibrary, DaskLibrary, NumPyLibrary, ReadOnlyNumPyLibrary, StrictLibrary
 from ._others import CuPyLibrary, MArrayLibrary, MLXLibrary, NDonnxLibrary, TensorFlowLibrary
+from ._registered import registered_library
 from ._torch import TorchLibrary, with_own_code
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "NumPyLibrary",
     "TorchLibrary",
     "numpy_dtype",
+    "registered_library",
     "rounded",
     "widened",
     "with_own_code",
