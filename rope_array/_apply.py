@@ -100,7 +100,7 @@ def apply(
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
     if more:
-        _dispatch.refuse_more("ra.apply((q, k), pos, rope)", more)
+        _dispatch.refuse_extra_arguments(more, "ra.apply((q, k), pos, rope)")
     plan = rope._plan if isinstance(rope, Spec) and not spec else None
     if plan is None:
         plan = plan_for(x, rope, spec)
@@ -108,7 +108,7 @@ def apply(
         _dispatch.check_max_position(x, pos, plan.max_position)
     if inverse is not False:
         plan = plan.for_direction(inverse)
-    y: ArrayOrTuple = _dispatch.rotate(x, (pos, plan, None), seq_axis, out, backend)
+    y: ArrayOrTuple = _dispatch.rotate(x, (pos, plan, None), (seq_axis,), out, backend)
     return y
 
 

@@ -8,7 +8,7 @@ from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.position_input import check_largest, parse, parse_host
-from ._array_api.source import Positions, Tables
+from ._array_api.source import OptionFields, Positions, SourceFields, Tables
 from ._errors import ArrayTypeError, describe
 
 ArrayOrTuple = TypeVar("ArrayOrTuple")  # for the front functions: the result has the type of x
@@ -25,16 +25,18 @@ def without_autograph(function: Function) -> Function:
 
 
 def rotate(
-    x: Any, fields: tuple[Any, ...], seq_axis: int, out: Any = None, backend: str | None = None
+    x: Any, source: SourceFields, options: OptionFields, out: Any = None, backend: str | None = None
 ) -> Any:
-    """Rotate x, an array or a tuple of arrays, by a source with these fields; see `rope_array.apply`."""
-    xs = x if type(x) is tuple else (x,)
-    backends = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # inlined: saves a call
+    """Rotate x, an array or a tuple of arrays, by the fields of a source; see `rope_array.apply`."""
+    backends = _registry.backends_of(type(x[0] if type(x) is tuple and x else x))
     if backend is None:
-        y = backends.try_fast(x, fields, seq_axis, out)
+        y = backends.try_fast(x, source, options, out)
         if y is not NotImplemented:
             return y
-    call = check_call(xs, fields, seq_axis, backends.library(xs[0]))
+    xs = x if type(x) is tuple else (x,)
+    if not xs:
+        raise _empty()
+    call = check_call(xs, source, options, backends.library(xs[0]))
     chosen = _registry.choose(backends, xs, call.source, backend)
     if out is not None:
         return rotate_into(chosen, call, x, out)
@@ -58,11 +60,11 @@ def check_max_position(x: Any, pos: Any, limit: int) -> None:
         check_largest(parsed, limit)
 
 
-def refuse_more(call: str, more: tuple[Any, ...]) -> None:
+def refuse_extra_arguments(extra: tuple[Any, ...], remedy: str) -> None:
     """Raise for extra positional arguments: several arrays, given one by one."""
     raise ArrayTypeError(
-        f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as "
-        f"one tuple, and options by name: {call}."
+        f"{len(extra)} of the arguments are too many, the first {describe(extra[0])}. Give several arrays as "
+        f"one tuple, and options by name: {remedy}."
     )
 
 
@@ -91,6 +93,10 @@ def library_of_like(like: Any, name: str = "like") -> Library:
 def backends_for(xs: tuple[Any, ...]) -> _registry.Backends:
     """Return the backends for the arrays of a call, by the type of the first array."""
     if not xs:
-        raise ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")
+        raise _empty()
     backends: _registry.Backends = _registry.backends_of(type(xs[0]))
     return backends
+
+
+def _empty() -> ArrayTypeError:
+    return ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")

@@ -102,7 +102,10 @@ def traced_memo_of_one(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @traced_constant
     def name_of(argument: Any) -> str:
-        return names.get(argument) or _add(values, names, argument, make(argument))
+        try:
+            return names[argument]
+        except KeyError:
+            return _add(values, names, argument, make(argument))
 
     def look_up(argument: Any) -> Any:
         value = getattr(values, name_of(argument), None)

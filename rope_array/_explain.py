@@ -124,7 +124,7 @@ def explain(
     source = Positions(pos, plan_for(x, rope, spec))
     xs = x if type(x) is tuple else (x,)
     backends = _dispatch.backends_for(xs)
-    call = check_call(xs, source, seq_axis, backends.library(xs[0]))
+    call = check_call(xs, source, (seq_axis,), backends.library(xs[0]))
     chosen = _registry.choose(backends, xs, source, backend)
     notes = _notes(chosen, call, source)
     return Explanation(chosen.name, _declined(backends, chosen, call, backend), notes)
@@ -132,8 +132,8 @@ def explain(
 
 def _positions(call: Call, plan: Plan) -> str:
     """Name the axis that positions run along, and the axes that a wrong seq_axis could name."""
-    shape = without_coordinates(call.pos.shape, plan)
-    return "positions: " + "; and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
+    shape, seq_axis = without_coordinates(call.pos.shape, plan), call.options.seq_axis
+    return "positions: " + "; and ".join(dict.fromkeys(_axis(x, shape, seq_axis) for x in call.xs))
 
 
 def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:

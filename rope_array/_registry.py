@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ._array_api.checks import as_source
 from ._array_api.library import Library, library
-from ._array_api.source import Call, Positions, Source
+from ._array_api.source import Call, CallOptions, Positions, Source
 from ._array_api.tables import CosSin, make_tables, rotate_by_array_api
 from ._array_api.trial import check_by_trial, check_library
 from ._dynamo import traced_memo_of_one
@@ -65,8 +65,9 @@ class BackendModule(Protocol):
       backend: it is asked last, and ``backend="array-api"`` selects it.
     * `accepts_outs` is true if ``rotate`` takes `outs` as its last argument, and writes into these arrays
       unless it is None; they are checked.
-    * ``try_fast(x, source, seq_axis, out)`` serves calls that it can check fast, before any other check, and
-      returns NotImplemented for all others. Backends of this package take the fields of a source, a tuple.
+    * ``try_fast(x, source, options, out)`` serves calls that it can check fast, before any other check, and
+      returns NotImplemented for all others. Backends of this package take the fields of the source and of
+      the options, as plain tuples.
     * ``try_fast_tables(source, like)`` makes tables as fast, or returns NotImplemented.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
       cannot be used here, or an empty string; ``outdated()`` that its compiled code is of other
@@ -174,13 +175,13 @@ def _after(
 
 
 def _fast_entry(backend: Any) -> Callable[..., Any]:
-    """Return a backend's `try_fast`, as a function of the fields of a source."""
+    """Return a backend's `try_fast`, as a function of the fields of a source and of options."""
     if backend.name in _BUILTIN:
         entry: Callable[..., Any] = getattr(backend, "try_fast", _decline)
         return entry
     if not hasattr(backend, "try_fast"):
         return _decline
-    return lambda x, fields, *more: backend.try_fast(x, as_source(fields), *more)
+    return lambda x, source, options, out: backend.try_fast(x, as_source(source), CallOptions(*options), out)
 
 
 # The backends of an array type: backends_of(type(x)).

@@ -128,13 +128,13 @@ class RoPE(Spec):
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
         if more:
-            _dispatch.refuse_more("rope.apply((q, k), pos)", more)
+            _dispatch.refuse_extra_arguments(more, "rope.apply((q, k), pos)")
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
             _dispatch.check_max_position(x, pos, plan.max_position)
         if inverse is not False:
             plan = plan.for_direction(inverse)
-        y: ArrayOrTuple = _dispatch.rotate(x, (pos, plan, None), seq_axis, out, backend)
+        y: ArrayOrTuple = _dispatch.rotate(x, (pos, plan, None), (seq_axis,), out, backend)
         return y
 
     @without_autograph

@@ -113,8 +113,8 @@ class Rotation(_CosSin, metaclass=_RotationType):
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
         if more:
-            _dispatch.refuse_more("rotation.apply((q, k)), without positions", more)
-        y: ArrayOrTuple = _dispatch.rotate(x, (self.cos, self.sin, self.layout), seq_axis, out, backend)
+            _dispatch.refuse_extra_arguments(more, "rotation.apply((q, k)), without positions")
+        y: ArrayOrTuple = _dispatch.rotate(x, (self.cos, self.sin, self.layout), (seq_axis,), out, backend)
         return y
 
     def full_width(self, dtype: Any = None, *, pairing: Pairing | None = None) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from . import _dispatch
 from ._array_api import tables as _tables
 from ._array_api.library import Library
 from ._array_api.ops import ArrayOps
-from ._array_api.source import Call, Positions, Source, Tables
+from ._array_api.source import Call, CallOptions, Positions, Source, Tables
 from ._errors import ArrayTypeError
 from ._spec.plan import Layout
 
@@ -17,6 +17,7 @@ __all__ = [
     "ArrayOps",
     "ArrayTypeError",
     "Call",
+    "CallOptions",
     "Layout",
     "Library",
     "Positions",
@@ -80,7 +81,7 @@ def rotate_by_array_api(call: Call) -> tuple[Any, ...]:
     return _tables.rotate_by_array_api(call)
 
 
-def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:
+def rotate_by(x: Any, source: Source, options: CallOptions) -> Any:
     """Rotate x by the backend of its own type: for backends whose arrays hold arrays of another library.
 
     Parameters
@@ -89,8 +90,8 @@ def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:
         An inner array, such as a chunk.
     source : Source
         The positions or tables for x.
-    seq_axis : int
-        The axis of x along which positions run.
+    options : CallOptions
+        The options of the call.
 
     Returns
     -------
@@ -101,12 +102,12 @@ def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:
     --------
     >>> import numpy as np
     >>> import rope_array as ra
-    >>> from rope_array.backend_tools import Tables, rotate_by
+    >>> from rope_array.backend_tools import CallOptions, Tables, rotate_by
     >>> rot = ra.RoPE(head_dim=2).rotation(0, like=np.ones(2))
-    >>> rotate_by(np.ones(2), Tables(rot.cos, rot.sin, rot.layout), -2)
+    >>> rotate_by(np.ones(2), Tables(rot.cos, rot.sin, rot.layout), CallOptions())
     array([1., 1.])
     """
-    return _dispatch.rotate(x, source, seq_axis)
+    return _dispatch.rotate(x, source, options)
 
 
 def make_tables_for(source: Positions, like: Any) -> Tables:

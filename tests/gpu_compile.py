@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rope_array._array_api.source import Tables
+from rope_array._array_api.source import CallOptions, Tables
 from rope_array._backends.torch import _triton_launch
 from rope_array._backends.torch._triton_kernel import rotate_rows
 
@@ -47,7 +47,7 @@ class MachineCode(NamedTuple):
 def launches(xs, source, seq_axis=-2, in_place=False, transposed=False):
     """Return the launches of a call. Its tensors are on the CPU; on a GPU the launches are the same."""
     ys = xs if in_place else [torch.empty_like(x) for x in xs]
-    return _triton_launch._prepare(xs, ys, source, seq_axis, transposed)
+    return _triton_launch._prepare(xs, ys, source, CallOptions(seq_axis), transposed)
 
 
 def compile_for(target, launch, xs, source):

@@ -421,7 +421,7 @@ def test_optional_functions_are_used(mine):
             return ""
 
 
-        def try_fast(x, source, seq_axis, out):
+        def try_fast(x, source, options, out):
             calls["try_fast"] = calls.get("try_fast", 0) + 1
             return NotImplemented if source.values else x.copy()
     """)

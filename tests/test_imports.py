@@ -179,7 +179,7 @@ MAY_IMPORT = {
     "_array_api.digits": "._spec.plan ._array_api.ops",
     "_array_api.turns": "._spec.frequencies ._spec.plan ._array_api.ops",
     "_array_api.angles": "._spec.plan ._array_api.digits ._array_api.ops ._array_api.turns",
-    "_array_api.pairs": "._spec.plan ._spec.shape_rule ._array_api.ops",
+    "_array_api.pairs": "._spec.plan ._spec.shape_rule ._array_api.ops ._array_api.source",
     # NumPy late: for an argument or a result of NumPy.
     "_array_api.library": "._errors ._dynamo ._spec ._array_api =array_api_compat "
     "late =array_api_compat.numpy numpy",

@@ -60,7 +60,7 @@ FAST = [
 
 def test_declined_by_positions():
     def rotated(x=X, pos=range(5), seq_axis=-2, out=None):
-        return kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out)
+        return kernel.rotate(x, Positions(pos, prepared(PLAN)), (seq_axis,), out)
 
     assert (rotated() == X).all()
     assert rotated(out=(out := np.ones_like(X))) is out
@@ -98,7 +98,7 @@ BY_TABLES = [
 
 def test_declined_by_tables():
     def rotated(x=X, cos=COS, sin=COS, layout=LAYOUT, seq_axis=-2, out=None):
-        return kernel.rotate(x, Tables(cos, sin, layout), seq_axis, out)
+        return kernel.rotate(x, Tables(cos, sin, layout), (seq_axis,), out)
 
     assert_same(rotated(), X)
     assert rotated(out=(out := np.ones_like(X))) is out
@@ -123,14 +123,16 @@ def test_invalid_sources():
 
     Other.derived.kernel = "plan"
     with pytest.raises(AttributeError):
-        kernel.rotate(X, Positions(0, "plan"), -2, None)
+        kernel.rotate(X, Positions(0, "plan"), (-2,), None)
     positions = Positions(0, Other()), Positions(0, RoPE(8, base=77)._plan)
     for source in (None, (), (0,), X, [0, PLAN, None], *positions):
-        assert kernel.rotate(X, source, -2, None) is NotImplemented
-    assert kernel.rotate(X, Positions(0, prepared(PLAN), X), -2, None) is NotImplemented
+        assert kernel.rotate(X, source, (-2,), None) is NotImplemented
+    assert kernel.rotate(X, Positions(0, prepared(PLAN), X), (-2,), None) is NotImplemented
+    for options in (None, -2, (), (None,), (-2, None)):  # the kernel knows one option
+        assert kernel.rotate(X, Positions(0, prepared(PLAN)), options, None) is NotImplemented
     for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # three needed
         source = Positions(pos, prepared(SEVERAL["chunked axes"]._plan))
-        assert kernel.rotate(np.zeros((5, 72), F32), source, -2, None) is NotImplemented
+        assert kernel.rotate(np.zeros((5, 72), F32), source, (-2,), None) is NotImplemented
     good = _native.plan_words(PLAN.layout, PLAN)
     kernel.make_plan(good)
     no_amplitude, no_width = [*good[:8], 0, *good[9:]], [0, *good[1:]]
@@ -154,7 +156,7 @@ def test_tensors_that_are_declined(tensors):
     x, out, plan = torch.ones(5, 8), torch.zeros(5, 8), prepared(PLAN)
 
     def done(x=x, out=out, pos=3, axis=-2):
-        return kernel.rotate(x, Positions(pos, plan), axis, out) is not NotImplemented
+        return kernel.rotate(x, Positions(pos, plan), (axis,), out) is not NotImplemented
 
     assert done()
     for pos in (torch.arange(5), torch.arange(5, dtype=torch.int32), range(5)):
@@ -190,7 +192,7 @@ def test_tensors_that_are_declined(tensors):
     alone = good[:1], good[0], good[:, :1], good.tile(2, 1), good.double(), strided, ()
     shapes = good[:, :2], good[:, :1], good.tile(1, 2)
     for cos, sin in (*((good, sin) for sin in alone), *zip(shapes, shapes, strict=True)):
-        assert kernel.rotate(x, Tables(cos, sin, LAYOUT), -2, out) is NotImplemented, words((cos, sin))
+        assert kernel.rotate(x, Tables(cos, sin, LAYOUT), (-2,), out) is NotImplemented, words((cos, sin))
     assert not out.any()
     assert done()
 

@@ -139,7 +139,7 @@ def test_more_than_2_to_the_31_elements(monkeypatch):
     _native.prepare(plan)
     repeated = (np.lib.stride_tricks.as_strided(a, (heads, length, width), (0, 0, 2)) for a in (x, y))
     source = Positions(range(5, 5 + 3 * length, 3), plan)
-    assert kernel.rotate(next(repeated), source, -2, next(repeated), checked=True) is not NotImplemented
+    assert kernel.rotate(next(repeated), source, (-2,), next(repeated), checked=True) is not NotImplemented
     assert_same(y, by_array_api(RoPE(width), x, 5 + 3 * (length - 1)))
 
 

@@ -321,7 +321,7 @@ PYTHON_CODE_AT_EXIT = """
             sleep(0.4)
 
     source = (1, SlowPlan(), None)
-    threading.Thread(target=kernel.rotate, args=(x, source, -2, None), daemon=True).start()
+    threading.Thread(target=kernel.rotate, args=(x, source, (-2,), None), daemon=True).start()
     entered.wait()
     print("good", flush=True)
     sys.stderr = SlowStream()

@@ -117,10 +117,10 @@ def test_a_repeated_call_is_recognised():
     q = normal(2, 3, 5, 16, dtype="float16")
     kernel = triton.load_kernel()
     kernel._launches.clear()
-    assert _eager.try_kernel(kernel, q, source, -2, None) is NotImplemented
+    assert _eager.try_kernel(kernel, q, source, (-2,), None) is NotImplemented
     expected = ROPE.apply(q, source.values, backend="triton")
-    assert_same(_eager.try_kernel(kernel, q, source, -2, None), expected)
-    assert _eager.try_kernel(kernel, q, source, -2, q.clone()) is NotImplemented
+    assert_same(_eager.try_kernel(kernel, q, source, (-2,), None), expected)
+    assert _eager.try_kernel(kernel, q, source, (-2,), q.clone()) is NotImplemented
     other_calls = [
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
         *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63, [1] * 5)),
@@ -129,7 +129,7 @@ def test_a_repeated_call_is_recognised():
         (q, Positions(POS, ra.RoPE(16)._plan), -2),
     ]
     for x, of, axis in other_calls:
-        assert _eager.try_kernel(kernel, x, of, axis, None) is NotImplemented
+        assert _eager.try_kernel(kernel, x, of, (axis,), None) is NotImplemented
 
 
 def test_a_repeated_call_in_place_is_recognised():
@@ -140,12 +140,12 @@ def test_a_repeated_call_in_place_is_recognised():
             again = tuple(map(torch.clone, xs))
             ROPE.apply(again, source.values, out=again, backend="triton")
         twice = tuple(map(torch.clone, xs))
-        assert _eager.try_kernel(kernel, twice, source, -2, twice) is twice
+        assert _eager.try_kernel(kernel, twice, source, (-2,), twice) is twice
         assert_same(twice, ROPE.apply(xs, source.values, backend="triton"))
     packed = normal(2, 2, 5, 16)
     views = packed[0], packed[1]
     ROPE.apply(views, source.values, out=views, backend="triton")
-    assert _eager.try_kernel(kernel, views, source, -2, views) is NotImplemented
+    assert _eager.try_kernel(kernel, views, source, (-2,), views) is NotImplemented
 
 
 def test_other_calls_are_other_launches():
@@ -237,11 +237,11 @@ def test_freed_memory_is_declined():
     ROPE.apply(x, pos, backend="triton")
     kernel, freed, source = triton.load_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
     freed.untyped_storage().resize_(0)
-    assert _eager.try_kernel(kernel, freed, source, -2, None) is NotImplemented
+    assert _eager.try_kernel(kernel, freed, source, (-2,), None) is NotImplemented
     with pytest.raises(ra.BackendError, match="freed"):
         ROPE.apply(freed, pos, backend="triton")
     pos.untyped_storage().resize_(0)
-    assert _eager.try_kernel(kernel, x, source, -2, None) is NotImplemented
+    assert _eager.try_kernel(kernel, x, source, (-2,), None) is NotImplemented
 
 
 def test_interceptions_are_declined():

@@ -137,7 +137,7 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
 def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[bool], Source]) -> Any:
     """Rotate the arrays of a checked call, of any dtypes and by any source, by the C++ or the Triton kernel.
 
-    ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``source_for(use_float64)``
+    ``rotate(xs, source, options, outs)`` rotates arrays of one compute dtype; ``source_for(use_float64)``
     returns the source as the kernel reads it.
     """
     ys: list[Any] = [None] * len(call.xs)
@@ -145,7 +145,7 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[boo
         chosen = [i for i, is_float64 in enumerate(call.float64) if is_float64 == use_float64]
         into = None if outs is None else tuple(outs[i] for i in chosen)
         xs = tuple(call.xs[i] for i in chosen)
-        rotated = rotate(xs, source_for(use_float64), int(call.seq_axis), into)
+        rotated = rotate(xs, source_for(use_float64), call.options, into)
         if rotated is NotImplemented:  # the checks have passed
             raise BackendError(
                 "the kernel declines the call: the rope's plan was changed after its first use, or the "

@@ -53,6 +53,14 @@ bool parse_int(nb::handle object, int64_t& number) {
     return !overflow;
 }
 
+// Parse the options of rope_array/_array_api/source.py, or their fields as a plain tuple. Return false for more fields
+// than these.
+bool parse_options(nb::handle options, int64_t& seq_axis) {
+    const Py_ssize_t size = PyTuple_Size(options.ptr());
+    if (size < 0) PyErr_Clear();  // not a tuple
+    return size == 1 && parse_int(PyTuple_GetItem(options.ptr(), 0), seq_axis);
+}
+
 bool parse_pairing(nb::handle text, bool& half) {
     if (!PyUnicode_Check(text.ptr())) return false;
     half = PyUnicode_CompareWithASCIIString(text.ptr(), "half") == 0;
@@ -344,7 +352,7 @@ class Call {
 // `checked`: the caller has checked that each out is writable, and overlaps nothing but its own x.
 // `transposed`: rotate by the transpose; positions only. `gated`: x are tensors; decline calls that PyTorch
 // has to record or intercept, and count the writes to out.
-nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, nb::handle out, bool checked,
+nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle options, nb::handle out, bool checked,
                          bool transposed, bool gated) {
     const nb::object declined = nb::borrow(Py_NotImplemented);
     const ArrayTuple xs(x), outs(out);
@@ -352,7 +360,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     const Library* const library = xs.size ? library_of(xs[0]) : nullptr;
     int64_t axis;
     ParsedSource parsed;
-    if (!library || !parse_int(seq_axis, axis)) return declined;
+    if (!library || !parse_options(options, axis)) return declined;
     if (gated && !may_bypass_pytorch(xs, source, fresh ? nullptr : &outs)) return declined;
     if (!parsed.parse(source, *library, transposed)) return declined;
     if (gated && parsed.is_recorded_position(source)) return declined;
@@ -430,7 +438,7 @@ NB_MODULE(_kernel, m) {
         return TORCH.view(tensor, view);
     });
     m.def("rotate", asleep_at_exit(&rotate_arrays), nb::arg("x").none(), nb::arg("source").none(),
-          nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false,
+          nb::arg("options").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false,
           nb::arg("gated") = false);
     m.def("make_tables", asleep_at_exit(&make_tables_of_arrays), nb::arg("cos"), nb::arg("sin"), nb::arg("source").none(),
           nb::arg("gated") = false);

@@ -17,7 +17,7 @@ from rope_array._array_api.library import library as library_of
 from rope_array._array_api.ops import ArrayOps
 from rope_array._spec.plan import Constants, Plan
 from rope_array._spec.shape_rule import placement, sequence_axis
-from rope_array.backend_tools import ArrayTypeError, Call, Positions, Source, Tables, rotate_by
+from rope_array.backend_tools import ArrayTypeError, Call, CallOptions, Positions, Source, Tables, rotate_by
 
 name = "cubed"
 _CHUNK = 4096  # numbers of the host in a chunk: positions, whose tables have a number for each pair
@@ -116,12 +116,12 @@ def rotate(call: Call) -> Any:
     pos = call.pos.values
     # Copy NumPy's: the operation runs later, when the caller may have written to the array.
     pos = pos if LIBRARY.is_array(pos) else np.array(pos).reshape(call.pos.shape)
-    return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
+    return tuple(_rotate(_in_one_chunk(x, x.ndim - 1), pos, call.source.plan, call.options) for x in call.xs)
 
 
-def _rotate(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
-    pos = _chunked_like(_with_axes_of(x, pos, seq_axis), x)
-    return cubed.map_blocks(_rotate_chunk, x, pos, dtype=x.dtype, plan=plan, seq_axis=seq_axis)
+def _rotate(x: Any, pos: Any, plan: Plan, options: CallOptions) -> Any:
+    pos = _chunked_like(_with_axes_of(x, pos, options.seq_axis), x)
+    return cubed.map_blocks(_rotate_chunk, x, pos, dtype=x.dtype, plan=plan, options=options)
 
 
 def _with_axes_of(x: Any, pos: Any, seq_axis: int) -> Any:
@@ -138,11 +138,11 @@ def _chunked_like(pos: Any, x: Any) -> Any:
     return pos.rechunk(chunks) if LIBRARY.is_array(pos) else cubed.from_array(pos, chunks, spec=x.spec)
 
 
-def _rotate_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int) -> Any:
+def _rotate_chunk(x: Any, pos: Any, *, plan: Plan, options: CallOptions) -> Any:
     pos = pos[..., 0]
     if pos.ndim:  # the sequence last, as in the shape rule
-        pos = library_of(pos).xp.moveaxis(pos, sequence_axis(x.ndim, seq_axis), -1)
-    return rotate_by(x, Positions(pos, plan), seq_axis)
+        pos = library_of(pos).xp.moveaxis(pos, sequence_axis(x.ndim, options.seq_axis), -1)
+    return rotate_by(x, Positions(pos, plan), options)
 
 
 def _in_one_chunk(x: Any, axis: int) -> Any:

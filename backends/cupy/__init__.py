@@ -56,7 +56,7 @@ def rotate(call: Call, outs: Any = None) -> Any:
             apart |= {i for i in chosen if not _launch.is_aligned(ys[i])}
             into = {i: cupy.empty_like(call.xs[i]) if i in apart else ys[i] for i in chosen}
             arrays = [(call.xs[i], into[i]) for i in chosen]
-            _launch.launch_rotations(arrays, source_for(call.float64[chosen[0]]), layout, int(call.seq_axis))
+            _launch.launch_rotations(arrays, source_for(call.float64[chosen[0]]), layout, call.options)
             for i in apart:
                 ys[i][...] = into[i]
     return ys

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from rope_array._array_api.source import CallOptions
 from rope_array._backends._gpu import (
     Kind,
     Rows,
@@ -95,12 +96,12 @@ class _Launch(NamedTuple):
 
 
 def launch_rotations(
-    arrays: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, seq_axis: int
+    arrays: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, options: CallOptions
 ) -> None:
     """Rotate each x of arrays (x, y) of one dtype into its y, on the current device and stream."""
     dtype, itemsize = arrays[0][0].dtype.name, arrays[0][0].itemsize
     facts = tuple([(x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr) for x, y in arrays])
-    for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, seq_axis):
+    for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, options):
         call = launch.call.copy()
         for name, piece in zip("qk", launch.pieces, strict=False):
             x, y = arrays[piece.array]
@@ -136,13 +137,18 @@ def _pointers(angles: Angles) -> tuple[str, ...]:
 
 @lru_cache(256)
 def _prepare(
-    arrays: tuple[Any, ...], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout, seq_axis: int
+    arrays: tuple[Any, ...],
+    source: tuple[Any, ...],
+    dtype: str,
+    itemsize: int,
+    layout: Layout,
+    options: CallOptions,
 ) -> list[_Launch]:
     """Return the launches for arrays and a source of these facts."""
     is_wide = _is_wide_layout(layout, 16 // itemsize)
     together: dict[Any, list[_Piece]] = {}
     strided = [Strided(shape, x, y) for shape, x, _, y, _, _ in arrays]
-    for i, launches in enumerate(arrange(strided, seq_axis, source[0])):
+    for i, launches in enumerate(arrange(strided, options.seq_axis, source[0])):
         for rows in launches:
             piece = _make_piece(i, arrays[i], rows, source, itemsize, is_wide)
             together.setdefault((piece.is_wide, piece.rows.tokens), []).append(piece)

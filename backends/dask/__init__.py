@@ -21,7 +21,7 @@ from rope_array._array_api.tables import with_axes_of
 from rope_array._errors import ArrayTypeError, ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
-from rope_array.backend_tools import Call, Positions, Tables, make_tables_for, rotate_by
+from rope_array.backend_tools import Call, CallOptions, Positions, Tables, make_tables_for, rotate_by
 
 name = "dask"
 
@@ -52,11 +52,11 @@ def library(x: Any) -> Library:
 
 def rotate(call: Call) -> Any:
     """Rotate the arrays of a call, lazily."""
-    source, seq_axis = call.source, call.seq_axis
+    source, options = call.source, call.options
     if isinstance(source, Tables):
-        return tuple(_rotate_by_tables(x, source, seq_axis) for x in call.xs)
+        return tuple(_rotate_by_tables(x, source, options) for x in call.xs)
     pos = _checked(call.pos, source.plan)
-    return tuple(_rotate_at(x, pos, source.plan, seq_axis) for x in call.xs)
+    return tuple(_rotate_at(x, pos, source.plan, options) for x in call.xs)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
@@ -90,16 +90,16 @@ def make_tables(source: Positions, like: Any) -> Any:
     return cos_and_sin[0], cos_and_sin[1]
 
 
-def _rotate_at(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
+def _rotate_at(x: Any, pos: Any, plan: Plan, options: CallOptions) -> Any:
     x = _rechunk_last(x)
     if plan.coordinates is not None and pos.ndim == 1 and x.ndim > 1:
         pos = pos[None]  # one position of all tokens: a chunk may have as many tokens as coordinates
     shape = without_coordinates(_shape(pos), plan)
-    axes = paired_axes(x.ndim, len(shape), seq_axis)
+    axes = paired_axes(x.ndim, len(shape), options.seq_axis)
     operand = _operand(pos, x, axes, _coordinate_labels(plan))
     broadcast_axes = tuple(size == 1 for size in shape)
     return _blockwise(
-        _rotate_chunk_at, x, *operand, plan=plan, seq_axis=seq_axis, broadcast_axes=broadcast_axes
+        _rotate_chunk_at, x, *operand, plan=plan, options=options, broadcast_axes=broadcast_axes
     )
 
 
@@ -114,12 +114,12 @@ def _coordinate_labels(plan: Plan) -> tuple[int, ...]:
     return () if plan.coordinates is None else (_COORDINATE,)
 
 
-def _rotate_by_tables(x: Any, tables: Tables, seq_axis: int) -> Any:
+def _rotate_by_tables(x: Any, tables: Tables, options: CallOptions) -> Any:
     x = _rechunk_last(x)
-    axes = paired_axes(x.ndim, tables.cos.ndim - 1, seq_axis)
+    axes = paired_axes(x.ndim, tables.cos.ndim - 1, options.seq_axis)
     operands = [a for t in tables.arrays for a in (_chunked_like(_rechunk_last(t), x, axes), (*axes, _PAIR))]
     broadcast_axes = tuple(size == 1 for size in tables.cos.shape[:-1])
-    static = {"layout": tables.layout, "seq_axis": seq_axis, "broadcast_axes": broadcast_axes}
+    static = {"layout": tables.layout, "options": options, "broadcast_axes": broadcast_axes}
     return _blockwise(_rotate_chunk_by_tables, x, *operands, **static)
 
 
@@ -130,10 +130,10 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
     return da.blockwise(function, axes, x, axes, *operands, **constants, **options)
 
 
-def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, broadcast_axes: Any) -> Any:
-    _check_sizes(x, without_coordinates(_shape(pos), plan), seq_axis, broadcast_axes)
+def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, options: CallOptions, broadcast_axes: Any) -> Any:
+    _check_sizes(x, without_coordinates(_shape(pos), plan), options.seq_axis, broadcast_axes)
     pos = pos if library_of(x).takes_numpy else _in_library_of(x, pos)
-    return rotate_by(x, Positions(pos, plan), seq_axis)
+    return rotate_by(x, Positions(pos, plan), options)
 
 
 def _in_library_of(x: Any, array: Any) -> Any:
@@ -159,10 +159,10 @@ def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan) -
 
 
 def _rotate_chunk_by_tables(
-    x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, broadcast_axes: Any
+    x: Any, cos: Any, sin: Any, *, layout: Layout, options: CallOptions, broadcast_axes: Any
 ) -> Any:
-    _check_sizes(x, cos.shape[:-1], seq_axis, broadcast_axes)
-    return rotate_by(x, Tables(_in_library_of(x, cos), _in_library_of(x, sin), layout), seq_axis)
+    _check_sizes(x, cos.shape[:-1], options.seq_axis, broadcast_axes)
+    return rotate_by(x, Tables(_in_library_of(x, cos), _in_library_of(x, sin), layout), options)
 
 
 def _checked(pos: PositionInput, plan: Plan) -> Any:

@@ -15,7 +15,7 @@ from rope_array._array_api import tables as _tables
 from rope_array._array_api.angles import cos_sin, rounded_angle
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import parse, split_floats
-from rope_array._array_api.source import Call, Positions, Tables
+from rope_array._array_api.source import Call, CallOptions, Positions, Tables
 from rope_array._internals import internal
 from rope_array._rotation import name_types
 from rope_array._spec.plan import Layout, Plan
@@ -38,9 +38,9 @@ def rotate(call: Call) -> Any:
     """Rotate the arrays of a call, in one program."""
     source = call.source
     if isinstance(source, Tables):
-        return _rotate_by_tables(call.xs, source.cos, source.sin, source.layout, call.seq_axis)
+        return _rotate_by_tables(call.xs, source.cos, source.sin, source.layout, call.options)
     pos, fraction = call.pos.read(LIBRARY, call.ops, any(call.float64), split=False)
-    return _rotate_at(call.xs, pos, fraction, source.plan, call.seq_axis)
+    return _rotate_at(call.xs, pos, fraction, source.plan, call.options)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
@@ -59,15 +59,15 @@ def make_tables(source: Positions, like: Any) -> Any:
 _program = partial(jax.jit, inline=jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True)
 
 
-@partial(_program, static_argnames=("plan", "seq_axis"))
-def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
+@partial(_program, static_argnames=("plan", "options"))
+def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, options: CallOptions) -> Any:
     if _are_operand(pos, fraction, plan):
-        return tuple(rotate_by_positions(x, pos, plan, seq_axis) for x in xs)
+        return tuple(rotate_by_positions(x, pos, plan, options) for x in xs)
     ops = LIBRARY.ops(xs[0])
     if fraction is None:
         pos, fraction = split_floats(pos, ops)
     float64 = tuple(map(computes_in_float64, xs))
-    return _tables.rotate_by_positions(xs, float64, pos, fraction, plan, seq_axis, ops, rotate_by_tables)
+    return _tables.rotate_by_positions(xs, float64, pos, fraction, plan, options, ops, rotate_by_tables)
 
 
 def _are_operand(pos: Any, fraction: Any, plan: Plan) -> bool:
@@ -110,10 +110,10 @@ def _jvp(primals: Any, tangents: Any) -> Any:
 _with_angle.defjvp(_jvp)
 
 
-@partial(_program, static_argnames=("layout", "seq_axis"))
-def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
+@partial(_program, static_argnames=("layout", "options"))
+def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions) -> Any:
     ops = LIBRARY.ops(xs[0])
-    return _tables.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, rotate_by_tables)
+    return _tables.rotate_by_tables(xs, Tables(cos, sin, layout), options, ops, rotate_by_tables)
 
 
 def _register_type(cls: Any) -> None:

@@ -23,6 +23,7 @@ from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.position_input import split_floats
+from rope_array._array_api.source import CallOptions
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
@@ -35,12 +36,12 @@ rotate_p = Primitive("rope_array_rotate")
 _POSITION_DTYPES = (xp.int32, xp.int64, xp.uint32, xp.float32, xp.float64)
 
 
-def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
+def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
-    return _rotate(x, (_aligned(cos, x, seq_axis), _aligned(sin, x, seq_axis)), layout, None)
+    return _rotate(x, (_aligned(cos, x, options), _aligned(sin, x, options)), layout, None)
 
 
-def rotate_by_positions(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
+def rotate_by_positions(x: Any, pos: Any, plan: Plan, options: CallOptions) -> Any:
     """Rotate the last axis of x by positions, at exact angles.
 
     Serves int32, int64, uint32 and floats, and casts narrower integers. The errors are those of
@@ -49,7 +50,7 @@ def rotate_by_positions(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     if pos.dtype not in _POSITION_DTYPES:
         pos = pos.astype(xp.int32)
     pos = pos if plan.coordinates else pos[..., None]
-    return _rotate(x, (_aligned(pos, x, seq_axis),), plan.layout, plan)
+    return _rotate(x, (_aligned(pos, x, options),), plan.layout, plan)
 
 
 def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
@@ -60,13 +61,13 @@ def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, A
     units = (xp.arange(plan.layout.head_dim) < plan.layout.num_pairs).astype(rows.dtype)
     # XLA removes the sum of zeros. It gives the units the sharding of the positions, which JAX may need.
     x = (units[(None,) * (rows.ndim - 1)] + rows * 0).astype(dtype)
-    y = rotate_by_positions(x, pos, plan, -2)
+    y = rotate_by_positions(x, pos, plan, CallOptions())
     return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
 
 
-def _aligned(array: Any, x: Any, seq_axis: int) -> Any:
+def _aligned(array: Any, x: Any, options: CallOptions) -> Any:
     """Give positions or a table the axes of x, by the shape rule."""
-    order, index = placement(x.ndim, array.ndim - 1, seq_axis)
+    order, index = placement(x.ndim, array.ndim - 1, options.seq_axis)
     return (array if order is None else xp.permute_dims(array, order))[index]
 
 

@@ -68,7 +68,7 @@ def decline_reason(xs: tuple[Any, ...], source: Source) -> str | None:
 def rotate(call: Call) -> tuple[Any, ...]:
     """Rotate arrays that have values."""
     xs, source = map(_to_numpy, call.xs), type(call.source)(*map(_to_numpy, call.source))
-    ys = rotate_by(tuple(xs), source, call.seq_axis)
+    ys = rotate_by(tuple(xs), source, call.options)
     return tuple(map(xp.asarray, ys))
 
 

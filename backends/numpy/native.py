@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rope_array._array_api.library import library
-from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.source import Call, CallOptions, Positions, Source
 from rope_array._array_api.tables import make_tables as make_tables_by_array_api
 from rope_array._backends import _native
 from rope_array._spec.plan import Plan
@@ -65,9 +65,9 @@ def _fill_tables(values: Any, plan: Plan, use_float64: bool) -> Any:
     return _native.fill_tables(empty, _readable(values, dtype), plan)
 
 
-def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:
+def _rotate(xs: Any, source: Source, options: CallOptions, outs: Any) -> Any:
     plain_outs = outs if outs is None else tuple(map(np.asarray, outs))
-    return _native.kernel.rotate(tuple(map(np.asarray, xs)), source, seq_axis, plain_outs, checked=True)
+    return _native.kernel.rotate(tuple(map(np.asarray, xs)), source, options, plain_outs, checked=True)
 
 
 def _readable(array: Any, dtype: Any) -> Any:

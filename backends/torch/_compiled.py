@@ -19,14 +19,14 @@ from rope_array import _dynamo
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.out import check_outs
 from rope_array._array_api.position_input import split_floats
-from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._array_api.source import Call, CallOptions, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._internals import FORWARD_LEVEL, internal
-from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
+from rope_array._spec.plan import Constants, Coordinates, Layout, Plan, Words
 
-from ._gradient import adjoint, rotate_by_operations, rotate_recorded
+from ._gradient import CHECKED, GATED, NEW, UNCHECKED, adjoint, rotate_by_operations, rotate_recorded
 from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported
 
 # ---- a call that is traced ----
@@ -64,7 +64,7 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
             if members:
                 xs = [call.xs[i] for i in members]
                 rotate_group = _rotate_and_record if recorded else _rotate_unrecorded
-                for i, y in zip(members, rotate_group(xs, source, call.seq_axis, by_kernel), strict=True):
+                for i, y in zip(members, rotate_group(xs, source, call.options, by_kernel), strict=True):
                     ys[i] = y
     return tuple(ys)
 
@@ -73,7 +73,7 @@ def rotate_traced_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rotate the arrays of a call by the kernel, into `outs`."""
     if _is_one_call_in_place(call, outs):
         operators, arguments = _operators_for(_read_source(call, call.float64[0]), False)
-        operators.in_place(call.xs, *arguments, call.seq_axis)
+        operators.in_place(call.xs, *arguments, *call.options)
     else:  # all results exist before the first is written: an out may overlap another x
         for out, y in zip(outs, rotate_traced(call, by_kernel=True), strict=True):
             out.copy_(y)
@@ -112,21 +112,21 @@ def _takes_fractions(plan: Plan) -> bool:
 
 
 def _rotate_unrecorded(
-    xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
+    xs: Any, source: Source, options: CallOptions, by_kernel: bool, transposed: bool = False
 ) -> Any:
     """Rotate tensors by an operator that records no gradient, or by PyTorch's operations."""
     if by_kernel:
         operators, arguments = _operators_for(source, transposed)
-        return operators.plain(xs, *arguments, seq_axis)
-    return rotate_by_operations(xs, source, seq_axis, transposed, _materialize)
+        return operators.plain(xs, *arguments, *options)
+    return rotate_by_operations(xs, source, options, transposed, _materialize)
 
 
 def _rotate_and_record(
-    xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False
+    xs: Any, source: Source, options: CallOptions, by_kernel: bool, transposed: bool = False
 ) -> Any:
     """Rotate tensors by the operator that records their gradient."""
     operators, arguments = _operators_for(source, transposed)
-    return operators.recorded(xs, *arguments, seq_axis, by_kernel)
+    return operators.recorded(xs, *arguments, *options, by_kernel)
 
 
 class _Traced(NamedTuple):
@@ -135,15 +135,17 @@ class _Traced(NamedTuple):
     by_kernel: bool
 
     def rotate(
-        self, xs: Any, source: Source, seq_axis: int, outs: None, checked: bool, transposed: bool
+        self, xs: Any, source: Source, options: CallOptions, outs: None, checked: bool, transposed: bool
     ) -> tuple[Any, ...]:
         """Rotate tensors of a checked call into new tensors."""
-        return tuple(_rotate_unrecorded(xs, source, seq_axis, self.by_kernel, transposed))
+        return tuple(_rotate_unrecorded(xs, source, options, self.by_kernel, transposed))
 
 
-def _rotate_back_traced(kernel: _Traced, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+def _rotate_back_traced(
+    kernel: _Traced, grads: Any, source: Source, options: CallOptions, transposed: bool
+) -> Any:
     """Rotate gradients, and record the gradient of this rotation."""
-    return _rotate_and_record(grads, source, seq_axis, kernel.by_kernel, transposed)
+    return _rotate_and_record(grads, source, options, kernel.by_kernel, transposed)
 
 
 def _materialize(table: Any) -> Any:
@@ -174,10 +176,10 @@ def write_text(plan: Plan) -> None:
 
 
 def _read_text(text: str) -> Plan:
-    layout, frequencies, turns64, turns96, coordinates = json.loads(text[_DIGEST:])
+    layout, *words, coordinates = json.loads(text[_DIGEST:])
     if coordinates is not None:
         coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
-    plan = Plan(Layout(*layout), True, frequencies, turns64, turns96, None, coordinates)
+    plan = Plan(Layout(*layout), Words(*words), coordinates=coordinates)
     if _native.kernel is not None:
         _native.prepare(plan)
     return plan
@@ -191,14 +193,14 @@ _plan_of = _dynamo.traced_memo(_read_text, lambda text: text[:_DIGEST])
 
 
 def _rotate_by_kernel(
-    xs: Any, source: Source, seq_axis: int, transposed: bool, outs: Any = None
+    xs: Any, source: Source, options: CallOptions, transposed: bool, outs: Any = None
 ) -> list[Any]:
     _refuse_tangents((*xs, *source.arrays))
-    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)  # True: checked
+    ys = _native.kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
         source = type(source)(*contiguous, *source[len(contiguous) :])
-        ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
+        ys = _native.kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
     if ys is NotImplemented:
         raise BackendError(
             "the C++ kernel declines a call of a compiled program: the memory of an array was freed "
@@ -207,14 +209,14 @@ def _rotate_by_kernel(
     return list(ys)
 
 
-def _rotate_in_place_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> None:
+def _rotate_in_place_by_kernel(xs: Any, source: Source, options: CallOptions, transposed: bool) -> None:
     """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
     xs = tuple(xs)
-    ys = _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed, True)  # unchecked, gated
+    ys = _native.kernel.rotate(xs, source, options, xs, UNCHECKED, transposed, GATED)
     if ys is NotImplemented:
         _refuse_gradients((*xs, *source.arrays))
         check_outs(xs, xs, xs, source.arrays, LIBRARY)
-        _rotate_by_kernel(xs, source, seq_axis, transposed, xs)
+        _rotate_by_kernel(xs, source, options, transposed, xs)
         count_writes(xs)
 
 
@@ -262,15 +264,15 @@ def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[
 
 
 def _read_positions(
-    xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int
-) -> tuple[Source, int, bool]:
-    return Positions(pos, _plan_of(plan)), seq_axis, transposed
+    xs: Any, pos: Any, plan: str, transposed: bool, *options: Any
+) -> tuple[Source, CallOptions, bool]:
+    return Positions(pos, _plan_of(plan)), CallOptions(*options), transposed
 
 
-def _read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, int, bool]:
-    start, stop, pairing, out_pairing, blocks, seq_axis = numbers
+def _read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, CallOptions, bool]:
+    start, stop, pairing, out_pairing, blocks, *options = numbers
     layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
-    return Tables(cos, sin, layout), seq_axis, False
+    return Tables(cos, sin, layout), CallOptions(*options), False
 
 
 def _define(name: str, source: str, read: Any) -> _Operators:
@@ -281,8 +283,8 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     PyTorch derives the rule of the operator in place for functionalization from its schema.
 
         operator     arguments after xs                          `read` returns
-        rotate_at    pos, plan, transposed, seq_axis             Positions, seq_axis, transposed
-        rotate_by    cos, sin, *_LAYOUT, seq_axis                Tables, seq_axis, False
+        rotate_at    pos, plan, transposed, *_OPTIONS            Positions, CallOptions, transposed
+        rotate_by    cos, sin, *_LAYOUT, *_OPTIONS               Tables, CallOptions, False
         *_           the same; in place
         *_recorded   the same and by_kernel, which `read` does not take
     """
@@ -298,20 +300,20 @@ def _define(name: str, source: str, read: Any) -> _Operators:
 
     def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
         *source_arguments, by_kernel = arguments
-        source, seq_axis, transposed = read(xs, *source_arguments)
-        call = _Traced(by_kernel), _rotate_back_traced, source, seq_axis, True, transposed, False
+        source, options, transposed = read(xs, *source_arguments)
+        call = _Traced(by_kernel), _rotate_back_traced, source, options, CHECKED, transposed, NEW
         return list(rotate_recorded(call, *xs))
 
     def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
         *source_arguments, by_kernel = arguments
-        source, seq_axis, transposed = read(xs, *source_arguments)
-        return list(_rotate_unrecorded(xs, source, seq_axis, by_kernel, transposed))
+        source, options, transposed = read(xs, *source_arguments)
+        return list(_rotate_unrecorded(xs, source, options, by_kernel, transposed))
 
     in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
-        _NAMESPACE.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
-        _NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, int seq_axis) -> ()", tags=_TAGS)
-        schema = f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]"
+        _NAMESPACE.define(f"{name}(Tensor[] xs, {source}, {_OPTIONS}) -> Tensor[]", tags=_TAGS)
+        _NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, {_OPTIONS}) -> ()", tags=_TAGS)
+        schema = f"{recorded}(Tensor[] xs, {source}, {_OPTIONS}, bool by_kernel) -> Tensor[]"
         _NAMESPACE.define(schema, tags=_TAGS)
         _NAMESPACE.impl(name, run_kernel, "CPU")
         _NAMESPACE.impl(in_place, run_kernel_in_place, "CPU")
@@ -347,6 +349,7 @@ _NAMESPACE = torch.library.Library("rope_array", "FRAGMENT")
 # The results have the strides of the arrays, so the compiler must not change these. Older versions lack tags.
 _NAMES = ("pt2_compliant_tag", "needs_exact_strides")
 _TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
+_OPTIONS = "int seq_axis"  # the fields of `CallOptions`
 _LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
 _BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
 _BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)

@@ -26,18 +26,18 @@ def has_dtensor(*values: Any) -> bool:
 
 def rotate_shards(call: Call) -> Any:
     """Rotate the local shards of DTensors, each by its own positions or tables."""
-    xs, seq_axis = call.xs, call.seq_axis
+    xs, options = call.xs, call.options
     source = _arrays_only(call.source, call.lib, call.ops)
     if _is_row_of_coordinates(source) and all([x.ndim > 1 for x in xs]):
         # One position of all tokens: a shard may have as many tokens as coordinates.
         source = source._replace(values=source.values.unsqueeze(0))
-    placed = [(x.placements, _source_placements(source, x, seq_axis)) for x in xs]
+    placed = [(x.placements, _source_placements(source, x, options.seq_axis)) for x in xs]
     if all([placements == placed[0] for placements in placed]):
         local = _local_source(source, xs[0], placed[0][1])
-        ys = rotate_by(tuple([x.to_local() for x in xs]), local, seq_axis)  # angles once for all
+        ys = rotate_by(tuple([x.to_local() for x in xs]), local, options)  # angles once for all
     else:
         ys = [
-            rotate_by(x.to_local(), _local_source(source, x, placements), seq_axis)
+            rotate_by(x.to_local(), _local_source(source, x, placements), options)
             for x, (_, placements) in zip(xs, placed, strict=True)
         ]
     return tuple(

@@ -5,7 +5,7 @@ forward-mode differentiation, a mode, a subclass), the kernel's result would be 
 declines the call, and the array-api backend serves it by PyTorch's operations. Of functorch's transforms the
 kernels serve vmap: see _mapped.py.
 
-A kernel is an object with the function ``rotate(x, source, seq_axis, out, checked=False, transposed=False)``.
+A kernel is an object with the function ``rotate(x, source, options, out, checked=False, transposed=False)``.
 It returns the result or `out`, or NotImplemented, with nothing written, for every call that it does not
 serve. `checked`: the caller has checked the call. `transposed`: rotate by the adjoint; by tables only if the
 kernel has a true `transposes_tables`. Calls pass them by position: a keyword costs the C++ kernel 10 ns.
@@ -20,11 +20,21 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._array_api.source import Call, CallOptions, OptionFields, Positions, Source, Tables
 from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 
-from ._gradient import adjoint, rotate_by_operations, rotate_by_recorded_tables, rotate_recorded
+from ._gradient import (
+    CHECKED,
+    FORWARD,
+    IN_PLACE,
+    NEW,
+    UNCHECKED,
+    adjoint,
+    rotate_by_operations,
+    rotate_by_recorded_tables,
+    rotate_recorded,
+)
 from ._library import CAN_JUDGE_VIEWS, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_recorded
 from ._mapped import inside_vmap
 
@@ -108,7 +118,7 @@ def why_tensor_not_plain(x: Any) -> str | None:
 # ---- calls that nothing has checked yet ----
 
 
-def try_kernel(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+def try_kernel(kernel: Any, x: Any, source: Source, options: OptionFields, out: Any) -> Any:
     """Rotate plain tensors by a kernel that checks its arguments; return NotImplemented for every other call.
 
     Where a gradient is recorded, `out` must be None; else it may be memory that PyTorch allows to write.
@@ -116,25 +126,25 @@ def try_kernel(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> 
     if is_recorded(source[:2]):
         return NotImplemented
     if is_recorded(x if type(x) is tuple else (x,)):
-        return try_recorded(kernel, x, source, seq_axis) if out is None else NotImplemented
+        return try_recorded(kernel, x, source, options) if out is None else NotImplemented
     if why_call_declined(source, False) is not None:
         return NotImplemented
     if out is None:
-        return kernel.rotate(x, source, seq_axis, None)
+        return kernel.rotate(x, source, options, None)
     outs = out if type(out) is tuple else (out,)
     for tensor in outs:
         if type(tensor) is not torch.Tensor or is_recorded((tensor,)) or not can_be_written(tensor):
             return NotImplemented
-    return _counted(kernel.rotate(x, source, seq_axis, out), outs)
+    return _counted(kernel.rotate(x, source, options, out), outs)
 
 
-def try_recorded(kernel: Any, x: Any, source: Source, seq_axis: Any) -> Any:
+def try_recorded(kernel: Any, x: Any, source: Source, options: OptionFields) -> Any:
     """Rotate plain tensors whose gradient is recorded; return NotImplemented for a call that is declined."""
     if is_recorded(source[:2]) or why_call_declined(source, True) is not None:
         return NotImplemented
-    xs = x if type(x) is tuple else (x,)
-    # The bools: checked, transposed, in_place.
-    ys = rotate_recorded((kernel, _rotate_back_eagerly, source, seq_axis, False, False, False), *xs)
+    xs, options = x if type(x) is tuple else (x,), CallOptions(*options)
+    call = kernel, _rotate_back_eagerly, source, options, UNCHECKED, FORWARD, NEW
+    ys = rotate_recorded(call, *xs)
     return ys if type(x) is tuple or ys is NotImplemented else ys[0]
 
 
@@ -142,7 +152,7 @@ def try_recorded(kernel: Any, x: Any, source: Source, seq_axis: Any) -> Any:
 
 
 def rotate_eagerly(
-    kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed: bool = False
+    kernel: Any, xs: Any, source: Source, options: CallOptions, outs: Any = None, transposed: bool = FORWARD
 ) -> Any:
     """Rotate checked tensors of one compute dtype by a kernel, recording a gradient if need be.
 
@@ -151,14 +161,13 @@ def rotate_eagerly(
     """
     if isinstance(source, Tables) and source.layout.num_pairs and is_recorded(source.arrays):
         cos, sin, layout = adjoint(source) if transposed else source
-        return rotate_by_recorded_tables((kernel, _rotate_back_eagerly, layout, seq_axis), cos, sin, *xs)
+        return rotate_by_recorded_tables((kernel, _rotate_back_eagerly, layout, options), cos, sin, *xs)
     if is_recorded(xs):
         if outs is None:
-            # The bools: checked, transposed, in_place.
-            call = kernel, _rotate_back_eagerly, source, seq_axis, True, transposed, False
+            call = kernel, _rotate_back_eagerly, source, options, CHECKED, transposed, NEW
             return rotate_recorded(call, *xs)
-        return _rotate_in_place(kernel, xs, source, seq_axis, outs, transposed)
-    ys = kernel.rotate(xs, source, seq_axis, outs, True, transposed)  # True: checked
+        return _rotate_in_place(kernel, xs, source, options, outs, transposed)
+    ys = kernel.rotate(xs, source, options, outs, CHECKED, transposed)
     return ys if outs is None else _counted(ys, outs)
 
 
@@ -178,7 +187,9 @@ def recorded_tables(
     return source_for
 
 
-def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
+def _rotate_in_place(
+    kernel: Any, xs: Any, source: Source, options: CallOptions, outs: Any, transposed: bool
+) -> Any:
     """Rotate tensors, writing into x itself where a gradient is recorded.
 
     One by one: autograd accepts a view that is written in place only from a function of one result.
@@ -186,14 +197,14 @@ def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: 
     ys: list[Any] = []
     for x, out in zip(xs, outs, strict=True):
         if x.requires_grad and not CAN_JUDGE_VIEWS:
-            y = rotate_eagerly(kernel, (x,), source, seq_axis, None, transposed)
+            y = rotate_eagerly(kernel, (x,), source, options, None, transposed)
             if y is not NotImplemented:
                 y = (out.copy_(*y),)  # which raises, before it writes, at views that autograd does not take
         elif x.requires_grad:
-            # The bools: checked, transposed, in_place.
-            y = rotate_recorded((kernel, _rotate_back_eagerly, source, seq_axis, True, transposed, True), x)
+            call = kernel, _rotate_back_eagerly, source, options, CHECKED, transposed, IN_PLACE
+            y = rotate_recorded(call, x)
         else:
-            y = rotate_eagerly(kernel, (x,), source, seq_axis, (out,), transposed)
+            y = rotate_eagerly(kernel, (x,), source, options, (out,), transposed)
         if y is NotImplemented:
             return y
         ys += y
@@ -207,13 +218,15 @@ def _counted(ys: Any, outs: Any) -> Any:
     return ys
 
 
-def _rotate_back_eagerly(kernel: Any, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+def _rotate_back_eagerly(
+    kernel: Any, grads: Any, source: Source, options: CallOptions, transposed: bool
+) -> Any:
     """Rotate gradients: by the kernel, or by PyTorch's operations if the kernel declines."""
     if why_call_declined(source, is_recorded(grads)) is None:
         if isinstance(source, Tables) and not getattr(kernel, "transposes_tables", False):
             source, transposed = adjoint(source), False
-        rotated = rotate_eagerly(kernel, grads, source, seq_axis, None, transposed)
+        rotated = rotate_eagerly(kernel, grads, source, options, None, transposed)
         if rotated is not NotImplemented:
             return rotated
     with no_autocast(grads[0]):
-        return rotate_by_operations(grads, source, seq_axis, transposed)
+        return rotate_by_operations(grads, source, options, transposed)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import parse
-from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.source import CallOptions, Positions, Source, Tables
 from rope_array._array_api.tables import angle_of, rotate_by_tables
 from rope_array._internals import FORWARD_LEVEL
 from rope_array._spec.plan import Layout
@@ -21,26 +21,32 @@ from rope_array._spec.shape_rule import placement
 
 from ._library import LIBRARY, TRANSFORMED, is_exported, is_recorded
 
+# Arguments of a kernel's `rotate`, and of `RotationFunction`: see _eager.py.
+UNCHECKED, CHECKED = False, True
+FORWARD, ADJOINT = False, True
+NEW, IN_PLACE = False, True
+GATED = True
+
 
 class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """The rotation with its gradient: the adjoint rotation, by the same positions or tables.
 
     The first argument is a tuple, as each argument takes time: a kernel (see _eager.py), `rotate_back`, the
-    source, the sequence axis, and three bools: checked, transposed, in place.
-    ``rotate_back(kernel, grads, source, seq_axis, transposed)`` rotates gradients, and records the gradient
+    source, the options, and three bools of the names above: checked, transposed, in place.
+    ``rotate_back(kernel, grads, source, options, transposed)`` rotates gradients, and records the gradient
     of this rotation if need be.
     """
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, ...], *xs: Any) -> Any:
-        kernel, rotate_back, source, seq_axis, checked, transposed, in_place = call
-        ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
+        kernel, rotate_back, source, options, checked, transposed, in_place = call
+        ys = kernel.rotate(xs, source, options, xs if in_place else None, checked, transposed)
         if ys is NotImplemented:
             return ys  # `apply` returns an object that is no tensor unchanged
         if in_place:
             ctx.mark_dirty(*xs)
         _save_source(ctx, source)
-        ctx.call = kernel, rotate_back, seq_axis, not transposed
+        ctx.call = kernel, rotate_back, options, not transposed
         constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
         if constant:
             ctx.mark_non_differentiable(*constant)
@@ -48,10 +54,10 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        kernel, rotate_back, seq_axis, transposed = ctx.call
+        kernel, rotate_back, options, transposed = ctx.call
         source = ctx.source_type(*ctx.saved_tensors, *ctx.other_fields)
         present = tuple(g for g in grads if g is not None)
-        rotated = iter(rotate_back(kernel, present, source, seq_axis, transposed) if present else ())
+        rotated = iter(rotate_back(kernel, present, source, options, transposed) if present else ())
         return None, *(None if g is None else next(rotated) for g in grads)
 
 
@@ -63,8 +69,8 @@ class TableRotationFunction(torch.autograd.Function):  # type: ignore[misc,unuse
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, ...], cos: Any, sin: Any, *xs: Any) -> Any:
-        kernel, _, layout, seq_axis = call
-        ys = kernel.rotate(xs, Tables(cos, sin, layout), seq_axis, None, True, False)  # checked, transposed
+        kernel, _, layout, options = call
+        ys = kernel.rotate(xs, Tables(cos, sin, layout), options, None, CHECKED, FORWARD)
         if ys is not NotImplemented:
             ctx.save_for_backward(cos, sin, *xs)
             ctx.set_materialize_grads(False)
@@ -73,17 +79,17 @@ class TableRotationFunction(torch.autograd.Function):  # type: ignore[misc,unuse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        kernel, rotate_back, layout, seq_axis = ctx.call
+        kernel, rotate_back, layout, options = ctx.call
         cos, sin, *xs = ctx.saved_tensors
         pairs = [(x, g) for x, g in zip(xs, grads, strict=True) if g is not None]
         of_xs: list[Any] = [None] * len(xs)
         if not pairs:
             return None, None, None, *of_xs
-        of_tables = [_gradient_of_tables(x, g, cos, layout, seq_axis) for x, g in pairs]
+        of_tables = [_gradient_of_tables(x, g, cos, layout, options) for x, g in pairs]
         wanted = [i for i, g in enumerate(grads) if g is not None and ctx.needs_input_grad[3 + i]]
         if wanted:
             present = tuple(grads[i] for i in wanted)
-            rotated = rotate_back(kernel, present, Tables(cos, sin, layout), seq_axis, True)
+            rotated = rotate_back(kernel, present, Tables(cos, sin, layout), options, ADJOINT)
             for i, gradient in zip(wanted, rotated, strict=True):
                 of_xs[i] = gradient
         return None, *(sum(gradients) for gradients in zip(*of_tables, strict=True)), *of_xs
@@ -92,11 +98,11 @@ class TableRotationFunction(torch.autograd.Function):  # type: ignore[misc,unuse
 rotate_by_recorded_tables: Any = TableRotationFunction.apply
 
 
-def _gradient_of_tables(x: Any, grad: Any, cos: Any, layout: Layout, seq_axis: int) -> tuple[Any, ...]:
+def _gradient_of_tables(x: Any, grad: Any, cos: Any, layout: Layout, options: CallOptions) -> tuple[Any, ...]:
     """Return the gradients of cos and sin, which rotate to (a·cos - b·sin, b·cos + a·sin) in all rows."""
     a, b = _members(x.to(cos.dtype), layout.pairing, layout)
     grad_a, grad_b = _members(grad.to(cos.dtype), layout.out_pairing, layout)
-    order, index = placement(x.ndim, cos.ndim - 1, seq_axis)
+    order, index = placement(x.ndim, cos.ndim - 1, options.seq_axis)
     permuted = cos if order is None else cos.permute(order)
     back = [*range(cos.ndim)] if order is None else sorted(range(cos.ndim), key=order.__getitem__)
     gradients = (grad_a * a + grad_b * b, grad_b * a - grad_a * b)
@@ -170,7 +176,7 @@ def adjoint(tables: Tables) -> Tables:
 def rotate_by_operations(
     xs: Any,
     source: Source,
-    seq_axis: int,
+    options: CallOptions,
     transposed: bool,
     stored: Callable[[Any], Any] = lambda table: table,
 ) -> tuple[Any, ...]:
@@ -185,7 +191,7 @@ def rotate_by_operations(
         pos, fraction = parse(source.values, xs[0], LIBRARY).read(LIBRARY, ops, use_float64)
         cos, sin = cos_sin(pos, fraction, source.plan, use_float64, ops)
         source = Tables(stored(cos), stored(sin), source.layout)
-    return rotate_by_tables(xs, adjoint(source) if transposed else source, seq_axis, ops)
+    return rotate_by_tables(xs, adjoint(source) if transposed else source, options, ops)
 
 
 class _XPWithTorchCat:

@@ -78,9 +78,12 @@ def rotate_mapped(rotate: Callable[[Call], Any], call: Call) -> tuple[Any, ...]:
             mapped_levels.append(level)
     source = type(call.source)(*values, *call.source[len(values) :])
     pos = None if call.pos is None else parse(values[0], xs[0], LIBRARY)
-    seq_axis = call.seq_axis + len(mapped_levels) if call.seq_axis >= 0 else call.seq_axis
+    seq_axis = call.options.seq_axis
+    if seq_axis >= 0:
+        seq_axis += len(mapped_levels)
+    options = call.options._replace(seq_axis=seq_axis)
     with _OUTSIDE():
-        ys = rotate(call._replace(xs=tuple(xs), source=source, seq_axis=seq_axis, pos=pos))
+        ys = rotate(call._replace(xs=tuple(xs), source=source, options=options, pos=pos))
     ys = [y if x.ndim > 1 else y.squeeze(-2) for x, y in zip(call.xs, ys, strict=True)]
     return _wrap(ys, mapped_levels)
 

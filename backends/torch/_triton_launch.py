@@ -15,7 +15,7 @@ from triton import language
 
 from rope_array._array_api.angles import turns_of_array
 from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.source import CallOptions, OptionFields, Positions, Source, Tables
 from rope_array._backends import _gpu
 from rope_array._backends._gpu import Kind, Rows, SourceView
 from rope_array._internals import internal
@@ -59,7 +59,7 @@ _launches: dict[Any, list[TritonLaunch]] = {}
 
 
 def rotate(
-    x: Any, source: Source, seq_axis: Any, out: Any, checked: bool = False, transposed: bool = False
+    x: Any, source: Source, options: OptionFields, out: Any, checked: bool = False, transposed: bool = False
 ) -> Any:
     """Rotate plain tensors of one compute dtype, by exact angles of positions or by tables.
 
@@ -67,7 +67,7 @@ def rotate(
     """
     xs = x if type(x) is tuple else (x,)
     outs = None if out is None else out if type(out) is tuple else (out,)
-    key = _key(xs, source, seq_axis, outs, checked)
+    key = _key(xs, source, options, outs, checked)
     addresses = None if key is None else _addresses((*xs, *source[:2]))
     if key is None or addresses is None:
         return NotImplemented
@@ -77,7 +77,7 @@ def rotate(
     if launches is None:
         if not checked:
             return NotImplemented
-        launches = _prepare(xs, ys, source, seq_axis, transposed)
+        launches = _prepare(xs, ys, source, CallOptions(*options), transposed)
         if len(_launches) >= _LIMIT:
             _launches.clear()
         _launches[key] = launches
@@ -91,9 +91,9 @@ def rotate(
 # ---- the key of a call ----
 
 
-def _key(xs: Any, source: Any, seq_axis: Any, outs: Any, checked: bool) -> tuple[Any, ...] | None:
+def _key(xs: Any, source: Any, options: OptionFields, outs: Any, checked: bool) -> tuple[Any, ...] | None:
     """Return the metadata of a call that the kernel serves, or None."""
-    if type(seq_axis) is not int or not xs or type(xs[0]) not in PLAIN_TYPES:
+    if type(options[0]) is not int or not xs or type(xs[0]) not in PLAIN_TYPES:
         return None
     device = xs[0].device
     tensor_keys = [_tensor_key(x, device, _FLOATS) for x in xs]
@@ -109,7 +109,7 @@ def _key(xs: Any, source: Any, seq_axis: Any, outs: Any, checked: bool) -> tuple
         tensor_keys += [_tensor_key(out, device, _FLOATS) for out in outs]
     if in_place and not checked and not _are_apart((*xs, *source[:2])):
         return None
-    key = (device, *tensor_keys, source_key, seq_axis, outs is None, in_place)
+    key = (device, *tensor_keys, source_key, *options, outs is None, in_place)
     return None if None in key else key
 
 
@@ -185,11 +185,11 @@ def _memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[An
 # ---- from a call to its launches ----
 
 
-def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) -> list[TritonLaunch]:
+def _prepare(xs: Any, ys: Any, source: Source, options: CallOptions, transposed: bool) -> list[TritonLaunch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
     view = _view(source)
     arrays = [_gpu.Strided(x.shape, x.stride(), y.stride()) for x, y in zip(xs, ys, strict=True)]
-    rows = _gpu.arrange(arrays, seq_axis, view)
+    rows = _gpu.arrange(arrays, options.seq_axis, view)
     layout = source.layout
     if transposed:
         layout = layout.transposed(layout.amplitude)
@@ -412,7 +412,7 @@ def make_tables(device: Any, values: Any, plan: Plan, use_float64: bool) -> Any:
     if of_units.derived.lost is not None:
         units = units + 0.0 * of_units.derived.lost.to(dtype).repeat(2)
     shape = values.shape if of_units.coordinates is None else values.shape[:-1]
-    y = rotate(units.expand(*shape, -1), Positions(values, of_units), -2, None, True)  # checked
+    y = rotate(units.expand(*shape, -1), Positions(values, of_units), CallOptions(), None, checked=True)
     return y if y is NotImplemented else y.chunk(2, -1)
 
 

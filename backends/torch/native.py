@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rope_array._array_api.checks import as_source
-from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
@@ -14,7 +14,7 @@ from rope_array._spec.plan import Plan
 
 from . import _compiled, _eager, triton
 from ._eager import first_tensor_reason, why_checked_call_declined, why_tensor_not_plain
-from ._gradient import make_recorded_tables
+from ._gradient import FORWARD, GATED, UNCHECKED, make_recorded_tables
 from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, is_recorded
 from ._mapped import make_mapped_tables, rotate_mapped
 
@@ -36,7 +36,7 @@ def description() -> str:
 # ---- calls that nothing has checked yet ----
 
 
-def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
+def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> Any:
     """Rotate plain tensors of one compute dtype; return NotImplemented for every other call.
 
     Serves tensors on the CPU, of which the kernel checks shapes and memory. Tensors of a GPU are handed to
@@ -45,15 +45,15 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
     if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
         return NotImplemented
     if _native.kernel is not None:
-        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)  # checked, transposed, gated
+        y = _native.kernel.rotate(x, fields, options, out, UNCHECKED, FORWARD, GATED)
         if y is not NotImplemented:
             return y
     xs = x if type(x) is tuple else (x,)
     if not xs[0].is_cpu:
-        return triton.try_fast(x, fields, seq_axis, out)
+        return triton.try_fast(x, fields, options, out)
     if _native.kernel is None or out is not None or not is_recorded(xs):
         return NotImplemented
-    return _eager.try_recorded(_native.kernel, x, as_source(fields), seq_axis)
+    return _eager.try_recorded(_native.kernel, x, as_source(fields), options)
 
 
 def try_fast_tables(source: Positions, like: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rope_array._array_api.checks import as_source
-from rope_array._array_api.source import Call, Positions, Source
+from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
@@ -95,7 +95,7 @@ def usable_kernel() -> Any:
 # ---- calls ----
 
 
-def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
+def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> Any:
     """Rotate plain tensors on a GPU; return NotImplemented for a call that is not like an earlier one.
 
     Serves calls whose shapes, strides, dtypes, device and layout have passed the checks before. The backend
@@ -103,7 +103,7 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any) -> Any:
     """
     if (kernel := usable_kernel()) is None:
         return NotImplemented
-    return _eager.try_kernel(kernel, x, as_source(fields), seq_axis, out)
+    return _eager.try_kernel(kernel, x, as_source(fields), options, out)
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:

@@ -16,24 +16,21 @@ from rope_array._spec.shape_rule import (
 
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of_dtype
 from .position_input import parse
-from .source import Call, Positions, Source, Tables
+from .source import Call, CallOptions, OptionFields, Positions, Source, SourceFields, Tables
 
 MAKE_KNOWN = "make it known first: call x.compute_chunk_sizes() in dask, or reshape x in a graph."
 
 Arrays = tuple[Any, ...]
 
 
-def as_source(fields: tuple[Any, ...]) -> Source:
-    """Return the source with these fields: (values, plan, inv_freq), or (cos, sin, layout).
-
-    The front functions pass the plain tuple on, as a call that `try_fast` serves needs no more.
-    """
+def as_source(fields: SourceFields) -> Source:
+    """Return the source with these fields."""
     return Positions(*fields) if isinstance(fields[1], Plan) else Tables(*fields)
 
 
-def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library) -> Call:
+def check_call(xs: Arrays, source_fields: SourceFields, option_fields: OptionFields, lib: Library) -> Call:
     """Check a whole call but for the values of positions: arrays, source, and that they line up."""
-    source = as_source(fields)
+    source, options = as_source(source_fields), CallOptions(*option_fields)
     dtypes = check_arrays(xs, lib)
     lib.check_mix(xs, source)
     ops = lib.ops(xs[0])
@@ -58,10 +55,12 @@ def check_call(xs: Arrays, fields: tuple[Any, ...], seq_axis: int, lib: Library)
                 "call once for each device."
             )
         others = [y.shape for y in xs] if len(xs) > 1 else ()
-        check_line_up(x.shape, shape, seq_axis, coordinates, others, pos is None)
+        check_line_up(x.shape, shape, options.seq_axis, coordinates, others, pos is None)
         if coordinates and not shape and lib.has_fixed_sizes(x):
-            check_row_of_coordinates(x.shape, seq_axis, coordinates)
-    return Call(xs, source, seq_axis, lib, ops, float64, pos)
+            check_row_of_coordinates(x.shape, options.seq_axis, coordinates)
+    if options.seq_axis.__class__ is not int:  # of NumPy, say; kernels take Python's
+        options = options._replace(seq_axis=int(options.seq_axis))
+    return Call(xs, source, options, lib, ops, float64, pos)
 
 
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:

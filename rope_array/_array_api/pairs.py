@@ -12,11 +12,12 @@ from rope_array._spec.plan import Layout
 from rope_array._spec.shape_rule import placement
 
 from .ops import ArrayOps
+from .source import CallOptions
 
 
-def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
+def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
-    return rotate_aligned(x, *align_tables_to(x, cos, sin, seq_axis, ops), layout, ops)
+    return rotate_aligned(x, *align_tables_to(x, cos, sin, options, ops), layout, ops)
 
 
 def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
@@ -37,9 +38,9 @@ def join(columns: list[Any], ops: ArrayOps) -> Any:
     return ops.xp.concat(columns, axis=columns[0].ndim - 1)
 
 
-def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) -> tuple[Any, Any]:
+def align_tables_to(x: Any, cos: Any, sin: Any, options: CallOptions, ops: ArrayOps) -> tuple[Any, Any]:
     """Give tables the axes of x, by the shape rule."""
-    order, index = placement(x.ndim, cos.ndim - 1, seq_axis)
+    order, index = placement(x.ndim, cos.ndim - 1, options.seq_axis)
     if order is not None:
         cos, sin = ops.xp.permute_dims(cos, order), ops.xp.permute_dims(sin, order)
     return cos[index], sin[index]

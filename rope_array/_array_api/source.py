@@ -50,6 +50,27 @@ class Tables(NamedTuple):
 
 
 Source = Positions | Tables
+# The fields of a source: (values, plan, inv_freq) of positions, or (cos, sin, layout) of tables. The front
+# functions pass them on as a plain tuple, as a fast entry needs no more.
+SourceFields = tuple[Any, Any, Any]
+
+
+class CallOptions(NamedTuple):
+    """How a call rotates its arrays: the arguments of `rope_array.apply` that backends must know.
+
+    The front functions pass the fields on as a plain tuple too. The C++ kernel declines a call with more
+    fields than it knows.
+
+    Attributes
+    ----------
+    seq_axis
+        The axis of each array along which positions run; negative from the end, as the caller gave it.
+    """
+
+    seq_axis: int = -2
+
+
+OptionFields = tuple[int]  # of `CallOptions`
 
 
 class Call(NamedTuple):
@@ -61,8 +82,8 @@ class Call(NamedTuple):
         The arrays to rotate, of one library.
     source
         Positions or tables.
-    seq_axis
-        The axis of each array along which positions run, as the caller gave it.
+    options
+        How the arrays are rotated.
     lib
         The `Library` of the arrays.
     ops
@@ -75,7 +96,7 @@ class Call(NamedTuple):
 
     xs: tuple[Any, ...]
     source: Source
-    seq_axis: int
+    options: CallOptions
     lib: Any
     ops: ArrayOps
     float64: tuple[bool, ...]

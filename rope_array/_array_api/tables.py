@@ -14,7 +14,7 @@ from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_and_rotate, align_tables_to, join, split_blocks
 from .position_input import parse
-from .source import Call, Positions, Tables
+from .source import Call, CallOptions, Positions, Tables
 
 Arrays = tuple[Any, ...]
 CosSin = tuple[Any, Any]
@@ -24,11 +24,9 @@ def rotate_by_array_api(call: Call) -> Arrays:
     """Rotate the arrays of a call."""
     source = call.source
     if isinstance(source, Tables):
-        return rotate_by_tables(call.xs, source, call.seq_axis, call.ops)
+        return rotate_by_tables(call.xs, source, call.options, call.ops)
     integers, fraction = call.pos.read(call.lib, call.ops, any(call.float64))
-    return rotate_by_positions(
-        call.xs, call.float64, integers, fraction, source.plan, call.seq_axis, call.ops
-    )
+    return rotate_by_positions(call.xs, call.float64, integers, fraction, source.plan, call.options, call.ops)
 
 
 def rotate_by_positions(
@@ -37,7 +35,7 @@ def rotate_by_positions(
     integers: Any,
     fraction: Any,
     plan: Plan,
-    seq_axis: int,
+    options: CallOptions,
     ops: ArrayOps,
     rotate_one: Any = align_and_rotate,
 ) -> Arrays:
@@ -48,18 +46,18 @@ def rotate_by_positions(
             tables[use_float64] = cos_sin(integers, fraction, plan, use_float64, ops)
     ys = []
     for x, use_float64 in zip(xs, float64, strict=True):
-        ys.append(rotate_one(x, *tables[use_float64], plan.layout, seq_axis, ops))
+        ys.append(rotate_one(x, *tables[use_float64], plan.layout, options, ops))
     return tuple(ys)
 
 
 def rotate_by_tables(
-    xs: Arrays, tables: Tables, seq_axis: int, ops: ArrayOps, rotate_one: Any = align_and_rotate
+    xs: Arrays, tables: Tables, options: CallOptions, ops: ArrayOps, rotate_one: Any = align_and_rotate
 ) -> Arrays:
     """Rotate each of xs by tables, which may be wider than an array's arithmetic."""
     ys = []
     for x in xs:
         cos, sin = cast_tables(tables, computes_in_float64(x), ops)
-        ys.append(rotate_one(x, cos, sin, tables.layout, seq_axis, ops))
+        ys.append(rotate_one(x, cos, sin, tables.layout, options, ops))
     return tuple(ys)
 
 
@@ -106,7 +104,7 @@ def aligned_tables(call: Call) -> list[CosSin]:
             for use_float64 in {*call.float64}
         }
     return [
-        align_tables_to(x, *by_dtype[use_float64], call.seq_axis, ops)
+        align_tables_to(x, *by_dtype[use_float64], call.options, ops)
         for x, use_float64 in zip(call.xs, call.float64, strict=True)
     ]
 

@@ -6,12 +6,13 @@ The values of x are not read.
 from typing import Any
 
 from rope_array._errors import describe, printable
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan, Words
 
 from .angles import cos_sin
 from .library import Library, unsupported
 from .ops import ArrayOps
 from .pairs import align_and_rotate
+from .source import CallOptions
 
 # Used by every rotation, or to read its positions. `positions` and learned tables use more.
 FUNCTIONS = (
@@ -19,7 +20,7 @@ FUNCTIONS = (
     *("reshape", "round", "sin", "take", "where", "zeros_like", "int32", "float32"),
 )
 _ATTRIBUTES = ("device", "dtype", "ndim", "shape")
-_PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [1.0], [1], [1])
+_PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), Words([1.0], [1], [1]))
 
 
 def check_library(x: Any, lib: Library) -> None:
@@ -63,7 +64,7 @@ def _rotate_two_pairs(ops: ArrayOps) -> Any:
     integers = xp.arange(0, 2, 1, dtype=xp.int64 if ops.has_int64 else xp.int32, **ops.creation_kwargs)
     tables = cos_sin(integers, None, _PLAN, False, ops)
     x = xp.asarray([[1.0, 2.0], [3.0, 4.0]], dtype=xp.float32, **ops.creation_kwargs)
-    return align_and_rotate(x, *tables, _PLAN.layout, -2, ops)
+    return align_and_rotate(x, *tables, _PLAN.layout, CallOptions(), ops)
 
 
 def _fits(y: Any, ops: ArrayOps) -> bool:

@@ -88,6 +88,22 @@ class Coordinates(NamedTuple):
     are_angles: bool = False
 
 
+class Words(NamedTuple):
+    """The frequencies of all pairs, in the forms that a plan takes.
+
+    Attributes
+    ----------
+    omegas
+        ω in radians per position, as floats.
+    turns64, turns96
+        round(ω/2π · 2^64), and round(ω/2π · 2^96).
+    """
+
+    omegas: Sequence[float]
+    turns64: list[int]
+    turns96: list[int]
+
+
 def _is_flag(value: Any) -> bool:
     """Return whether a value is a scalar array of booleans or integers."""
     dtype = str(getattr(value, "dtype", ""))
@@ -140,13 +156,12 @@ class Plan:
     def __init__(
         self,
         layout: Layout,
-        exact: bool,
-        frequencies: Sequence[float],
-        turns64: Sequence[int],
-        turns96: Sequence[int],
-        inverse: "Plan | None" = None,
+        words: Words,
+        *,
+        exact: bool = True,
         coordinates: Coordinates | None = None,
         max_position: int | None = None,
+        inverse: "Plan | None" = None,
     ):
         mark_as_constant(Plan)  # here, as Dynamo has to know the class before it sees a plan
         self.derived = Derived()
@@ -154,20 +169,20 @@ class Plan:
         self.layout = layout
         self.coordinates = coordinates
         self.exact = exact
-        self.frequencies = Constants(frequencies)
-        self.eighth_turns = Constants([omega * 4 / pi for omega in frequencies])
-        self.set_turns(turns64, turns96)
+        self.frequencies = Constants(words.omegas)
+        self.eighth_turns = Constants([omega * 4 / pi for omega in words.omegas])
+        self.set_turns(words.turns64, words.turns96)
         drivers = coordinates and (
             coordinates.number,
             coordinates.of_pairs.values,
             coordinates.driven_mask and coordinates.driven_mask.values,
             coordinates.are_angles,
         )
-        words = (words.values for words in self.turns_q96)
-        self._key: tuple[Any, ...] = (layout, drivers, exact, self.frequencies.values, *words)
+        turns96 = (constants.values for constants in self.turns_q96)
+        self._key: tuple[Any, ...] = (layout, drivers, exact, self.frequencies.values, *turns96)
         self._hash = hash(self._key)
         self.check()
-        self.inverse = inverse or self._make_inverse(turns64, turns96)
+        self.inverse = inverse or self._make_inverse(words)
 
     def set_turns(self, turns64: Sequence[int], turns96: Sequence[int]) -> None:
         """Set the fixed-point frequencies, of a plan that is being made."""
@@ -175,12 +190,17 @@ class Plan:
         upper, lower = [f >> 32 for f in turns96], [f & 0xFFFFFFFF for f in turns96]
         self.turns_q96 = Constants(_signed64(upper)), Constants(lower)
 
-    def _make_inverse(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
+    def _make_inverse(self, words: Words) -> "Plan":
         """Negate the frequencies and transpose the layout: the inverse is a rotation too."""
         assert self.layout.amplitude is not None
-        layout = self.layout.transposed(1.0 / self.layout.amplitude)
-        omegas, back64, back96 = ([-n for n in ns] for ns in (self.frequencies.values, turns64, turns96))
-        return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
+        return Plan(
+            self.layout.transposed(1.0 / self.layout.amplitude),
+            Words([-omega for omega in words.omegas], *([-n for n in ns] for ns in words[1:])),
+            exact=self.exact,
+            coordinates=self.coordinates,
+            max_position=self.max_position,
+            inverse=self,
+        )
 
     def for_direction(self, inverse: Any) -> "Plan":
         """Return the plan, or the inverse plan; raise if `inverse` is traced, or no bool."""
@@ -207,11 +227,11 @@ class Plan:
                 f"coordinates, or one outside 0 to {number - 1}; make the rope anew from its fields."
             )
 
-    def words(self) -> tuple[list[float], list[int], list[int]]:
-        """Return the frequencies, and the turns of 64 and of 96 bits, as `Plan` takes them."""
-        upper, lower = (words.values for words in self.turns_q96)
+    def words(self) -> Words:
+        """Return the frequencies as `Plan` takes them."""
+        upper, lower = (constants.values for constants in self.turns_q96)
         turns96 = [high << 32 | low for high, low in zip(upper, lower, strict=True)]
-        return [*self.frequencies.values], [*self.turns_q64.values], turns96
+        return Words([*self.frequencies.values], [*self.turns_q64.values], turns96)
 
     def of_units(self) -> "Plan":
         """Return the plan whose rotation of (1, 0) in each pair, as half pairs, gives (cos, sin).
@@ -221,7 +241,7 @@ class Plan:
         if self.derived.units is None:
             width = 2 * self.layout.num_pairs
             layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)
-            self.derived.units = Plan(layout, True, *self.words(), None, self.coordinates)
+            self.derived.units = Plan(layout, self.words(), coordinates=self.coordinates)
         return self.derived.units
 
     @property
@@ -252,7 +272,7 @@ class Plan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
-        return Plan, (self.layout, self.exact, *self.words(), None, self.coordinates)
+        return _load_plan, (self.layout, self.words(), self.exact, self.coordinates)
 
     def __repr__(self) -> str:
         """Return a line for programs of JAX: equal plans have equal texts, in every process."""
@@ -266,10 +286,15 @@ class Plan:
         return isinstance(other, Plan) and self._key == other._key
 
 
+def _load_plan(layout: Layout, words: Words, exact: bool, coordinates: Coordinates | None) -> Plan:
+    return Plan(layout, words, exact=exact, coordinates=coordinates)
+
+
 def _make_plan_of_angles(plan: Plan) -> Plan:
     count = plan.layout.num_pairs
-    drivers = Coordinates(count, Constants(range(count)), None, True)
-    return Plan(plan.layout, plan.exact, [1] * count, [0] * count, [0] * count, None, drivers)
+    drivers = Coordinates(count, Constants(range(count)), are_angles=True)
+    words = Words([1] * count, [0] * count, [0] * count)
+    return Plan(plan.layout, words, exact=plan.exact, coordinates=drivers)
 
 
 # The plan of a layout whose positions are angles in radians, one for each pair: `plan_of_angles(plan)`.
@@ -279,7 +304,7 @@ plan_of_angles: Callable[[Plan], Plan] = traced_memo(_make_plan_of_angles)
 def _make_without_frequencies(plan: Plan, coordinates: int = 0) -> Plan:
     zeros = [0] * plan.layout.num_pairs
     drivers = Coordinates(coordinates, Constants(zeros)) if coordinates else plan.coordinates
-    return Plan(plan.layout, plan.exact, zeros, zeros, zeros, None, drivers)
+    return Plan(plan.layout, Words(zeros, zeros, zeros), exact=plan.exact, coordinates=drivers)
 
 
 # A plan with frequencies of 0, to which those of an array are added: `without_frequencies(plan)`. With a

@@ -13,7 +13,7 @@ from rope_array._errors import SpecError, describe, short
 from .axes import Axes, series_lengths
 from .float32_steps import float32
 from .frequencies import RULE_REMEDY, Scaling, frequencies, turns
-from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
+from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan, Words
 from .plan import Pairing as Pairing
 from .validation import (
     MAX_PAIRS,
@@ -313,9 +313,13 @@ def _plan(spec: Any) -> Plan | None:
         amplitude if spec.attention_factor is None else spec.attention_factor,
         spec.axes.blocks if spec.axes else 1,
     )
-    turns64, turns96 = turns(omegas, 64, 96)
-    exact, coordinates = spec.angles == "exact", _coordinates(spec.axes)
-    return Plan(layout, exact, values, turns64, turns96, None, coordinates, spec.max_position)
+    return Plan(
+        layout,
+        Words(values, *turns(omegas, 64, 96)),
+        exact=spec.angles == "exact",
+        coordinates=_coordinates(spec.axes),
+        max_position=spec.max_position,
+    )
 
 
 def _coordinates(axes: Axes | None) -> Coordinates | None:

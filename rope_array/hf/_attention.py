@@ -142,7 +142,7 @@ def _matches_for_shape(candidate: RotaryFunction, width: int, axis: int) -> bool
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
     cos, sin = map(UNARRANGED[candidate.arrangement], tables)
     layout = _layout_of(candidate, arrays[0], cos)
-    ours = _dispatch.rotate(arrays, Tables(cos, candidate.sign * sin, layout), axis)
+    ours = _dispatch.rotate(arrays, Tables(cos, candidate.sign * sin, layout), (axis,))
     return all(
         y.shape == their_y.shape and bool(torch.isclose(y, their_y, atol=1e-5).all())
         for y, their_y in zip(ours, theirs, strict=True)
@@ -233,7 +233,7 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         tables = Tables(unarranged(cos), -sin if is_negated else sin, layout)
         if recorded and torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
             return _operators.rotate_by_operator(xs, tables, seq_axis)
-        return _dispatch.rotate(xs, tables, seq_axis)
+        return _dispatch.rotate(xs, tables, (seq_axis,))
 
     return rotate
 

@@ -91,7 +91,7 @@ def _rotate_in_graph(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) ->
     # Operations, also where the kernel serves: the compiler joins them with their neighbours, in less time
     # than a call of the kernel.
     source = Tables(cos, sin, Layout(*json.loads(layout)[:-1]))
-    return list(_dispatch.rotate(tuple(xs), source, seq_axis, None, "torch"))
+    return list(_dispatch.rotate(tuple(xs), source, (seq_axis,), None, "torch"))
 
 
 _LIBRARY = torch.library.Library("rope_array_hf", "FRAGMENT")

@@ -20,7 +20,7 @@ import numpy as np
 
 from rope_array import _dispatch
 from rope_array._array_api.source import Positions
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan, Words
 from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
 
@@ -31,7 +31,8 @@ NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch")
 CHUNK = 2**22
 ENDS = -(2**29), 2**29
 # One unit of the phase in each word; the float64 frequency is not used by exact angles.
-PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [2 * math.pi / 2**32], [2**32], [2**64])
+WORDS = Words([2 * math.pi / 2**32], [2**32], [2**64])
+PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), WORDS)
 
 
 def sweep(job):

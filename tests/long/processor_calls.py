@@ -137,7 +137,7 @@ def by_kernel(call):
     out = x if call.out is None else np.empty_like(call.out)
     if isinstance(call.source, Positions):
         _native.prepare(call.source.plan)
-    y = _native.kernel.rotate(x, call.source, -2, out, True, call.transposed)
+    y = _native.kernel.rotate(x, call.source, (-2,), out, True, call.transposed)
     assert y is out, f"the kernel declines {call}"
     return y
 
