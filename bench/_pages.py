@@ -276,22 +276,24 @@ def three(row):
 
 def patched_models(run, compiled):
     """Return the times of steps after `hf.patch`, divided by those before."""
-    steps = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
-    models = run["numbers"]["moderate sizes"]
-    labels = dict.fromkeys(name.rpartition(", ")[0] for name in models)
-    rows = [(name, *(f"{models[f'{name}, {d}'][step]['÷'][1]:.2f}" for step, d in steps)) for name in labels]
-    cells = []
-    for step, dtype in steps:
-        of = [
-            model[step]["÷"][1]
-            for name, model in compiled["numbers"]["moderate sizes"].items()
-            if dtype in name
-        ]
-        cells.append(span(of) if of else "")
+    columns = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
+    models = {
+        name: case["ratios"]["after / before"] for name, case in run["numbers"].items() if MODERATE in name
+    }
+    labels = dict.fromkeys(name.removeprefix(MODERATE).rsplit(", ", 2)[0] for name in models)
+    rows = [
+        (label, *(f"{models[f'{MODERATE}{label}, {d}, {step}']:.2f}" for step, d in columns))
+        for label in labels
+    ]
+    spans = []
+    for step, dtype in columns:
+        cases = [case for name, case in compiled["numbers"].items() if name.endswith(f"{dtype}, {step}")]
+        spans.append(span([case["ratios"]["after / before"] for case in cases]) if cases else "")
     head = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
-    return table(head, [*rows, ("all, compiled", *cells)], head[1:])
+    return table(head, [*rows, ("all, compiled", *spans)], head[1:])
 
 
+MODERATE = "moderate, "
 ENGINES = {
     "llama": "Llama",
     "llama3": "Llama, rule llama3",
@@ -341,7 +343,7 @@ def in_place(run):
 def over_vllm(run, heads, pairing, counts):
     cases = itertools.product(("float32", "bfloat16"), counts)
     rows = [run["numbers"][f"{heads}, {dtype}, {pairing}, inference, {count}"] for dtype, count in cases]
-    return span([row[f"{source} / vLLM"] for row in rows for source in ("positions", "rotation")])
+    return span([row["ratios"][f"{source} / vLLM"] for row in rows for source in ("positions", "rotation")])
 
 
 def in_place_summary(run):
@@ -355,23 +357,19 @@ def in_place_summary(run):
 
 def jitted(run):
     """Return our times in programs of JAX over the array form's, and over a copy's."""
-    near = {
-        name: row["forward"]["ratios"]["array form"] for name, row in run["numbers"]["neighbours"].items()
-    }
-    alone = {
-        (name, step): row[step]["ratios"]["copy"]
-        for name, row in run["numbers"]["rotation"].items()
-        for step in ("forward", "gradient")
-        if "bfloat16" in name
-    }
-    head, sizes = ("program", "in times of", "2,048 tokens of 32 heads", "one token"), ("prefill", "decode")
-    spans = [
-        [span([r for name, r in rows.items() if size in str(name)]) for size in sizes]
-        for rows in (near, alone)
-    ]
-    rows = [("next to another operation", 'that with `backend="array-api"`', *spans[0])]
-    rows += [("alone, bfloat16", "a copy", *spans[1])]
-    return table(head, rows, head[2:])
+    near, alone = {}, {}
+    for name, case in run["numbers"].items():
+        if "ours / copy" not in case["ratios"]:
+            near[name] = case["ratios"]["ours / array form"]
+        elif "bfloat16" in name:
+            alone[name] = case["ratios"]["ours / copy"]
+
+    def spans(ratios):
+        return [span([ratios[name] for name in ratios if size in name]) for size in ("prefill", "decode")]
+
+    head = ("program", "in times of", "2,048 tokens of 32 heads", "one token")
+    rows = [("next to another operation", 'that with `backend="array-api"`', *spans(near))]
+    return table(head, [*rows, ("alone, bfloat16", "a copy", *spans(alone))], head[2:])
 
 
 # ---- the pages: each table with its benchmarks, and a function of their newest results ----

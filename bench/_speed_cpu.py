@@ -1,16 +1,15 @@
 """Time cases on the CPU, in child processes: one for one thread, one for all; a crash costs its case only."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from timeit import Timer
 
 import numpy as np
+from _harness import LONG, ONE, block, pace, settle
 from _speed_cases import ALLOCATING, CLONE, INTO, cpu_cases
 from _speed_rounds import Pace, Timing, run, some
 from peers._timed import Arrays, Timed
@@ -22,10 +21,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONWARNINGS": "ignore",
 }
-# Libraries read these when they are loaded; `settle` sets the affinity for all of them.
-ONE = dict.fromkeys(("ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
 SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated
-LONG = 0.1  # seconds of a call whose arrays exceed the caches and the heap's free lists: no warm-up call
 
 
 # ---- the parent ----
@@ -64,23 +60,15 @@ def child(names, threads, patterns, quick):
     """Time cases; write a line of JSON when a case begins, and when it ends."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keep prints of libraries out of the JSON lines
-    trial = partial(CpuTrial, threads=settle(threads))
+    threads = settle(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    trial = partial(CpuTrial, threads=threads)
     for case in (case for case in cpu_cases(quick) if case.name in names):
         print(json.dumps([case.name, None]), file=lines)
         print(json.dumps([case.name, run(case, trial, patterns, quick)]), file=lines)
-
-
-def settle(threads):
-    """Limit this process to `threads`, or to all processors; return the number of threads."""
-    if threads and hasattr(os, "sched_setaffinity"):
-        # One processor for one thread: XLA's pool has as many threads as there are processors.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-    count = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    import torch
-
-    torch.set_num_threads(count)
-    torch.set_grad_enabled(False)
-    return count
 
 
 def peak():
@@ -131,20 +119,13 @@ class CpuTrial(Arrays):
         return [(self.numpy()[:, :, tokens].astype(np.float32), y, self.pos[..., tokens])]
 
     def pace(self, contender):
-        """Find the repetitions that take SHORTEST, as `timeit`'s autorange does for 0.2 s."""
-        loops, timer = 1, Timer(contender.call)
-        while (took := timer.timeit(loops)) < SHORTEST:
-            loops = max(2 * loops, math.ceil(0.5 * SHORTEST * loops / took))
-        call = took / loops
-        return Pace(loops, took + call * (call < LONG), call)
+        loops, call = pace(contender.call, SHORTEST)
+        return Pace(loops, (loops + (call < LONG)) * call, call)
 
     def time(self, contender, pace):
-        timer = Timer(contender.call)
         if self.threads > 1:
             time.sleep(0.005)  # until the previous row's threads stop spinning
-        if pace.call < LONG:
-            timer.timeit(1)  # warm up: caches and the heap as after a call of the same row
-        return Timing(timer.timeit(pace.loops) / pace.loops)
+        return Timing(block(contender.call, pace.loops, warm=pace.call < LONG))
 
     def finish(self, rows, contenders, times):
         return {"threads": self.threads, "memory_peak_mb": peak()}

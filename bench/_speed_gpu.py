@@ -7,9 +7,9 @@ import time
 from functools import cached_property, partial
 
 import torch
-from _blocks import in_rounds, spread
+from _harness import in_rounds, one_line, spread
 from _speed_cases import COPY, FORWARD, OURS
-from _speed_rounds import Pace, Timing, one_line, ratios, run, some
+from _speed_rounds import Pace, Timing, ratios, run, some
 from peers._timed import NotServedError, Rotate
 
 import rope_array as ra

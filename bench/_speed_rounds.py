@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from _blocks import in_rounds, spread
+from _harness import in_rounds, one_line, spread
 from _speed_cases import OURS
 from peers._timed import NotServedError
 
@@ -132,7 +132,3 @@ def forget():
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
     gc.collect()
-
-
-def one_line(error):
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

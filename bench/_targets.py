@@ -4,6 +4,7 @@
 """
 
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -24,19 +25,45 @@ EXPLAINED = (
 HEAD = ["| benchmark | target | limit | worst | verdict |", "|---|---|---:|---:|---|"]
 
 
-def ratios(numbers, step, peer, *words):
-    """Return our times over another's, of the cases whose names have all words."""
-    chosen = {name: row for name, row in numbers.items() if all(word in name for word in words)}
-    return {name: row[step]["ratios"][peer] for name, row in chosen.items() if peer in row[step]["ratios"]}
+# Of bench/calls.py: target, limit, the ratio, and words of the names of its cases.
+CALLS = {
+    "latency": (
+        ("one array, in clones", 3, "one array / a copy", "PyTorch"),
+        ("q and k, in clones", 5, "q and k / a copy", "PyTorch"),
+        ("a recorded gradient, in clones", 9, "gradient recorded / a copy", "PyTorch"),
+    ),
+    "in-place": (
+        ("in place, inference, in times of vLLM's operator", 1.0, "positions / vLLM", "inference"),
+        ("in place, eager, in times of vLLM's operator", 1.0, "positions / vLLM", "eager"),
+    ),
+    "compiled": (
+        ("forward, float32, in x * 2", 1.3, "ours / x * 2", "forward, float32"),
+        ("forward, bfloat16, in x * 2", 1.6, "ours / x * 2", "forward, bfloat16"),
+        ("forward and backward, in eager calls", 1.2, "ours / eager", "forward and backward"),
+        ("forward and backward, in Llama's code compiled", 1.0, "ours / Llama", "forward and backward"),
+        ("forward and backward, in Cohere's code compiled", 1.0, "ours / Cohere", "forward and backward"),
+    ),
+    "hf-models": (
+        ("a decode step after patch, in steps before", 1.0, "after / before", "decode"),
+        ("a train step after patch, in steps before", 1.0, "after / before", "train"),
+    ),
+    "jitted": (
+        ("prefill, in the time of copy", 1.3, "ours / copy", "prefill"),
+        ("decode, in the time of copy", 1.2, "ours / copy", "decode"),
+        ("prefill, in the time of Equinox", 0.1, "ours / Equinox", "prefill"),
+        ("prefill, in the time of textbook", 0.1, "ours / textbook", "prefill"),
+    ),
+}
 
 
-def latency(numbers):
-    for target, name, limit in (
-        ("one array, in clones", "one array", 3),
-        ("q and k, in clones", "q and k", 5),
-        ("a recorded gradient, in clones", "gradient recorded", 9),
-    ):
-        yield target, limit, {name: numbers[f"PyTorch: {name} / x.clone()"]}
+def calls(bench, numbers):
+    for target, limit, ratio, words in CALLS[bench]:
+        chosen = {
+            name: case["ratios"][ratio]
+            for name, case in numbers.items()
+            if ratio in case["ratios"] and {*words.split(", ")} <= {*name.split(", ")}
+        }
+        yield target, limit, chosen
 
 
 def sweep(numbers):
@@ -51,50 +78,9 @@ def sweep(numbers):
     yield "a plain call of 64 MiB, in copies", 1.15, copies
 
 
-def in_place(numbers):
-    for mode in ("inference", "eager"):
-        keys = (key for key in numbers if f", {mode}, " in key)
-        yield (
-            f"in place, {mode}, in times of vLLM's operator", 1.0,
-            {key: numbers[key]["positions / vLLM"] for key in keys if "positions / vLLM" in numbers[key]},
-        )  # fmt: skip
-
-
 def import_time(numbers):
-    yield "import rope_array, ms", 30, {"": numbers["import rope_array, ms"]}
-
-
-def compiled(numbers):
-    step = "forward and backward"
-    yield "forward, float32, in x * 2", 1.3, ratios(numbers, "forward", "x * 2", "float32")
-    yield "forward, bfloat16, in x * 2", 1.6, ratios(numbers, "forward", "x * 2", "bfloat16")
-    yield f"{step}, in eager calls", 1.2, ratios(numbers, step, "eager")
-    for model in ("Llama", "Cohere"):
-        yield f"{step}, in {model}'s code compiled", 1.0, ratios(numbers, step, model)
-
-
-def jitted(numbers):
-    for peer, setting, limit in (
-        *(("copy", "prefill", 1.3), ("copy", "decode", 1.2)),
-        *(("Equinox", "prefill", 0.1), ("textbook", "prefill", 0.1)),
-    ):
-        cases = {
-            f"{name}, {step}": ratio
-            for step in ("forward", "gradient")
-            for name, ratio in ratios(numbers["rotation"], step, peer, setting).items()
-        }
-        yield f"{setting}, in the time of {peer}", limit, cases
-
-
-def hf_models(numbers):
-    for step in ("decode", "train"):
-        cases = {
-            name: row[step]["÷"][1]
-            for models in numbers.values()
-            for name, row in models.items()
-            if "÷" in row.get(step, {})
-        }
-        yield f"a {step} step after patch, in steps before", 1.0, cases
+    (ms,) = (case["ms"] for case in numbers.values())
+    yield "import rope_array, ms", 30, {"": round(ms["import rope_array"] - ms["nothing"], 1)}
 
 
 def exhaustive(numbers):
@@ -132,10 +118,13 @@ def gpu(numbers):
 
 
 JUDGES = {
-    "latency": latency, "sweep": sweep, "sweep-avx2": sweep, "in-place": in_place, "import-time": import_time,
-    "compiled": compiled, "jitted": jitted, "hf-models": hf_models,
-    "exhaustive": exhaustive, "gpu": gpu,
-}  # fmt: skip
+    **{bench: partial(calls, bench) for bench in CALLS},
+    "sweep": sweep,
+    "sweep-avx2": sweep,
+    "import-time": import_time,
+    "exhaustive": exhaustive,
+    "gpu": gpu,
+}
 
 
 def judged(bench, numbers):

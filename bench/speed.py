@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 
 import _pages
 import _speed_cpu
-from _blocks import print_table, print_targets
+from _harness import print_table, print_targets
 from _record import RESULTS, record, write_json
 from _speed_cases import ALL, cpu_cases, gpu_cases
 from _targets import newest

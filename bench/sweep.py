@@ -14,16 +14,15 @@ import argparse
 import itertools
 import os
 import sys
-import time
 from functools import partial
 from typing import ClassVar
 
-os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+from _harness import OFFLINE, ONE, block, finish, is_chosen, pace, parse, settle
+
+os.environ |= ONE | OFFLINE
 
 import ml_dtypes
 import numpy as np
-from _blocks import finish, parse
 from _record import record
 from _targets import COPY
 
@@ -260,22 +259,15 @@ def combinations(modes, most):
                 yield [changes.get(a, value) for a, value in enumerate(plain)], values
 
 
-def block(call, count):
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
-
-
 def measure_ratio(call, plain, rounds=ROUNDS):
     """Return the ratio of the fastest blocks."""
-    counts = [max(1, int(SECONDS / block(function, 1))) for function in (call, plain)]
-    times = [[block(f, n) for f, n in zip((call, plain), counts, strict=True)] for _ in range(rounds)]
+    counts = {function: pace(function, SECONDS)[0] for function in (call, plain)}
+    times = [[block(function, counts[function], warm=False) for function in counts] for _ in range(rounds)]
     ours, others = map(min, zip(*times, strict=True))
     return ours / others
 
 
-def sweep(only):
+def sweep(options):
     """Return the ratio of each kind of call, and print the calls that are refused."""
     ratios, refused = {}, {}
     for library, size in itertools.product(LIBRARIES, SIZES):
@@ -283,9 +275,7 @@ def sweep(only):
         most = 1 if library == "JAX" or size == "64 MiB" else 2
         for values, changes in combinations(lib.modes, most):
             name = ", ".join((library, size, *changes))
-            if not all(word in name for word in only) or (
-                len(changes) > 1 and {COPY, "torch.compile"} & {*changes}
-            ):
+            if not is_chosen(name, options) or (len(changes) > 1 and {COPY, "torch.compile"} & {*changes}):
                 continue
             if plain is None:
                 plain_bytes, plain = make_call(lib, size, [*(next(iter(v)) for v in AXES.values()), "new"])
@@ -307,10 +297,9 @@ def sweep(only):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", default=(), metavar="WORD")
-    options = parse(parser, NAME)
-    ratios = sweep(options.only)
+    options = parse(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), NAME)
+    settle(1)
+    ratios = sweep(options)
     for name, ratio in itertools.islice(ratios.items(), SHOWN):
         print(f"{ratio:8.2f}  {name}")
     finish(record(NAME, ratios, __doc__.partition("\n")[0], PACKAGES), options)

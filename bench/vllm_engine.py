@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _blocks import finish, parse
+from _harness import finish, is_chosen, parse
 from _pages import engines
 from _record import ROOT, record
 
@@ -38,9 +38,8 @@ def measure(name, variable, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     options, numbers = parse(parser, "vllm-engine"), {}
-    for name in options.only:
+    for name in (name for name in MODELS if is_chosen(name, options)):
         with tempfile.TemporaryDirectory() as folder:
             stock, exact = (measure(name, variable, Path(folder)) for variable in "01")
         numbers[name] = {"stock": stock, "rope_array": exact}
