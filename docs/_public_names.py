@@ -61,9 +61,7 @@ def of_commands():
         for action in parser._actions[1:]:  # after --help
             names = ", ".join(action.option_strings), action.metavar
             yield " ".join(["python -m rope_array", name, *filter(None, names)])
-    yield from (
-        "pytest -p rope_array.testing.plugin --rope-" + name for name in ("backend", *plugin._OPTIONS)
-    )
+    yield from ("pytest -p rope_array.testing.plugin --rope-" + name for name in ("backend", *plugin.OPTIONS))
 
 
 def of_suite():

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import pytest
 
@@ -17,60 +18,86 @@ from rope_array.testing._outcome import FAILED, INAPPLICABLE, outcome_of
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# The subjects that secondary targets and builds run: calls of all fields together, sizes, and memory, where
-# these can take another path through the code. The other checks have the mark `primary`: secondary targets
-# leave them to `nightly`, and so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`.
-COVER = {"first calls", "kinds", "combinations", "sizes", "memory"}
-COVER_OF_GRADIENTS = "gradient_combinations"
-# They run the code of another target: specs become plain numbers before any array is made.
-SECONDARY = {
-    *((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation")),
-    *((name, None) for name in ("array_api_strict:device1", "jax:x64", "jax:x64:jit", "numpy:readonly")),
-}
-# Targets that take long and run the code of another target. Only `nightly` runs the checks of specs, sizes,
-# bits, state and modes on these, and the gradients of more than the plain call. Code under jax.jit compiles
-# each combination; the eager target has them all.
-SHARING = {
-    *(("jax:jit", "array-api"), ("jax:x64:jit", None), ("torch:compile", None)),
-    *(("dask", how) for how in ("RoPE", "Rotation", "array-api")),
-    ("array_api_strict:no_x64", None),
-    *((lib.name, None) for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"),
-}
-SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
-# For the session `nightly`: each call takes tens of milliseconds, or is the call of two other targets.
-LATER = {("cubed", None), *((name, "RoPE") for name in ("array_api_strict", "dask", "jax"))}
-LATER |= {("array_api_strict", "Rotation")}
-# They depend on the kernel's thresholds: only `nightly` runs them without it, and by RoPE.apply.
-OF_THE_KERNEL = {"memory", "sizes", "state"}
-COMPILING_EACH = {("jax:jit", None)}
+# Not here: they need a GPU, or eight devices, as in test_jax.py.
+ELSEWHERE = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy", "jax:sharded"}
+INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
-# Checks whose calls the library's own code refuses: compiled code of PyTorch has no gradient of a gradient,
-# and the kernel of GPUs declines a call if PyTorch's operations are intercepted.
-REFUSED = {
-    ("torch:compile", "gradient_of_a_gradient"),
-    *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
-    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_positions", "_of_gradients")),
-    ("torch:triton-interpret", "first_calls_under_other_settings"),
+
+
+def group_of(check):
+    """Return the subject of a check; gradients are three: some code has its own for each."""
+    if check.name.startswith("gradient_"):
+        return "combined gradients" if check.name == "gradient_combinations" else "more gradients"
+    return SUBJECTS[check.name]
+
+
+SUBJECTS = {check.name: subject for subject, group in subjects().items() for check in group}
+ALL = {group_of(check) for check in checks()}
+# Calls of all fields together, sizes, and memory, where secondary targets and builds can take another path
+# through the code. The other checks have the mark `primary`: the sessions of secondary builds, `pure`,
+# `sanitize` and `tests-min`, leave them out.
+COVER = {"first calls", "kinds", "combinations", "sizes", "memory", "combined gradients"}
+# They depend on the kernel's thresholds.
+OF_THE_KERNEL = {"memory", "sizes", "state"}
+# Specs, sizes, bits, state, modes and gradients of a target that takes long, and runs the code of another.
+SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
+SHARED |= {"combined gradients", "more gradients"}
+
+
+class Plan(NamedTuple):
+    """The subjects that a push runs on a target; the session `nightly` runs all.
+
+    `later` has further checks for `nightly`, and `refused` checks whose calls the library's own code refuses.
+    """
+
+    push: set
+    later: str = ""
+    refused: str = ""
+
+
+OTHERS = [lib.name for lib in DEFAULT_CONFIGURATIONS if lib.session == "more"]
+# The plans of targets that a push does not run in full, by library, and by backend or entry point.
+PLANS = {
+    ("torch", "array-api"): Plan(ALL - OF_THE_KERNEL),
+    # Specs become plain numbers before any array is made: these run the code of another target.
+    **{(name, "Rotation"): Plan(COVER) for name in ENTRY_POINTS},
+    **{(name, "RoPE"): Plan(COVER - OF_THE_KERNEL) for name in ENTRY_POINTS},
+    **{(name, None): Plan(COVER) for name in ("array_api_strict:device1", "jax:x64", "numpy:readonly")},
+    # Compiling each combination takes long; the eager target has them all.
+    ("jax:jit", None): Plan(ALL - {"combinations"}),
+    ("jax:jit", "array-api"): Plan(ALL - SHARED),
+    ("jax:x64:jit", None): Plan(COVER - SHARED),
+    # Compiled code of PyTorch has no gradient of a gradient.
+    ("torch:compile", None): Plan(ALL - SHARED, refused="gradient_of_a_gradient"),
+    **{(name, None): Plan(ALL - SHARED) for name in (*OTHERS, "array_api_strict:no_x64")},
+    # MLX compiles by a C++ compiler, and each operation of dask is a graph.
+    ("mlx", None): Plan(ALL - SHARED, later="jit jit_of_fields calls_after_a_compiled_one"),
+    ("ndonnx", None): Plan(ALL - SHARED, later="large_results_are_kept"),
+    ("dask", None): Plan(ALL, later="strides_of_positions"),
+    ("dask", "array-api"): Plan(ALL - SHARED, later="strides_of_positions"),
+    ("dask", "Rotation"): Plan(COVER - SHARED, later="strides_of_positions"),
+    # Each call takes tens of milliseconds, or is the call of two other targets.
+    ("cubed", None): Plan(set()),
+    **{(name, "RoPE"): Plan(set()) for name in ("array_api_strict", "dask", "jax")},
+    ("array_api_strict", "Rotation"): Plan(set()),
+    # Many rows, or many calls, take the interpreter seconds; the kernel declines intercepted operations.
+    (INTERPRETED, None): Plan(
+        ALL,
+        later="default_dtype gradient_of_shapes many_rows no_grad results_are_kept "
+        "threads_of_different_calls training_after_inference batches_times_heads "
+        "fields_and_many_elements large_results_are_kept "
+        "many_elements many_results_are_kept one_field_and_many_elements positions_of_a_long_batch "
+        "positions_of_many_batches threads_of_each_field threads_of_large_calls threads_of_many_positions "
+        "inference_mode more_positions_than_2e16",
+        refused="jvp default_device calls_after_a_mapped_one vmap vmap_of_positions vmap_of_gradients "
+        "first_calls_under_other_settings",
+    ),
 }
-# Checks that take a library long: MLX compiles by a C++ compiler, and each operation of dask is a graph.
-LONG = {
-    ("dask", "strides_of_positions"),
-    *(("mlx", name) for name in ("jit", "jit_of_fields")),
-    *(("mlx", "calls_after_a_compiled_one"), ("ndonnx", "large_results_are_kept")),
-}
-GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
-IN_A_CHILD = {"jax:sharded"}  # it needs eight devices: see test_jax.py
-INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
-# Checks that take the interpreter seconds: many rows, or many calls.
-LONG_INTERPRETED = {
-    *("default_dtype", "gradient_of_shapes", "many_rows", "no_grad", "results_are_kept"),
-    *("threads_of_different_calls", "training_after_inference"),
-    *("batches_times_heads", "fields_and_many_elements", "large_results_are_kept", "many_elements"),
-    *("many_results_are_kept", "one_field_and_many_elements", "positions_of_a_long_batch"),
-    *("positions_of_many_batches", "threads_of_each_field", "threads_of_large_calls"),
-    *("threads_of_many_positions", "inference_mode", "more_positions_than_2e16"),
-}
+
+
+def plan_of(target):
+    return PLANS.get(target, Plan(ALL))
 
 
 def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
@@ -112,47 +139,21 @@ def session_of(name):
 
 
 def targets():
-    yield from ((name, None) for name in names() if name not in GPU | IN_A_CHILD)
+    yield from ((name, None) for name in names() if name not in ELSEWHERE)
     yield from BACKENDS
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
-SUBJECTS = {check.name: subject for subject, group in subjects().items() for check in group}
-
-
-def subject_of(check):
-    return SUBJECTS[check.name]
-
-
-def is_cover(check):
-    return subject_of(check) in COVER or check.name == COVER_OF_GRADIENTS
-
-
-def is_shared(target, check):
-    """Return whether another target has the code that a check calls."""
-    subject = subject_of(check)
-    if target in COMPILING_EACH:
-        return subject == "combinations"
-    if target in SECONDARY and not is_cover(check):
-        return True
-    if target[1] == "RoPE" or target == ("torch", "array-api"):
-        return subject in OF_THE_KERNEL
-    return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
-
-
 def cases():
-    for (name, how), check in itertools.product(targets(), checks()):
-        label = name if how is None else f"{name}-{how}"
+    for target, check in itertools.product(targets(), checks()):
+        name, how = target
+        plan, group = plan_of(target), group_of(check)
         marks = [pytest.mark.library(session_of(name))]
-        if not is_cover(check):
-            marks.append(pytest.mark.primary)
-        target, long = (name, how), (name, check.name.partition("[")[0]) in LONG
-        if target in LATER or is_shared(target, check) or long:
+        marks += [] if group in COVER else [pytest.mark.primary]
+        if group not in plan.push or check.name.partition("[")[0] in plan.later.split():
             marks.append(pytest.mark.nightly)
-        if name == INTERPRETED:
-            marks.append(pytest.mark.gpu_code)
-            if check.name.partition("[")[0] in LONG_INTERPRETED:
-                marks.append(pytest.mark.nightly)
+        marks += [pytest.mark.gpu_code] if name == INTERPRETED else []
+        label = name if how is None else f"{name}-{how}"
         yield pytest.param(name, how, check, id=f"{label}-{check.name}", marks=marks)
 
 
@@ -164,7 +165,7 @@ def test_conforms(name, how, check):
         # Allowed only if the library lacks a capability.
         needed = set(check.needs) & judge(name, how).target.declines.keys()
         needed = {name for name in needed if "[" not in name}  # whole capabilities, without parts
-        assert needed or (name, check.name) in REFUSED
+        assert needed or check.name in plan_of((name, how)).refused.split()
         lacking = judge(name, how).lib.gaps.keys() | (NOT_COMPILED if name != session_of(name) else {}).keys()
         lacking |= {"jit"} if session_of(name) == "torch" else set()  # torch:compile has it
         assert needed <= lacking, detail

@@ -75,7 +75,7 @@ CHECKS = {name for check in checks() for name in (check.name, check.name.partiti
 
 def test_the_reference_has_every_option_of_the_plugin():
     """Those of the command are a table, made of its own help."""
-    assert set(re.findall(r"`--rope-([\w-]+)", REFERENCE)) == {"backend", *plugin._OPTIONS}
+    assert set(re.findall(r"`--rope-([\w-]+)", REFERENCE)) == {"backend", *plugin.OPTIONS}
 
 
 def test_the_reference_has_every_field_of_the_json():

@@ -222,7 +222,7 @@ MAY_IMPORT = {
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
     "testing._command": ".testing numpy ._command._output",
-    "testing.plugin": ".testing numpy pytest",
+    "testing.plugin": ".testing numpy ._command._check pytest",
     **dict.fromkeys(
         ["testing._library_target", "testing._find_rotation"], ".testing numpy late . ._spec.scaling"
     ),

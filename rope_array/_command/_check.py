@@ -2,6 +2,44 @@
 
 from typing import Any
 
+_REPEATABLE = {"action": "append", "default": []}
+# The options that say how a target is judged; the pytest plugin has them too, with "rope-" before each name.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "library": {"metavar": "NAME", "help": "the library of a callable's arrays (default: numpy)"},
+    "claim": {
+        "dest": "claims",
+        "metavar": "NAME=VALUE",
+        "help": "a claim of a callable: a field that is built in (pairing=half), a field of Target "
+        "(angles=float32, layout=bshd, dtypes=float32,bfloat16), or a capability it lacks, with the reason",
+        **_REPEATABLE,
+    },
+    "require": {
+        "metavar": "CAPABILITY[,CAPABILITY]",
+        "help": "capabilities that a callable has to have: it must not refuse their calls; repeatable",
+        **_REPEATABLE,
+    },
+    "only": {
+        "metavar": "CHECK[,CHECK]",
+        "help": "run these checks of the suite alone; a name without a dtype has every dtype; repeatable",
+        **_REPEATABLE,
+    },
+    "thorough": {"action": "store_true", "help": "run the checks that take long, too"},
+    "examples": {"metavar": "N", "type": int, "default": 0, "help": "judge N random calls in addition"},
+    "seed": {"metavar": "N", "type": int, "help": "the seed of the random calls (default: 0)"},
+    "timeout": {
+        "metavar": "SECONDS",
+        "type": float,
+        "help": "fail a check that takes longer (default: no limit)",
+    },
+    "in-process": {"action": "store_true", "help": "judge in this process, for a debugger or a profiler"},
+    "expect": {
+        "dest": "expected",
+        "metavar": "CHECK=REASON",
+        "help": "a check known to fail, with the reason and a link; a pass is then a failure",
+        **_REPEATABLE,
+    },
+}
+
 
 def add_check(commands: Any) -> None:
     """Add the command to the parser's."""
@@ -31,58 +69,14 @@ def add_check(commands: Any) -> None:
         "--backend", metavar="NAME", help="judge one backend of rope_array by the calls that it serves"
     )
     parser.add_argument(
-        "--library", metavar="NAME", help="the library of a callable's arrays (default: numpy)"
-    )
-    parser.add_argument(
-        "--claim",
-        dest="claims",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a claim of a callable: a field that is built in (pairing=half), a field of Target "
-        "(angles=float32, layout=bshd, dtypes=float32,bfloat16), or a capability it lacks, with the reason",
-    )
-    parser.add_argument(
-        "--require",
-        metavar="CAPABILITY[,CAPABILITY]",
-        action="append",
-        default=[],
-        help="capabilities that a callable has to have: the run fails if it refuses their calls; repeatable",
-    )
-    parser.add_argument(
-        "--only",
-        metavar="CHECK[,CHECK]",
-        action="append",
-        default=[],
-        help="run these checks of the suite alone; a name without a dtype has every dtype; repeatable",
-    )
-    parser.add_argument("--thorough", action="store_true", help="run the checks that take long, too")
-    parser.add_argument(
-        "--examples", metavar="N", type=int, default=0, help="judge N random calls in addition"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="the seed of the random calls (default: 0)")
-    parser.add_argument(
         "--case",
         dest="cases",
         metavar="TEXT",
-        action="append",
-        default=[],
         help="judge this call alone, as the message of a failure shows it; repeatable",
+        **_REPEATABLE,
     )
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, help="fail a check that takes longer (default: no limit)"
-    )
-    parser.add_argument(
-        "--in-process", action="store_true", help="judge in this process, for a debugger or a profiler"
-    )
-    parser.add_argument(
-        "--expect",
-        dest="expected",
-        metavar="CHECK=REASON",
-        action="append",
-        default=[],
-        help="a check known to fail, with the reason and a link; a pass is then reported",
-    )
+    for name, option in OPTIONS.items():
+        parser.add_argument(f"--{name}", **option)
     parser.set_defaults(command=_run_check)
 
 

@@ -12,37 +12,12 @@ from typing import Any
 
 import pytest
 
+from rope_array._command._check import OPTIONS
+
 from ._options import Options
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED, Result
 from ._process import CannotJudge, Judgement
 
-_REPEATABLE = {"action": "append", "default": []}
-_FLAG = {"action": "store_true"}
-# Options of a target, as of `python -m rope_array check`.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "library": {"metavar": "NAME", "help": "the array library of a callable (default: numpy)"},
-    "claim": {"metavar": "NAME=VALUE", "help": "a claim of a callable; repeatable", **_REPEATABLE},
-    "expect": {
-        "metavar": "CHECK=REASON",
-        "help": "a check known to fail, with the reason and a link; passing it is then a failure",
-        **_REPEATABLE,
-    },
-    "require": {
-        "metavar": "CAPABILITY[,CAPABILITY]",
-        "help": "capabilities that a callable has to have; repeatable",
-        **_REPEATABLE,
-    },
-    "only": {
-        "metavar": "CHECK[,CHECK]",
-        "help": "run these checks of the suite alone; repeatable",
-        **_REPEATABLE,
-    },
-    "thorough": {"help": "run the checks that take long, too", **_FLAG},
-    "examples": {"metavar": "N", "type": int, "default": 0, "help": "judge N random calls, too"},
-    "seed": {"metavar": "N", "type": int, "help": "the seed of the random calls (default: 0)"},
-    "timeout": {"metavar": "SECONDS", "type": float, "help": "fail a check that takes longer"},
-    "in-process": {"help": "judge in this process, for --pdb", **_FLAG},
-}
 _JUDGEMENTS = pytest.StashKey[list[Judgement]]()
 
 
@@ -50,9 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("rope_array", "conformance of rotary embeddings (rope_array)")
     about = "run the conformance suite on TARGET, as `python -m rope_array check` does; repeatable"
-    group.addoption("--rope-backend", metavar="TARGET", help=about, **_REPEATABLE)
-    for name, option in _OPTIONS.items():
-        group.addoption(f"--rope-{name}", **option)
+    group.addoption("--rope-backend", metavar="TARGET", help=about, action="append", default=[])
+    for name, option in OPTIONS.items():
+        group.addoption(f"--rope-{name}", **{**option, "dest": f"rope_{_field(name)}"})
 
 
 class CheckFailed(Exception):
@@ -114,17 +89,21 @@ class RopeTarget(pytest.Collector):
             yield RopeCheck.from_parent(self, name=name, judgement=judgement, target=self.target)
 
 
+def _field(option: str) -> str:
+    """Return the field of `Options`, or the argument of `Judgement`, that an option sets."""
+    return str(OPTIONS[option].get("dest", option.replace("-", "_")))
+
+
 def _judgement_of(config: pytest.Config, target: str) -> Judgement:
-    values = {name: config.getoption(f"--rope-{name}") for name in _OPTIONS}
-    process = {"timeout": values.pop("timeout"), "in_process": values.pop("in-process")}
-    claims, expected = values.pop("claim"), values.pop("expect")
-    return Judgement(Options(target, claims=claims, expected=expected, **values), **process)
+    values = {_field(name): config.getoption(f"--rope-{name}") for name in OPTIONS}
+    timeout, in_process = values.pop("timeout"), values.pop("in_process")
+    return Judgement(Options(target, **values), timeout=timeout, in_process=in_process)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Raise for options without effect; import targets from the current folder, as `python -m` does."""
     if not config.getoption("--rope-backend"):
-        for option in (f"--rope-{name}" for name in _OPTIONS):
+        for option in (f"--rope-{name}" for name in OPTIONS):
             if config.getoption(option):
                 raise pytest.UsageError(f"{option} needs a --rope-backend; give one, or leave it out")
     elif (folder := str(config.invocation_params.dir)) not in sys.path:
