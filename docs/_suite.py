@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rope_array._command._check import add_check
+from rope_array._registry import RECORDS
 from rope_array.testing._call import views_of
 from rope_array.testing._capability_parts import PARTS
 from rope_array.testing._checks import subjects
@@ -24,7 +25,8 @@ from rope_array.testing._rules import RULES
 
 Rows: TypeAlias = Iterator[tuple[str, ...]]
 
-RESULTS = Path(__file__).parents[1] / "bench" / "results"
+ROOT = Path(__file__).parents[1]
+BACKENDS, RESULTS = ROOT / "backends", ROOT / "bench" / "results"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 OTHER_COLUMNS = (*FLOATS, "jit", "lazy")  # columns of their own, or lacking in all libraries but one
 
@@ -96,6 +98,17 @@ def target_rows() -> Rows:
             lib.settings(),
             "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in OTHER_COLUMNS),
         )
+
+
+def backend_rows() -> Rows:
+    """Yield the backends in the order of dispatch, each with the first sentence of its module."""
+    yield "backend", "serves"
+    for record in RECORDS:
+        path = BACKENDS / record.module.removeprefix("rope_array._backends.").replace(".", "/")
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        first = re.match(r'"""(.*?)\.(?=\s|")', source.read_text("utf-8"), re.DOTALL)[1]
+        yield f"`{record.name}`", " ".join(first.split())
+    yield "`array-api`", "any library with the Python Array API, by the functions of the standard"
 
 
 def compiled_rows() -> Rows:
@@ -207,6 +220,7 @@ TABLES = {
     "options": option_rows,
     "factors": factor_rows,
     "targets": target_rows,
+    "backends": backend_rows,
     "compiled": compiled_rows,
     "classes": class_rows,
     "capabilities": capability_rows,

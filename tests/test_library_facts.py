@@ -12,9 +12,7 @@ from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, ArrayLibrary
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-BACKENDS, LIBRARIES = (
-    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("backends", "libraries")
-)
+LIBRARIES = (ROOT / "docs" / "libraries.md").read_text("utf-8")
 EACH_LIBRARY = pytest.mark.parametrize("library", DEFAULT_CONFIGURATIONS, ids=str)
 
 pytestmark = pytest.mark.library("numpy")
@@ -51,8 +49,3 @@ def test_the_package_is_installed_by_its_session(library):
 def test_the_page_of_libraries_has_a_section_on_it(library):
     sections = re.findall(r"^## (.*)$", LIBRARIES, re.MULTILINE)
     assert any(library.title in re.split(r", | and ", section) for section in sections)
-
-
-def test_the_page_of_backends_lists_each_in_the_order_of_dispatch():
-    listed = re.findall(r"^\| `([\w-]+)` \|", BACKENDS.partition("\n## ")[0], re.MULTILINE)
-    assert listed == [*dict.fromkeys(record.name for record in _registry.RECORDS), "array-api"]

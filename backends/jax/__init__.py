@@ -1,4 +1,4 @@
-"""JAX: the C++ kernel on the CPU, and array operations that XLA fuses on other platforms.
+"""JAX: the C++ kernel on the CPU, and array operations that XLA fuses on other devices.
 
 An eager call is one program; a traced call is part of the caller's program. Positions are run-time
 values of the program, so a new offset compiles nothing. The plan is static.

@@ -1,4 +1,4 @@
-"""ndonnx: NumPy's backend rotates arrays with values; the array-api backend adds others to the ONNX graph."""
+"""ndonnx: NumPy's backends rotate arrays with values; the array-api backend adds others to the ONNX graph."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""PyTorch's form of the array-api backend, which serves fake and distributed tensors and autocast too.
+"""PyTorch: the array-api backend with PyTorch's functions, for fake and distributed tensors and autocast too.
 
 Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """

@@ -1,4 +1,4 @@
-"""The backend "native": PyTorch on the CPU by the C++ kernel, in eager calls and in compiled programs."""
+"""PyTorch on the CPU by the C++ kernel, in eager calls and in compiled programs."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""The backend "triton": PyTorch on a GPU by a Triton kernel, in eager calls.
+"""PyTorch on a GPU by a Triton kernel, in eager calls.
 
 With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, slowly, for tests:
 ``backend="triton"`` then takes tensors of the CPU.

@@ -4,10 +4,10 @@ The tests' marks and sessions, the command line, and the tables of the documenta
 from this table. A library is imported on first use.
 """
 
+from . import _chunked, _jax, _numpy, _others, _torch
 from ._base import MODES, SETTINGS, Array, ArrayLibrary, MissingLibrary, numpy_dtype, rounded, widened
-from ._jax import JaxLibrary, ShardedJaxLibrary
-from ._numpy import CubedLibrary, DaskLibrary, NumPyLibrary, ReadOnlyNumPyLibrary, StrictLibrary
-from ._others import CuPyLibrary, MArrayLibrary, MLXLibrary, NDonnxLibrary, TensorFlowLibrary
+from ._jax import JaxLibrary
+from ._numpy import NumPyLibrary
 from ._registered import registered_library
 from ._torch import TorchLibrary, with_own_code
 
@@ -30,52 +30,9 @@ __all__ = [
     "with_own_code",
 ]
 
-_TORCH_INTERPRETED = TorchLibrary(
-    "torch:triton-interpret",
-    backend="triton",
-    compiles=False,
-    calls=40,  # each takes milliseconds
-    configuration="the Triton kernel, interpreted",
-)
-
+# In the order of README.md's table.
 LIBRARIES: dict[str, ArrayLibrary] = {
-    lib.name: lib
-    for lib in (
-        NumPyLibrary(),
-        ReadOnlyNumPyLibrary(),
-        TorchLibrary(),
-        TorchLibrary(
-            "torch:meta",
-            device="meta",
-            has_values=False,
-            compiles=False,
-            configuration="shapes and dtypes only",
-        ),
-        TorchLibrary("torch:cuda", device="cuda"),
-        _TORCH_INTERPRETED,
-        JaxLibrary(),
-        JaxLibrary(
-            "jax:x64",
-            x64=True,
-            floats=(*JaxLibrary.floats, "float64"),
-            integers=ArrayLibrary.integers,
-            configuration="x64",
-        ),
-        JaxLibrary("jax:gpu", platform="gpu"),
-        ShardedJaxLibrary(),
-        CuPyLibrary(),
-        DaskLibrary(),
-        CubedLibrary(),
-        StrictLibrary(),
-        StrictLibrary("array_api_strict:device1", device="device1"),
-        StrictLibrary(
-            "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=JaxLibrary.integers
-        ),
-        MLXLibrary(),
-        TensorFlowLibrary(),
-        NDonnxLibrary(),
-        MArrayLibrary(),
-    )
+    lib.name: lib for module in (_numpy, _torch, _jax, _chunked, _others) for lib in module.LIBRARIES
 }
 # Each library once.
 DEFAULT_CONFIGURATIONS = [lib for name, lib in LIBRARIES.items() if ":" not in name]

@@ -155,3 +155,17 @@ class ShardedJaxLibrary(JaxLibrary):
         of_x, of_pos = sharding.PartitionSpec(*split_x), sharding.PartitionSpec(*split_pos)
         mapped = self.native.shard_map(f, mesh=mesh, in_specs=(of_x, of_pos), out_specs=of_x)
         return mapped(self._placed(x, mesh, split_x), self._placed(pos, mesh, split_pos))
+
+
+LIBRARIES = (
+    JaxLibrary(),
+    JaxLibrary(
+        "jax:x64",
+        x64=True,
+        floats=(*JaxLibrary.floats, "float64"),
+        integers=ArrayLibrary.integers,
+        configuration="x64",
+    ),
+    JaxLibrary("jax:gpu", platform="gpu"),
+    ShardedJaxLibrary(),
+)

@@ -1,4 +1,4 @@
-"""Libraries that the suite runs on less often: CuPy, MLX, TensorFlow, ndonnx and marray."""
+"""Libraries without a module of their own; `LIBRARIES`, at the end, lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._base import Array, ArrayLibrary, Function, MissingLibrary, widened
+from ._base import Array, ArrayLibrary, Context, Function, MissingLibrary, widened
+
+
+class StrictLibrary(ArrayLibrary):
+    """array-api-strict with its strictest flags: the standard's functions only."""
+
+    name = module = namespace = "array_api_strict"
+    title = package = "array-api-strict"
+    session = "strict"
+    floats = ("float32", "float64")
+    reasons = MappingProxyType(dict.fromkeys(("float16", "bfloat16"), "the standard has none"))
+    device = ""  # of arrays; empty for the default
+
+    @property
+    def label(self) -> str:
+        return "strict"
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = super().asarray(array, dtype)
+        return self._moved(array, self.device) if self.device else array
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        array = self._moved(array, "CPU_DEVICE") if self.device else array
+        try:
+            return np.from_dlpack(array)
+        except BufferError:  # NumPy 2.0 exports no read-only array
+            return np.from_dlpack(self.xp.asarray(array, copy=True))
+
+    def _moved(self, array: Array, device: str) -> Array:
+        return self.xp.asarray(array, device=self.native.Device(device))
+
+    def running(self) -> Context:
+        flags: Context = self.native.ArrayAPIStrictFlags(
+            boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
+        )
+        return flags
+
+    def settings(self) -> str:
+        flags = "no boolean indexing, data-dependent shapes or extensions"
+        return f"{flags}; arrays on {self.device}" if self.device else flags
 
 
 class CuPyLibrary(ArrayLibrary):
@@ -166,3 +205,17 @@ class MArrayLibrary(ArrayLibrary):
 
     def copied(self, array: Array) -> Array:
         return self.xp.asarray(array, copy=True)
+
+
+LIBRARIES = (
+    CuPyLibrary(),
+    StrictLibrary(),
+    StrictLibrary("array_api_strict:device1", device="device1"),
+    StrictLibrary(
+        "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=ArrayLibrary.integers[1:]
+    ),
+    MLXLibrary(),
+    TensorFlowLibrary(),
+    NDonnxLibrary(),
+    MArrayLibrary(),
+)

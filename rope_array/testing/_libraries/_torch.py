@@ -139,6 +139,22 @@ class TorchLibrary(ArrayLibrary):
         return compiled
 
 
+LIBRARIES = (
+    TorchLibrary(),
+    TorchLibrary(
+        "torch:meta", device="meta", has_values=False, compiles=False, configuration="shapes and dtypes only"
+    ),
+    TorchLibrary("torch:cuda", device="cuda"),
+    TorchLibrary(
+        "torch:triton-interpret",
+        backend="triton",
+        compiles=False,
+        calls=40,  # each takes milliseconds
+        configuration="the Triton kernel, interpreted",
+    ),
+)
+
+
 def _addresses(array: Array) -> NDArray[np.int64]:
     """Return the address of every element of a tensor."""
     places = np.zeros(1, np.int64)
