@@ -1,5 +1,7 @@
 """Calls of NumPy and PyTorch, for bench/calls.py.
 
+import-time: interpreters that import rope_array, and interpreters that import nothing.
+
 latency: one decoding step, (1, 32, 1, 128) float32, k of 8 heads.
 
 in-place: q and k rotated in place as serving engines call it, views of one q, k, v tensor of all tokens.
@@ -14,6 +16,9 @@ Cohere's. Backward: `torch.autograd.grad(function(x), x, g)`, with g made before
 """
 
 import importlib
+import os
+import subprocess
+import sys
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -31,7 +36,19 @@ DTYPES, PAIRINGS, SOURCES = ("float32", "bfloat16"), ("half", "interleaved"), ("
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # theirs have tables of x's dtype
 
 
-# ---- small calls ----
+# ---- small calls, and starts of interpreters ----
+
+# Keep bytecode, as for users.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def import_time():
+    codes = {"import rope_array": "import rope_array", "nothing": "pass"}
+    yield "a fresh interpreter", lambda: [("", {name: partial(start, code) for name, code in codes.items()})]
+
+
+def start(code):
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
 
 
 def latency():

@@ -1,6 +1,5 @@
 """Results as JSON: the numbers with date, machine, versions and commit."""
 
-import argparse
 import datetime
 import importlib.metadata
 import json
@@ -9,7 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from _targets import judged, lines
+from _targets import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -92,22 +91,3 @@ def table(head, lines, numbers):
     """Return the lines of a table of Markdown; the columns `numbers` are to the right."""
     marks = ("---:" if name in numbers else "---" for name in head)
     return [f"| {' | '.join(line)} |" for line in (head, marks, *lines)]
-
-
-def main(name, measure, description, packages=PACKAGES):
-    """Run one benchmark from the command line: print the numbers, and write them to the path of --json."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
-    path = parser.parse_args().json
-    finish(name, measure(), description, path, packages)
-
-
-def finish(name, numbers, note, path, packages=PACKAGES):
-    run = record(name, numbers, note, packages)
-    print(f"{name}: {note}")
-    for key, value in numbers.items():
-        print(f"  {key:<{max(map(len, numbers)) + 2}}{value}")
-    print(*(f"  {line}" for line in lines(run)), sep="\n")
-    print(f"  on {run['machine']}\n  with {run['versions']}, commit {run['commit']}")
-    if path:
-        write_json(run, path)

@@ -33,10 +33,6 @@ class SpeedCase:
         excluded = any(fnmatchcase(row, p[1:]) for p in self.rows if p[0] == "-")
         return included and not excluded and any(fnmatchcase(row, p) for p in selected)
 
-    def has(self, words):
-        """Return whether the name or the group has every word."""
-        return all(word.lower() in f"{self.name} {self.group}".lower() for word in words)
-
     def facts(self):
         return {key: value for key, value in vars(self).items() if key not in ("name", "rows", "threads")}
 

@@ -1,83 +1,48 @@
-"""Time cases on the CPU, in child processes: one for one thread, one for all; a crash costs its case only."""
+"""Time cases on the CPU, in a process for one thread and one for all; a crash costs its case only."""
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from _harness import LONG, ONE, block, pace, settle
-from _speed_cases import ALLOCATING, CLONE, INTO, cpu_cases
+from _harness import LONG, OFFLINE, ONE, block, pace, settle
+from _speed_cases import ALLOCATING, CLONE, INTO
 from _speed_rounds import Pace, Timing, run, some
 from peers._timed import Arrays, Timed
 
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "JAX_PLATFORMS": "cpu",
-    "KERAS_BACKEND": "jax",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
-}
+ENVIRONMENT = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "jax", "PYTHONWARNINGS": "ignore"}
 SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated
 
 
-# ---- the parent ----
-
-
 def results(chosen, options):
-    """Yield the name and the numbers of each case; start children until every case has numbers."""
-    for threads in (1, None):
-        todo = {case.name: case for case in chosen if case.threads == threads}
-        while todo:
-            for name, numbers in one_child([*todo], threads, options):
-                yield name, todo.pop(name).facts() | numbers
-
-
-def one_child(names, threads, options):
-    """Run cases in a child process; if it crashes, its current case has failed."""
-    job = json.dumps([names, threads, options.rows, options.quick])
-    command = [sys.executable, Path(__file__).with_name("speed.py"), "--child", job]
+    """Yield the name and the numbers of each case; start another process after a crash."""
     inherited = {key: value for key, value in os.environ.items() if key not in ONE}
-    environment = inherited | ENVIRONMENT | (ONE if threads == 1 else {})
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    current = names[0]
-    for line in child.stdout:
-        current, numbers = json.loads(line)
-        if numbers:
-            yield current, numbers
-            current = None
-    if child.wait() and current:
-        yield current, {"failed": f"the process ended with {child.returncode}", "rows": {}}
+    for threads in (1, None):
+        os.environ.clear()
+        os.environ.update(inherited | ENVIRONMENT | (ONE if threads else {}))
+        pool = None
+        for case in (case for case in chosen if case.threads == threads):
+            pool = pool or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            try:
+                yield case.name, pool.submit(run_case, case, options.rows, options.quick).result()
+            except BrokenProcessPool as error:
+                pool = None
+                yield case.name, case.facts() | {"failed": str(error), "rows": {}}
+        if pool:
+            pool.shutdown()
 
 
-# ---- the child ----
-
-
-def child(names, threads, patterns, quick):
-    """Time cases; write a line of JSON when a case begins, and when it ends."""
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep prints of libraries out of the JSON lines
-    threads = settle(threads)
+def run_case(case, patterns, quick):
+    """Return the numbers of a case; its first call limits the threads of the process."""
+    threads = settle(case.threads)
     import torch
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    trial = partial(CpuTrial, threads=threads)
-    for case in (case for case in cpu_cases(quick) if case.name in names):
-        print(json.dumps([case.name, None]), file=lines)
-        print(json.dumps([case.name, run(case, trial, patterns, quick)]), file=lines)
-
-
-def peak():
-    """Return the peak memory of this process in MiB."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return run(case, partial(CpuTrial, threads=threads), patterns, quick)
 
 
 class CpuTrial(Arrays):
@@ -128,7 +93,7 @@ class CpuTrial(Arrays):
         return Timing(block(contender.call, pace.loops, warm=pace.call < LONG))
 
     def finish(self, rows, contenders, times):
-        return {"threads": self.threads, "memory_peak_mb": peak()}
+        return {"threads": self.threads}
 
 
 def as_numpy(y, layout, tokens):

