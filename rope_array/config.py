@@ -111,15 +111,15 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
 def _read(document: _config.Document, part: str | None, layer_type: str | int | None) -> Reading:
     """Read a document."""
     with _config.refusals(document):
-        fields, config_part = _config.fields(document, part, layer_type)
+        fields, config_part, record = _config.fields(document, part, layer_type)
         return Reading(
             _RoPE(**fields),
             config_part.model_type,
             config_part.path or None,
             layer_type,
-            config_part.stated,
-            config_part.inferred,
-            tuple(config_part.notes),
+            record.stated,
+            record.inferred,
+            tuple(record.notes),
             _config.context(config_part),
         )
 

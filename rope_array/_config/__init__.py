@@ -19,12 +19,11 @@ The steps of a reading:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from rope_array._config._document import Document, load, plain
-from rope_array._config._locate import convention_for, locate
-from rope_array._config._part import ConfigPart
+from rope_array._config._locate import locate, variant_of, with_convention
+from rope_array._config._part import ConfigPart, Record
 from rope_array._config._reader import Reader
 from rope_array._config._unread_values import check_unread_values
 from rope_array._config._values import MOST_LAYERS, PartValues
@@ -37,17 +36,14 @@ __all__ = ["Document", "context", "fields", "find_part", "layer_count", "load", 
 
 def fields(
     document: Document, path: str | None, layer_type: str | int | None
-) -> tuple[dict[str, Any], ConfigPart]:
-    """Return the fields of the rope that a config states, and the part with the record of the reading."""
-    config_part = find_part(document, path)
-    convention = convention_for(config_part)
-    if convention.refusal:
-        raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
-    reader = Reader(config_part, convention, plain(layer_type))
+) -> tuple[dict[str, Any], ConfigPart, Record]:
+    """Return the fields of the rope that a config states, the part that states them, and the record."""
+    config_part = with_convention(find_part(document, path))
+    reader = Reader(config_part, plain(layer_type))
     fields = reader.fields()
     if fields["rotary_dim"]:
-        check_unread_values(config_part, convention, reader.values.asked, document)
-    return fields, config_part
+        check_unread_values(reader.values, document)
+    return fields, config_part, reader.record
 
 
 def find_part(document: Document, path: str | None) -> ConfigPart:
@@ -55,7 +51,7 @@ def find_part(document: Document, path: str | None) -> ConfigPart:
     config_part = locate(document.content, document.class_name, plain(path))
     if (count := max(len(config_part.content), len(config_part.above))) > _MOST_KEYS_OF_A_PART:
         raise ConfigError(f"the config has {count} keys in one object; give at most {_MOST_KEYS_OF_A_PART}.")
-    return config_part
+    return variant_of(config_part)
 
 
 def context(config_part: ConfigPart) -> int | None:
@@ -68,12 +64,12 @@ def layer_count(config_part: ConfigPart) -> int:
     count = _known_count(config_part, "num_hidden_layers") or 0
     if count > MOST_LAYERS:
         raise ConfigError(f"num_hidden_layers is {short(count)}; give at most {MOST_LAYERS}.")
-    return count // PartValues(replace(config_part, stated={}, inferred={}, notes=[])).blocks()
+    return count
 
 
 def _known_count(config_part: ConfigPart, name: str) -> int | None:
     """Return a stated number or the class's default, without a record; None for all but integers above 0."""
-    value = PartValues(replace(config_part, stated={}, inferred={}, notes=[])).get(name)
+    value = PartValues(config_part).get(name)
     return value if type(value) is int and value > 0 else None
 
 

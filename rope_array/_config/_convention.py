@@ -42,10 +42,6 @@ class Convention:
         Keys, outside of the rotary parameters, of the base and of the rotated share of the head.
     bases
         The keys, outside of the rotary parameters, from which `parameters` takes the base of a layer type.
-    null_notes
-        The meaning of a null in older code, for an error, by the key of a base.
-    theta_note
-        A note for the reader if the base comes from `theta_keys`.
     axes
         The map of pairs to axes, from the part's values and the rotated width (None: one position).
     sections
@@ -58,8 +54,6 @@ class Convention:
         The keys among `rope_parameters` and `rope_scaling` that the model's code ignores.
     by_type
         The class reads parameters by layer type only, and drops flat parameters and an older `type`.
-    null_head_dim
-        A head_dim of null means that there is none, not the class's default.
     types
         The rope types that the module accepts (None: all).
     type_names
@@ -68,8 +62,6 @@ class Convention:
         Rewrites the rotary parameters before they are read, from the part's values and the parameters.
     layers
         Conventions of single layer types that differ from this convention.
-    labels
-        The key of the rotary parameters of a layer type, if it differs from the type's name.
     overrides
         The values of a layer type that the class sets if the config states no `per_layer_config`.
     keys
@@ -78,34 +70,22 @@ class Convention:
         The reason that the model's code rotates nothing, whatever the config states.
     nope
         Layer types without rotation.
-    rotates
-        Whether a layer, by index, rotates although its type is in `nope`.
-    nope_at
-        Whether a layer, by index, has no rotation.
-    nope_needs, nope_unless
-        `nope` and `nope_at` apply if the first key is set, and the second is not stated.
-    nope_every
-        Every n-th layer has no rotation, if neither `no_rope_layers` nor an interval is stated.
-    scaled_layers
-        A key that lists the layers with the stated rule; the others have none.
+    unrotated
+        The reason that the layer of a reading has no rotation; empty if it rotates although its type is in
+        `nope`; None: by its type.
     unless
         Keys with the values that the module needs; with other values the layer has no rotation.
-    null_theta
-        A stated base of null means that nothing rotates.
     refusal
         The reason, for an error, that this is no rotation of pairs.
     note
         A note for the reader of the result.
     variant
-        Returns, from the part's content, the row of one model's convention, where a model type has several.
+        Returns, from the part's content, changes of the convention, for a model type of several models, or
+        the row that it is like; under "converted" the values that the class puts in place of stated ones.
     layer_types
         The type of a layer, from the part's values, the number of layers and the layer's index.
     type_name
         The name of a layer type in the model's code, from the part's values and the stated name.
-    blocks
-        The blocks of a layer that the config counts if it lists MLPs: 2 for an attention and its MLP.
-    last_is_full
-        The last layer has full attention even if the config states another type.
     older_keys
         Keys of older configs that the class renames, and the names of their values. Keys that the class
         declares in its `attribute_map` are in `_model_defaults`.
@@ -126,8 +106,6 @@ class Convention:
     theta: float = 10000.0
     theta_keys: tuple[str, ...] = ("rope_theta",)
     bases: Mapping[str, str] = field(default_factory=dict)
-    null_notes: Mapping[str, str] = field(default_factory=dict)
-    theta_note: str | None = None
     share_keys: tuple[str, ...] = ("partial_rotary_factor",)
     axes: Function | None = None
     sections: Literal["chunked", "interleaved", "alternating"] | None = None
@@ -137,30 +115,20 @@ class Convention:
     attention_factor: Function | None = None
     drops: tuple[str, ...] = ()
     by_type: bool = False
-    null_head_dim: bool = False
     types: tuple[str, ...] | None = None
     type_names: Mapping[str, str] = field(default_factory=dict)
     parameters: Function | None = None
     layers: "Mapping[str, Convention]" = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
     overrides: Function | None = None
     keys: tuple[str, ...] = ()
     never: str | None = None
     nope: tuple[str, ...] = ()
-    rotates: Function | None = None
-    nope_at: Function | None = None
-    nope_needs: str | None = None
-    nope_unless: str | None = None
-    nope_every: int | None = None
-    scaled_layers: str | None = None
+    unrotated: Function | None = None
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    null_theta: bool = False
     refusal: str | None = None
     note: str | None = None
     variant: Function | None = None
     layer_types: Function | None = None
     type_name: Function | None = None
-    blocks: int = 1
-    last_is_full: bool = False
     older_keys: Mapping[str, str] = field(default_factory=dict)
     remote: bool = False

@@ -1,6 +1,7 @@
 """The conventions of model families, by key: the rows of `conventions.toml`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,7 @@ Row = Mapping[str, Any]
 # The modules of the functions that rows name, by the field of the convention; loaded if a row names one.
 _MODULES = {
     **dict.fromkeys(("axes", "inv_freq", "rotated"), "_maps"),
-    **dict.fromkeys(("layer_types", "nope_at", "rotates", "type_name"), "_layer_types"),
+    **dict.fromkeys(("layer_types", "type_name", "unrotated"), "_layer_types"),
     **dict.fromkeys(("overrides", "parameters"), "_parameters"),
     "scaling": "_model_rules",
     "variant": "_variants",
@@ -62,11 +63,12 @@ def _by_model(section: str) -> dict[str, Row]:
 
 
 REMOTE = _by_model("remote")
-REMOTE_DEFAULTS: dict[str, dict[str, Any]] = {
-    name: row["defaults"] for name, row in _SECTIONS["remote"].items() if "defaults" in row
-}
 # The row of every convention that differs from Llama's, by its key.
 CONVENTIONS = {**REMOTE, **_by_model("vision"), **_by_model("text")}
+# Class defaults that `_model_defaults` has not: of remote models, and of lists that a class makes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    key: row["defaults"] for key, row in CONVENTIONS.items() if "defaults" in row
+}
 
 
 def convention_of(key: str | None) -> Convention | None:
@@ -81,6 +83,8 @@ def known_convention(key: str) -> Convention:
     return convention_from({**row, "remote": key in REMOTE}, _ROWS)
 
 
-def variant_of(convention: Convention, content: Mapping[str, Any]) -> Convention:
-    """Return the convention of one model, where a model type has several."""
-    return convention if convention.variant is None else convention_from(convention.variant(content), _ROWS)
+def changed(convention: Convention, changes: Row) -> Convention:
+    """Return a convention with changed fields, or the one that the changes are like."""
+    if "like" in changes:
+        return convention_from({**changes, "remote": convention.remote}, _ROWS)
+    return replace(convention, **{name: _field(name, value, _ROWS) for name, value in changes.items()})

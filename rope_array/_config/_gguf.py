@@ -80,6 +80,7 @@ def read_gguf(content: Metadata) -> Format:
     defaults: dict[str, Any] = {
         "alias": {"num_hidden_layers": "block_count", "max_position_embeddings": "context_length"},
         "rope": None,
+        "no_rope_layer_interval": _TABLE["no_rope_every"].get(architecture),
     }
     windows = _TABLE["windows"].get(architecture)
     has_window = bool(content.get("attention", {}).get("sliding_window"))
@@ -101,7 +102,6 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
         rotated=lambda values, width: values.integer("rope.dimension_count", width),
         theta_keys=("rope.freq_base",),
         scaling=partial(_rule, architecture=architecture),
-        nope_every=_TABLE["no_rope_every"].get(architecture),
     )
     if architecture in _TABLE["unrotated"]:
         return replace(plain, unless={"architecture": ()})

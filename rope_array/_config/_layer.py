@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rope_array._config._convention import Convention
-from rope_array._config._part import ConfigPart, quoted
+from rope_array._config._part import ConfigPart, Record, quoted
 from rope_array._config._values import PartValues, RotaryParameters
 from rope_array._errors import ConfigError
 
@@ -15,12 +15,21 @@ CLASS_OWN = "transformers takes the class's own rope_parameters instead"
 class Layer:
     """One layer type: its rotary parameters, the part's other values, and the model's convention."""
 
-    config_part: ConfigPart
     values: PartValues
     parameters: RotaryParameters
     convention: Convention
     label: str
     rule_name: str  # of the scaling rule
+
+    @property
+    def config_part(self) -> ConfigPart:
+        """The part of the config."""
+        return self.values.config_part
+
+    @property
+    def record(self) -> Record:
+        """The record of the reading."""
+        return self.values.record
 
     def original(self) -> int:
         """Return the trained context, of the part or the rotary parameters; else the whole context."""
@@ -29,16 +38,16 @@ class Layer:
         if not self.label and self.values.get(name) is not None:
             top = self.values.integer(name)
             if of_rule not in (None, top):
-                self.config_part.note(
+                self.record.note(
                     f"{name} is {top} outside of the rotary parameters, and {quoted(of_rule)} in them is not "
                     "used"
                 )
             return top
         if of_rule is not None:
             return self.parameters.integer(name)
-        self.config_part.inferred[name] = "max_position_embeddings"
+        self.record.inferred[name] = "max_position_embeddings"
         context = self.values.integer("max_position_embeddings")
-        self.config_part.note(
+        self.record.note(
             f"{name} is missing: max_position_embeddings, {context}, is taken as the trained context, as in "
             "transformers; state it if the model was trained on fewer positions"
         )
@@ -66,7 +75,7 @@ class Layer:
         # If parameters are stated by layer type, the part's share is for layer types without a share.
         if of_rule is not None and of_part not in (None, of_rule):
             if "partial_rotary_factor" not in self.parameters.names and self.convention.parameters is None:
-                self.config_part.note(f"{key} is not used: {CLASS_OWN}")
+                self.record.note(f"{key} is not used: {CLASS_OWN}")
                 return of_rule
             if self.label:
                 return of_rule
@@ -86,5 +95,5 @@ class Layer:
         share = defaults.get("partial_rotary_factor") if added is None else added
         if share is None:
             return self.convention.share if self.rule_name == "default" else 1.0
-        self.config_part.inferred["partial_rotary_factor"] = share
+        self.record.inferred["partial_rotary_factor"] = share
         return float(share)

@@ -20,7 +20,7 @@ class LayerRope(Layer):
     def fields(self, base: float | None) -> dict[str, Any]:
         """Return the fields of the module's rope; `base` overrides the config's."""
         base = self._base() if base is None else base
-        head = self.values.width(*self._widths())
+        head = self.values.width(*self.convention.width)
         width = self._rotated(head)
         rotary = width + width % 2  # the last pair of an odd width includes one feature beyond it
         if rotary > head:
@@ -30,7 +30,7 @@ class LayerRope(Layer):
         start = head - rotary if self.convention.start == "last" else 0
         rotated_slice = {"head_dim": head, "rotary_dim": rotary, "rotary_start": start}
         if self.convention.note:
-            self.config_part.note(self.convention.note)
+            self.record.note(self.convention.note)
         return {
             "base": base,
             **rotated_slice,
@@ -38,17 +38,12 @@ class LayerRope(Layer):
             **self._frequency_fields(base, width, rotary),
         }
 
-    def _widths(self) -> tuple[str, ...]:
-        keys = self.convention.width
-        unset = self.convention.null_head_dim and self.values.content.get("head_dim", 0) is None
-        return tuple(key for key in keys if key != "head_dim") if unset else keys
-
     def _pairing(self) -> dict[str, Any]:
         pairing, out_pairing = self.convention.pairing, self.convention.out_pairing
         if self.convention.pairing_flag and self.values.flag(self.convention.pairing_flag) is False:
             pairing, out_pairing = "half", None
         pairings = {"pairing": pairing, "out_pairing": out_pairing}
-        self.config_part.inferred |= {key: value for key, value in pairings.items() if value}
+        self.record.inferred |= {key: value for key, value in pairings.items() if value}
         interleaved = self.parameters.get("interleaved")
         if interleaved is not None and bool(interleaved) is not (pairing == "interleaved"):
             raise ConfigError(
@@ -70,7 +65,7 @@ class LayerRope(Layer):
         if convention.sign < 0:
             from rope_array._spec.scaling import Reversed
 
-            self.config_part.inferred["direction"] = "negative angles"
+            self.record.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
         return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
 
@@ -80,11 +75,11 @@ class LayerRope(Layer):
         is_longrope = type(rule).__name__ == "LongRoPE"
         if is_longrope and self.parameters.get("factor") is None:  # of the contexts
             return
-        if 0 < factor < 1 and self.config_part.inferred.get("format") != "diffusers":
+        if 0 < factor < 1 and self.record.inferred.get("format") != "diffusers":
             effect = (
                 "it has no effect" if is_longrope else "the rule raises frequencies, and shortens the context"
             )
-            self.config_part.note(
+            self.record.note(
                 f"the factor {factor:.6g} is below 1: {effect}; if it is to stretch the context, the factor "
                 f"is inverted: state {1 / factor:.6g}"
             )
@@ -101,7 +96,7 @@ class LayerRope(Layer):
             rule = rule_of(self, width)
         # The rules of YaRN read the factor, or have a note of their own.
         if self.rule_name not in ("yarn", "deepseek_yarn") and self.attn_factor() != 1:
-            self.config_part.note(UNREAD_FACTOR)
+            self.record.note(UNREAD_FACTOR)
         return rule
 
     def _check_unused_parameters(self) -> None:
@@ -109,7 +104,7 @@ class LayerRope(Layer):
         parameters = {k: v for k, v in self.parameters.content.items() if v is not None}
         others = parameters.keys() - _OF_EVERY_RULE
         if unused := sorted(others - keys_of_rules()[self.rule_name] if others else others):
-            self.config_part.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
+            self.record.note(f"rope_type {self.rule_name!r} does not use {listed(unused)}")
         if (extrapolation := parameters.get("extrapolation_factor", 1)) != 1:
             raise ConfigError(
                 f"{self.parameters.prefix}extrapolation_factor is {quoted(extrapolation)}, and libraries "
@@ -127,13 +122,11 @@ class LayerRope(Layer):
             self._compare(top)
             return self.parameters.number("rope_theta")
         if top is not None:
-            if self.convention.theta_note and "." in top:
-                self.config_part.note(self.convention.theta_note)
             return self.values.number(top)
         defaults = self.config_part.defaults
         bases = (defaults.get(name) for name in (*names, "default_theta"))
         base = next((float(base) for base in bases if base is not None), self.convention.theta)
-        self.config_part.inferred["rope_theta"] = base
+        self.record.inferred["rope_theta"] = base
         return base
 
     def _refuse_null(self, names: tuple[str, ...], top: str | None) -> None:
@@ -145,7 +138,7 @@ class LayerRope(Layer):
             return
         remedy = "state the base that the model was trained with"
         if null != "rope_theta":
-            note = self.convention.null_notes.get(null)
+            note = KEYS["null_bases"].get(null)
             raise ConfigError(f"{null} is null, which is no base; {remedy}{f' ({note})' if note else ''}.")
         of_transformers = (
             " A config object of transformers has a null base after rope_scaling is assigned: assign "
@@ -169,11 +162,11 @@ class LayerRope(Layer):
         if top is None or self.values.stated(top) == base:
             return
         if "rope_theta" not in self.parameters.names and self.convention.parameters is None:
-            self.config_part.note(f"{top} is not used: {CLASS_OWN}")
+            self.record.note(f"{top} is not used: {CLASS_OWN}")
         elif self.label:
             return  # a base for the layer types that state none
         elif top in self.config_part.defaults:
-            self.config_part.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
+            self.record.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
         else:
             raise ConfigError(
                 f"{top} is {quoted(self.values.stated(top))}, and rope_theta in the rotary parameters "
@@ -219,7 +212,7 @@ class LayerRope(Layer):
             return None
         if self.convention.absolute:
             return self.values.integer("rotary_dim")
-        self.config_part.note_unread("rotary_dim")
+        self.record.note(self.config_part.unread("rotary_dim"))
         return None
 
     # The axes
@@ -234,7 +227,7 @@ class LayerRope(Layer):
             return self._axes_of_sections(sections, rotary // 2)
         if convention.default_sections is None or not rotary:
             return None
-        self.config_part.inferred["mrope_section"] = convention.default_sections
+        self.record.inferred["mrope_section"] = convention.default_sections
         if convention.sections == "interleaved":
             from rope_array._config._maps import clipped_axes
 
@@ -243,7 +236,7 @@ class LayerRope(Layer):
 
     def _axes_of_sections(self, sections: Any, num_pairs: int) -> Axes | None:
         if self.convention.sections is None:
-            self.config_part.note("mrope_section is not used: in the model's code a token has one position")
+            self.record.note("mrope_section is not used: in the model's code a token has one position")
             return None
         if not isinstance(sections, (list, tuple)) or len(sections) != 3:
             raise ConfigError(f"mrope_section is {quoted(sections)}; give a list of three numbers of pairs.")

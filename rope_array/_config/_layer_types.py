@@ -7,6 +7,7 @@ config does not state `layer_types`. Read from the configuration files of transf
 from collections.abc import Callable
 from typing import Any
 
+from rope_array._config._layers import why_by_index
 from rope_array._config._values import FULL, LINEAR, SLIDING, PartValues, is_among
 from rope_array._errors import SpecError, short
 
@@ -15,37 +16,37 @@ def full_every(
     values: PartValues,
     count: int,
     index: int,
-    key: str,
     default: int,
+    key: str | None = None,
     other_type: str = SLIDING,
     full: str = FULL,
     offset: int = 1,
+    last: bool = False,
 ) -> str:
-    """Return full attention for the last of every `key` layers; for the first if `offset` is 0."""
-    return other_type if (index + offset) % values.integer(key, default) else full
+    """Return full attention for the last of every `key` layers, and for the last layer if `last` is true.
 
-
-def full_in_last_of(values: PartValues, count: int, index: int, every: int, other_type: str = SLIDING) -> str:
-    """Return full attention for the last of every `every` layers, and for the last layer."""
-    return FULL if (index + 1) % every == 0 or index == count - 1 else other_type
+    If `offset` is 0, for the first of them.
+    """
+    every = default if key is None else values.integer(key, default)
+    return full if (index + offset) % every == 0 or (last and index == count - 1) else other_type
 
 
 def keras_gemma3(values: PartValues, count: int, index: int) -> str:
-    return full_every(values, count, index, "", 6) if values.flag("use_sliding_window_attention") else FULL
+    return full_every(values, count, index, 6) if values.flag("use_sliding_window_attention") else FULL
 
 
 def exaone4(values: PartValues, count: int, index: int) -> str:
     # Without a window all layers are full; then the pattern may be null.
     if values.get("sliding_window_pattern") is None and values.get("sliding_window") is None:
         return FULL
-    return full_every(values, count, index, "sliding_window_pattern", 4)
+    return full_every(values, count, index, 4, "sliding_window_pattern")
 
 
 def cohere2_moe(values: PartValues, count: int, index: int) -> str:
     dense = values.integer("first_k_dense_replace") if values.get("first_k_dense_replace") else 0
     if index < dense:
-        return full_every(values, count, index, "prefix_dense_sliding_window_pattern", 1)
-    return full_every(values, count, index - dense, "sliding_window_pattern", 4)
+        return full_every(values, count, index, 1, "prefix_dense_sliding_window_pattern")
+    return full_every(values, count, index - dense, 4, "sliding_window_pattern")
 
 
 def lfm2(values: PartValues, count: int, index: int) -> str:
@@ -98,6 +99,12 @@ def zaya(values: PartValues, count: int, index: int) -> str:
     windows = values.get("swa_layers")
     slides = isinstance(windows, (list, tuple)) and index < len(windows) and windows[index]
     return "hybrid_sliding" if slides else "hybrid"
+
+
+def deepseek_v4_name(values: PartValues, name: str) -> str:
+    """Return the key of the rotary parameters of a layer type of DeepSeek-V4."""
+    compressed = ("compressed_sparse_attention", "heavily_compressed_attention")
+    return "compress" if name in compressed else {SLIDING: "main"}.get(name, name)
 
 
 def zaya_name(values: PartValues, name: str) -> str:
@@ -166,27 +173,40 @@ def olmo_hybrid(values: PartValues, count: int, index: int) -> str:
     return FULL if index % 4 == 3 or (count < 4 and index == count - 1) else LINEAR
 
 
-# Layers that rotate, or have no rotation, by index
+# The reason that the layer of a reading has no rotation; empty if it rotates whatever its type
 
 
-def is_dense_prefix(values: PartValues, index: int) -> bool:
-    """Return whether a layer is in Cohere2-MoE's dense prefix, which rotates with any attention."""
-    if values.get("prefix_dense_sliding_window_pattern", 1) != 1:
-        return False
+def full_beside_windows(values: PartValues) -> str | None:
+    """Let layers of full attention rotate in a model without windows: a null overrides the class's window."""
+    return None if values.given("sliding_window") is not None else ""
+
+
+def cohere2_moe_prefix(values: PartValues) -> str | None:
+    """Let the layers of the dense prefix rotate with any attention."""
+    index = values.index
+    if index is None or values.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return None
     types = values.get("mlp_layer_types")
     if isinstance(types, (list, tuple)) and index < len(types):
-        return bool(types[index] == "dense")
-    return values.get("first_k_dense_replace") is not None and index < values.integer("first_k_dense_replace")
+        return "" if types[index] == "dense" else None
+    dense = values.integer("first_k_dense_replace") if values.get("first_k_dense_replace") is not None else 0
+    return "" if index < dense else None
 
 
-def is_fourth_from_the_last(values: PartValues, index: int) -> bool:
-    """Return whether a layer of Muse has no base in the `layer_rope_theta` that its class makes."""
-    return (values.integer("num_hidden_layers") - 1 - index) % 4 == 0
+def muse_without_base(values: PartValues) -> str | None:
+    """Apply the `layer_rope_theta` that Muse's class makes: every fourth layer from the last has no base."""
+    if values.stated("layer_rope_theta") is not None:
+        return None
+    return why_by_index(values, lambda index: (values.integer("num_hidden_layers") - 1 - index) % 4 != 0)
 
 
-def is_cross_attention(values: PartValues, index: int) -> bool:
-    """Return whether a layer of Mllama attends to the image alone, without a position."""
-    layers = values.get("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38))
-    if not isinstance(layers, (list, tuple)):
-        raise SpecError(f"cross_attention_layers is {short(layers)}; give a list of indices of layers.")
-    return is_among(layers, index)
+def cross_attention(values: PartValues) -> str | None:
+    """Leave out the layers of Mllama that attend to the image alone, without a position."""
+
+    def rotates(index: int) -> bool:
+        layers = values.get("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38))
+        if not isinstance(layers, (list, tuple)):
+            raise SpecError(f"cross_attention_layers is {short(layers)}; give a list of indices of layers.")
+        return not is_among(layers, index)
+
+    return why_by_index(values, rotates)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rope_array._config._convention import Convention
-from rope_array._config._conventions import CONVENTIONS, REMOTE, REMOTE_DEFAULTS, convention_of, variant_of
+from rope_array._config._conventions import CONVENTIONS, DEFAULTS, REMOTE, changed, convention_of
 from rope_array._config._conventions_unknown import BY_HAND, generic
 from rope_array._config._format import Format
 from rope_array._config._formats import recognise
@@ -16,13 +15,18 @@ from rope_array._config._tables import KEYS
 from rope_array._config._values import value_at
 from rope_array._errors import ConfigError
 
-MODELS = {**REMOTE_DEFAULTS, **MODELS}
+MODELS = {**MODELS, **{key: {**defaults, **MODELS.get(key, {})} for key, defaults in DEFAULTS.items()}}
 
 # Model types of published configs that transformers has under another name.
 OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe", "exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
 
 # Models whose class reads the text's keys from the top level, if the config states no text part.
 _FLAT = frozenset(("dots3_note", "fuyu", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl"))
+
+_ON_THE_TOP_LEVEL = (
+    "the keys of the text are read from the top level; transformers 5.24 does not read them there, and takes "
+    "the defaults of its class"
+)
 
 _DEEPEST = 4  # parts within parts
 _ROTARY_KEYS = (
@@ -41,12 +45,16 @@ def locate(content: Mapping[str, Any], class_name: str | None, requested: str | 
     # Some parts have the model type of the whole config: the class of a config object distinguishes them.
     key = SHARED.get(class_name or "", root)
     config_part = ConfigPart(
-        content, "", root, model_type, key, MODELS.get(key or "", {}), convention_of(key)
+        content=content,
+        root=root,
+        model_type=model_type,
+        key=key,
+        defaults=MODELS.get(key or "", {}),
+        convention=convention_of(key),
     )
     if requested is None:
         config_part = _text_part(config_part)
-        config_part.inferred |= {"part": config_part.path} if config_part.path else {}
-        return config_part
+        return replace(config_part, inferred={"part": config_part.path} if config_part.path else {})
     names = _names_on_path(requested)
     if requested == "text" and not _part_names(config_part):
         return config_part
@@ -71,15 +79,13 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
     if not isinstance(content, Mapping):
         raise ConfigError(f"{config_format.place} is {quoted(content)}; it must be an object.")
     return ConfigPart(
-        content,
-        path,
-        root=None,
+        content=content,
+        path=path,
         model_type=config_format.model_type,
-        key=None,
         defaults=config_format.defaults,
         convention=config_format.convention,
         inferred={"format": config_format.name},
-        notes=[*config_format.notes],
+        notes=config_format.notes,
         foreign=True,
     )
 
@@ -151,12 +157,8 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
     # Older configs of several parts state the text's keys on the top level.
     if name == "text" and ("hidden_size" in parent.content or parent.key in _FLAT):
         inner = _make_part(parent, name, path, {**parent.content, "model_type": None})
-        if inner.in_transformers and parent.key not in _FLAT:
-            inner.note(
-                "the keys of the text are read from the top level; transformers 5.24 does not read them "
-                "there, and takes the defaults of its class"
-            )
-        return replace(inner, above=parent.above)
+        is_read = parent.key in _FLAT or not inner.in_transformers
+        return replace(inner, above=parent.above, notes=() if is_read else (_ON_THE_TOP_LEVEL,))
     inner = _make_part(parent, name, path, {})
     return replace(inner, above=above, defaults={**inner.defaults, **of_root})
 
@@ -175,7 +177,13 @@ def _make_part(parent: ConfigPart, name: str, path: str, content: Mapping[str, A
     defaults = MODELS.get(key or "") or MODELS.get((class_key if key == by_path else None) or "", {})
     type_of_class = key if key and ":" not in key else parent.root
     return ConfigPart(
-        content, path, parent.root, stated_type or type_of_class, key, defaults, convention_of(key)
+        content=content,
+        path=path,
+        root=parent.root,
+        model_type=stated_type or type_of_class,
+        key=key,
+        defaults=defaults,
+        convention=convention_of(key),
     )
 
 
@@ -236,10 +244,42 @@ def _main_of(config_part: ConfigPart, names: list[str]) -> str:
 # The convention
 
 
-def convention_for(config_part: ConfigPart) -> Convention:
-    """Return the convention of a part's model; for an unknown model, the most common one."""
-    if config_part.convention is not None:
-        return variant_of(config_part.convention, config_part.content)
+def variant_of(config_part: ConfigPart) -> ConfigPart:
+    """Return a part with the convention of its model, where a model type has several, and in newer values."""
+    convention = config_part.convention
+    if convention is None or convention.variant is None:
+        return config_part
+    changes = dict(convention.variant(config_part.content))
+    converted = changes.pop("converted", {})
+    return replace(config_part, converted=converted, convention=changed(convention, changes))
+
+
+def with_convention(config_part: ConfigPart) -> ConfigPart:
+    """Return a part with a convention; for an unknown model, the most common one."""
+    if (convention := config_part.convention) is not None:
+        if convention.refusal:
+            raise ConfigError(f"{config_part.name}: {convention.refusal}. RoPE has no field for it.")
+        return config_part
+    _check_states_a_rope(config_part)
+    convention = generic(config_part.name, config_part.content)
+    problem = (
+        "is missing" if config_part.model_type is None else f"{quoted(config_part.model_type)} is unknown"
+    )
+    text = f"model_type {problem}: read as most models are, with {convention.pairing} pairs"
+    note = (
+        f"the convention of {config_part.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
+        "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
+    )
+    return replace(
+        config_part,
+        convention=convention,
+        inferred={**config_part.inferred, "convention": text},
+        notes=(*config_part.notes, note),
+    )
+
+
+def _check_states_a_rope(config_part: ConfigPart) -> None:
+    """Refuse a part of an unknown model that states no rope, and one of a model without a rope."""
     stated_keys = [key for key in _ROTARY_KEYS if config_part.content.get(key) is not None]
     if stated_keys and config_part.key in WITHOUT:
         raise ConfigError(
@@ -260,14 +300,3 @@ def convention_for(config_part: ConfigPart) -> Convention:
             f"{config_part.name} is of no known model with a rotary embedding, and nothing in the config "
             f"tells how it rotates; {remedy} {BY_HAND}."
         )
-    convention = generic(config_part.name, config_part.content)
-    problem = (
-        "is missing" if config_part.model_type is None else f"{quoted(config_part.model_type)} is unknown"
-    )
-    text = f"model_type {problem}: read as most models are, with {convention.pairing} pairs"
-    config_part.inferred["convention"] = text
-    config_part.note(
-        f"the convention of {config_part.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
-        "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
-    )
-    return convention

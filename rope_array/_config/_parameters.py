@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rope_array._config._values import PartValues
+from rope_array._config._values import PartValues, is_among
 from rope_array._config._variants import divides_positions
 from rope_array._errors import SpecError, short
 
@@ -26,9 +26,9 @@ def by_layer_type(
 def neomme(values: PartValues, parameters: Parameters) -> Parameters:
     defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
     for key in sorted(parameters.keys() - defaults):
-        values.config_part.note(f"{key} outside of the parameters of layer types is not used")
+        values.record.note(f"{key} outside of the parameters of layer types is not used")
     if (share := values.get("partial_rotary_factor")) is not None:
-        values.config_part.note(f"partial_rotary_factor {share} is not used: it has one for each layer type")
+        values.record.note(f"partial_rotary_factor {share} is not used: it has one for each layer type")
     return {
         label: {
             "rope_theta": values.number("rope_theta", base),
@@ -125,13 +125,23 @@ def dbrx(values: PartValues, parameters: Parameters) -> Parameters:
     """Leave out the class's own base, which a config object has in addition to the base of `attn_config`."""
     nested, base = (values.stated(key) for key in ("attn_config.rope_theta", "rope_theta"))
     base = parameters.get("rope_theta", base)
-    if nested is None or base in (None, nested):
+    if nested is None:
         return parameters
-    if base != 1e4:
+    if base not in (None, nested, 1e4):
         raise SpecError(
             f"attn_config.rope_theta is {short(nested)}, and rope_theta {short(base)}; leave one out."
         )
+    values.record.note("attn_config.rope_theta is honoured here; transformers 5.24 does not read it")
     return {key: value for key, value in parameters.items() if key != "rope_theta"}
+
+
+def molmo2(values: PartValues, parameters: Parameters) -> Parameters:
+    """Leave out the rule in layers that `rope_scaling_layers` does not list, and in the type "unscaled"."""
+    listed = values.get("rope_scaling_layers") if values.index is not None else None
+    is_unlisted = isinstance(listed, (list, tuple)) and not is_among(listed, values.index)
+    if not is_unlisted and values.label != "unscaled":
+        return parameters
+    return {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
 
 
 def hunyuan_vl(values: PartValues, parameters: Parameters) -> Parameters:
@@ -201,14 +211,8 @@ def ling3_vl(values: PartValues, parameters: Parameters) -> Parameters:
     if None not in (inner, outer) and inner != outer:
         raise SpecError(f"mrope_section is {short(inner)} in the part, and {short(outer)} outside of it.")
     sections = inner or outer or [12, 10, 10]
-    values.note("mrope_section", sections)
+    values.enter("mrope_section", sections)
     return {**parameters, "mrope_section": sections}
-
-
-def qwen(values: PartValues, parameters: Parameters) -> Parameters:
-    """Enter `use_dynamic_ntk` in the record."""
-    values.get("use_dynamic_ntk")
-    return parameters
 
 
 def phi3small(values: PartValues, parameters: Parameters) -> Parameters:

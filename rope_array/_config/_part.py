@@ -1,4 +1,4 @@
-"""One part of a config: its content, its model's convention, and the record of the reading."""
+"""One part of a config: its content and its model's convention; and the record of a reading."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,21 +37,35 @@ def listed(names: Sequence[str]) -> str:
 
 
 @dataclass
+class Record:
+    """What one reading has used: keys that the config states, values that it does not state, and notes."""
+
+    inferred: dict[str, Any]
+    notes: list[str]
+    stated: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """Add a note once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConfigPart:
-    """One part of a config: its content, its class's defaults, and the record of the reading."""
+    """One part of a config, its class's defaults and its model's convention; and what finding it has told."""
 
     content: Mapping[str, Any]
-    path: str
-    root: str | None  # the model type of the whole config
+    path: str = ""
+    root: str | None = None  # the model type of the whole config
     model_type: str | None
-    key: str | None  # of its convention
+    key: str | None = None  # of its convention
     defaults: Mapping[str, Any]
     convention: Convention | None  # None for an unknown model type
     above: Mapping[str, Any] = field(default_factory=dict)  # the config around the part
     foreign: bool = False  # in another format than Hugging Face's
-    stated: dict[str, Any] = field(default_factory=dict)
-    inferred: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    converted: Mapping[str, Any] = field(default_factory=dict)  # the class's, in place of stated ones
+    inferred: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,8 +75,8 @@ class ConfigPart:
 
     @property
     def known(self) -> bool:
-        """Whether the model type is a known one."""
-        return self.convention is not None
+        """Whether the model type is a known one, and its convention no guess."""
+        return self.convention is not None and "convention" not in self.inferred
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -75,16 +89,11 @@ class ConfigPart:
         elsewhere = self.foreign or (self.convention is not None and self.convention.remote)
         return not elsewhere and (bool(self.defaults) or self.key in WITHOUT)
 
-    def note_unread(self, key: str) -> None:
-        """Note a key that the code of the model does not read."""
+    def unread(self, key: str) -> str:
+        """Return the note on a key that the code of the model does not read."""
         place = " in transformers" if self.in_transformers else ""
-        self.note(f"{key} is not used: the model's code{place} does not read it")
+        return f"{key} is not used: the model's code{place} does not read it"
 
-    def note_outside(self, key: str) -> None:
-        """Note a key of the config around the part that no step reads."""
-        self.note(f"{key} outside of the part {quoted(self.path)} is not used: only keys in it are read")
-
-    def note(self, text: str) -> None:
-        """Add a note once."""
-        if text not in self.notes:
-            self.notes.append(text)
+    def outside(self, key: str) -> str:
+        """Return the note on a key of the config around the part, which no step reads."""
+        return f"{key} outside of the part {quoted(self.path)} is not used: only keys in it are read"

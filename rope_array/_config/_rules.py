@@ -50,7 +50,7 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
         )
     truncate = parameters.get("truncate", True)
     if truncate is not True and layer.label and layer.config_part.in_transformers:
-        layer.config_part.note("truncate of one layer type is used here; transformers 5.24 does not read it")
+        layer.record.note("truncate of one layer type is used here; transformers 5.24 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     if not (mscale and all_dim):
         mscale = all_dim = None
@@ -94,7 +94,7 @@ def _note_older_yarn(layer: Layer, rule: YaRN) -> None:
     if 45 <= minor < 55 and not rule.truncate:
         differences.append("truncate is not read")
     if differences:
-        part.note(
+        layer.record.note(
             f"this is YaRN of transformers 4.56 and later: in {match[0]}, which wrote the config, "
             + " and ".join(differences)
         )
@@ -104,7 +104,7 @@ def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
     """Note that vLLM has another amplitude, if mscale or mscale_all_dim is missing or 0."""
     of_vllm = _amplitude_of_vllm(layer, rule.factor)
     if not math.isclose(of_vllm, rule.amplitude):
-        layer.config_part.note(
+        layer.record.note(
             "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
             f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
             f"{of_vllm * layer.attn_factor():.6g}: for that state rope_type 'deepseek_yarn', or "
@@ -139,9 +139,7 @@ def llama3_rule(layer: Layer, width: int) -> Scaling:
 def longrope_rule(layer: Layer, width: int) -> Scaling:
     parameters, num_pairs = layer.parameters, (width + 1) // 2
     if parameters.get("long_mscale") is not None and layer.config_part.key == "phimoe":
-        layer.config_part.note(
-            "long_factor is used here; PhiMoE's code in transformers 5.24 never rotates by it"
-        )
+        layer.record.note("long_factor is used here; PhiMoE's code in transformers 5.24 never rotates by it")
     return LongRoPE(
         _divisors(parameters, "short_factor", num_pairs),
         _divisors(parameters, "long_factor", num_pairs),
@@ -198,7 +196,7 @@ def _note_attn_factor(layer: Layer, rule: YaRN) -> None:
     """Note vLLM's amplitude by a factor that transformers does not read."""
     if (factor := layer.attn_factor()) != 1:
         of_vllm = YaRN(rule.factor, 1).amplitude * factor
-        layer.config_part.note(
+        layer.record.note(
             f"{UNREAD_FACTOR}, and its factor on cos and sin is {rule.amplitude:.6g}. Other engines take "
             f"attn_factor otherwise; vLLM's factor is {of_vllm:.6g}: for that state attention_factor "
             f"{of_vllm!r}"

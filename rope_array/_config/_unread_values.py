@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rope_array._config._convention import Convention
 from rope_array._config._document import Document
 from rope_array._config._model_defaults import MODELS
 from rope_array._config._part import ConfigPart, Foreign, listed, quoted
 from rope_array._config._tables import KEYS
+from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError
 
 _LONGEST_NAME = 100
@@ -41,18 +41,17 @@ _OTHER_OBJECTS = re.compile(
 )
 
 
-def check_unread_values(
-    config_part: ConfigPart, convention: Convention, asked: "set[str]", document: Document
-) -> None:
+def check_unread_values(values: PartValues, document: Document) -> None:
     """Refuse a default of the class where the config states a value for it that no step has read."""
+    config_part, asked = values.config_part, values.asked
     if config_part.foreign or not config_part.known:
         return
-    names = _names_of_defaults(config_part, convention)
-    _note_above(config_part, names)
+    names = _names_of_defaults(values)
+    _note_above(values, names)
     if (check := (config_part.path, names)) in document.checked:  # for another layer
         return
     read = {*asked, *config_part.defaults, *config_part.defaults.get("alias", ())}
-    base = config_part.inferred.get("rope_theta")
+    base = values.record.inferred.get("rope_theta")
     own_keys = {
         key: value
         for key, value in config_part.content.items()
@@ -69,10 +68,10 @@ def check_unread_values(
     document.checked.add(check)
 
 
-def _names_of_defaults(config_part: ConfigPart, convention: Convention) -> "frozenset[str | None]":
+def _names_of_defaults(values: PartValues) -> "frozenset[str | None]":
     """Return the names of the values for which the reading has taken defaults of the class."""
-    inferred, stated = config_part.inferred, config_part.stated
-    factors = {factor.rpartition("*")[2] for key in convention.width for factor in key.split("/")}
+    inferred, stated = values.record.inferred, values.record.stated
+    factors = {factor.rpartition("*")[2] for key in values.convention.width for factor in key.split("/")}
     states_share = any(key.rpartition(".")[2] in KEYS["shares"] for key in stated)
     return frozenset().union(
         _SIZES if factors & inferred.keys() else (),
@@ -82,12 +81,13 @@ def _names_of_defaults(config_part: ConfigPart, convention: Convention) -> "froz
     )
 
 
-def _note_above(config_part: ConfigPart, names: "frozenset[str | None]") -> None:
+def _note_above(values: PartValues, names: "frozenset[str | None]") -> None:
     """Note values of the config around the part that its class's defaults replace."""
+    config_part = values.config_part
     around = {k: v for k, v in config_part.above.items() if not isinstance(v, Mapping)}
     for key in _stated_keys(around, names & (_SIZES | _BASES)):
         if key not in config_part.content:
-            config_part.note_outside(key)
+            values.record.note(config_part.outside(key))
 
 
 def _objects(

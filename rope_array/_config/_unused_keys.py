@@ -8,6 +8,7 @@ from rope_array._config._convention import Convention
 from rope_array._config._conventions_unknown import BY_HAND, contradicts, generic, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
 from rope_array._config._tables import KEYS, SAME_AS
+from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError
 
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
@@ -28,20 +29,18 @@ _OTHER_EMBEDDING = re.compile("alibi|xpos|kerple", re.IGNORECASE)
 
 
 def check_unread_keys(
-    config_part: ConfigPart,
-    convention: Convention,
-    read: "set[str]",
-    fields: Mapping[str, Any],
-    read_by_others: "Callable[[], set[str]]",
+    values: PartValues, fields: Mapping[str, Any], read_by_others: "Callable[[], set[str]]"
 ) -> None:
     """Refuse keys of no model; note keys of other models that would change the fields.
 
     `read_by_others` returns the keys that layers of other types read: it is called where a key is unread.
     """
-    read_keys = {*read, *config_part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
+    config_part, convention, record = values.config_part, values.convention, values.record
+    keys_of_model = (*config_part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling")
+    read_keys = {*values.asked, *keys_of_model}
     for key, value in config_part.content.items():
         if key not in read_keys and _contradicts(key, value, fields):
-            config_part.note_unread(key)
+            record.note(config_part.unread(key))
     unread = [key for key in config_part.content if _is_unread(config_part, key, read_keys)]
     if unread:
         read_keys = read_by_others()
@@ -54,7 +53,7 @@ def check_unread_keys(
         elif not config_part.known and not _has_no_effect(key, value, fields):
             raise ConfigError(may_change(config_part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
-            config_part.note_unread(key)
+            record.note(config_part.unread(key))
 
 
 def _contradicts(key: Any, value: Any, fields: Mapping[str, Any]) -> bool:
@@ -83,16 +82,10 @@ def _never_has_effect(key: str) -> bool:
 
 
 def _keys_of(convention: Convention) -> "set[str]":
-    flags = (convention.pairing_flag, convention.nope_needs, convention.nope_unless, convention.scaled_layers)
     # ERNIE's name for its sections.
     ernie = {"rope_3d"} if convention.sections == "alternating" else set()
-    return {
-        *convention.theta_keys,
-        *convention.unless,
-        *convention.keys,
-        *ernie,
-        *(flag for flag in flags if flag),
-    }
+    flag = {convention.pairing_flag} if convention.pairing_flag else set()
+    return {*convention.theta_keys, *convention.unless, *convention.keys, *ernie, *flag}
 
 
 def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
@@ -130,8 +123,9 @@ def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
     return value is False or (is_number and key.endswith("factor") and value == 1)
 
 
-def check_above(config_part: ConfigPart, fields: Mapping[str, Any]) -> None:
+def check_above(values: PartValues, fields: Mapping[str, Any]) -> None:
     """Note rotary keys of the config around the part, which no step reads; refuse a guess against them."""
+    config_part, record = values.config_part, values.record
     place = f"the part {quoted(config_part.path)}"
     around = {}
     for key, value in config_part.above.items():
@@ -139,13 +133,13 @@ def check_above(config_part: ConfigPart, fields: Mapping[str, Any]) -> None:
             if not isinstance(value, Mapping) and key not in _SIZES:
                 around[key] = value
             if key not in config_part.content and _contradicts(key, value, fields):
-                config_part.note_outside(key)
+                record.note(config_part.outside(key))
             continue
         inner_value = config_part.content.get(key)
-        if inner_value is None and config_part.stated.get(key) == value:
+        if inner_value is None and record.stated.get(key) == value:
             continue  # a step has read it there
         if inner_value is None:
-            config_part.note_outside(key)
+            record.note(config_part.outside(key))
         elif not _agree(inner_value, value):
             raise ConfigError(
                 f"{key} is {quoted(inner_value)} in {place}, and {quoted(value)} outside of it; leave one "

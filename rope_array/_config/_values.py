@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from rope_array._config._convention import Convention
-from rope_array._config._part import ConfigPart, listed, quoted
+from rope_array._config._part import ConfigPart, Record, listed, quoted
 from rope_array._config._tables import KEYS, REFUSED, SAME_AS
 from rope_array._errors import ConfigError
 from rope_array._spec import validation
@@ -91,9 +91,9 @@ def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
 
 
 class TypedMapping:
-    """A mapping with typed getters, which name the value in errors and enter it in a record."""
+    """A mapping with typed getters, which name a value in errors and enter it in the record of a reading."""
 
-    def __init__(self, content: Mapping[str, Any], prefix: str, record: dict[str, Any]) -> None:
+    def __init__(self, content: Mapping[str, Any], prefix: str, record: Record) -> None:
         self.content, self.prefix, self.record = content, prefix, record
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -101,11 +101,11 @@ class TypedMapping:
         value = self.content.get(name)
         if value is None:
             return default
-        self.note(name, value)
+        self.enter(name, value)
         return value
 
-    def note(self, name: str, value: Any) -> None:
-        self.record[self.prefix + name] = _brief(value)
+    def enter(self, name: str, value: Any) -> None:
+        self.record.stated[self.prefix + name] = _brief(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return the whole number under a key, or raise an error that names the key."""
@@ -141,14 +141,13 @@ class TypedMapping:
 class RotaryParameters(TypedMapping):
     """The rotary parameters of one layer type, stated by the config or added by the model's class."""
 
-    def __init__(
-        self, content: Mapping[str, Any], prefix: str, config_part: ConfigPart, names: "set[str]"
-    ) -> None:
-        super().__init__(content, prefix, config_part.stated)
-        self.names, self.inferred = names, config_part.inferred  # names: of the stated parameters
+    def __init__(self, content: Mapping[str, Any], prefix: str, record: Record, names: "set[str]") -> None:
+        super().__init__(content, prefix, record)
+        self.names = names  # of the stated parameters
 
-    def note(self, name: str, value: Any) -> None:
-        (self.record if name in self.names else self.inferred)[self.prefix + name] = _brief(value)
+    def enter(self, name: str, value: Any) -> None:
+        origin = self.record.stated if name in self.names else self.record.inferred
+        origin[self.prefix + name] = _brief(value)
 
 
 def _brief(value: Any) -> Any:
@@ -174,13 +173,19 @@ def value_at(where: Mapping[str, Any], key: str) -> Any:
 
 
 class PartValues(TypedMapping):
-    """One part's values: stated for the layer, else for the part, else the class's default."""
+    """One part's values: stated for the layer, else for the part, else the class's default.
+
+    The values of one reading: they keep its record, and the layer that it is of, by index and type.
+    """
 
     def __init__(self, config_part: ConfigPart) -> None:
-        super().__init__(config_part.content, "", config_part.stated)
+        record = Record({**config_part.inferred}, [*config_part.notes])
+        super().__init__({**config_part.content, **config_part.converted}, "", record)
         self.config_part = config_part
         self.convention = config_part.convention or Convention()
         self.alias = {**config_part.defaults.get("alias", {}), **self.convention.older_keys}
+        self.index: int | None = None
+        self.label: str | None = None
         self.layer: Mapping[str, Any] = {}
         self.asked: set[str] = set()
         self.types: tuple[str, ...] | None = None
@@ -207,13 +212,17 @@ class PartValues(TypedMapping):
         if name.startswith("layer."):
             return self._of_layer(name.removeprefix("layer."), default)
         for key, value in self._stated(name):
-            self.note(name if key in self.layer else key, value)
+            self.enter(name if key in self.layer else key, value)
             return value
         for key in (self.alias.get(name, name), name):
             if (value := self.config_part.defaults.get(key)) is not None:
-                self.config_part.inferred[name] = value
+                self.record.inferred[name] = value
                 return value
         return default
+
+    def given(self, name: str) -> Any:
+        """Return a stated value, null included, or the class's default, without a record."""
+        return self.content[name] if name in self.content else self.config_part.defaults.get(name)
 
     def is_null(self, name: str) -> bool:
         """Return whether a key, or a key inside an object, is stated as null and nothing else states it."""
@@ -229,7 +238,7 @@ class PartValues(TypedMapping):
     def _of_layer(self, name: str, default: Any) -> Any:
         if (value := self.layer.get(name)) is None:
             return default
-        self.note(f"layer.{name}", value)
+        self.enter(f"layer.{name}", value)
         return value
 
     def width(self, *keys: str) -> int:
@@ -257,7 +266,7 @@ class PartValues(TypedMapping):
                 problem = f"{name} is {'/'.join(map(quoted, values))}, which leaves a remainder"
                 if not self.config_part.known:
                     raise ConfigError(f"head_dim is missing, and {problem}; state head_dim.")
-                self.config_part.note(f"{problem}: the model's code drops it")
+                self.record.note(f"{problem}: the model's code drops it")
         if not 0 < width <= _WIDEST:
             raise ConfigError(f"{name} is {quoted(width)}; give a head width from 1 to {_WIDEST}.")
         return width
@@ -265,12 +274,7 @@ class PartValues(TypedMapping):
     def count(self) -> int | None:
         """Return the number of layers if it is known."""
         key = "num_hidden_layers"
-        return None if self.get(key) is None else self.integer(key) // self.blocks()
-
-    def blocks(self) -> int:
-        """Return how many blocks of a layer the config counts: several if it lists MLPs as layers."""
-        listed = self.stated("layer_types") if self.convention.blocks > 1 else ()
-        return self.convention.blocks if isinstance(listed, (list, tuple)) and "mlp" in listed else 1
+        return None if self.get(key) is None else self.integer(key)
 
     def types_of_layers(self) -> Sequence[str]:
         """Return the type of each layer, stated or by the class's rule; empty if neither is known."""
@@ -283,22 +287,18 @@ class PartValues(TypedMapping):
         if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
             if count > MOST_LAYERS:
                 raise ConfigError(f"num_hidden_layers is {quoted(count)}; give at most {MOST_LAYERS}.")
-            types: Sequence[str] = [type_of(self, count, index) for index in range(count)]
-            return self._in_newer_names(types)
+            return [self.newer_name(type_of(self, count, index)) for index in range(count)]
         types = self.get("layer_types", ())
         if not (isinstance(types, (list, tuple)) and all(isinstance(name, str) for name in types)):
             raise ConfigError(f"layer_types is {quoted(types)}; it must be a list of names.")
         if len(types) > MOST_LAYERS:
             raise ConfigError(f"layer_types has {len(types)} values; give at most {MOST_LAYERS}.")
-        types = types[:: self.blocks()]
-        return types if self.stated("layer_types") is None else self._in_newer_names(types)
+        return types if self.stated("layer_types") is None else [*map(self.newer_name, types)]
 
-    def _in_newer_names(self, types: Sequence[str]) -> Sequence[str]:
-        """Return layer types as the model's class converts them; its last layer may need full attention."""
-        newer = [NEWER_NAMES.get(name, name) for name in types]
-        if (type_name := self.convention.type_name) is not None:
-            newer = [type_name(self, name) for name in newer]
-        return (*newer[:-1], FULL) if self.convention.last_is_full and newer else newer
+    def newer_name(self, name: str) -> str:
+        """Return the name of a layer type as the model's class converts it."""
+        newer, type_name = NEWER_NAMES.get(name, name), self.convention.type_name
+        return newer if type_name is None else type_name(self, newer)
 
     def layer_types(self) -> tuple[str, ...]:
         """Return the distinct layer types of the model."""
