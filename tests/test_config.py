@@ -9,7 +9,7 @@ from config_cases import half, heads, model, refuse, rope
 import rope_array as ra
 from rope_array import ConfigError
 from rope_array._config import _model_defaults as defaults
-from rope_array._config._conventions import CONVENTIONS, DEFAULTS, REMOTE
+from rope_array._config._conventions import CONVENTIONS, REMOTE
 from rope_array.config import read, read_layers
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -702,7 +702,6 @@ def test_every_convention_is_of_a_model():
     names = {key for key in CONVENTIONS if ":" not in key} - set(REMOTE)
     assert names - set(defaults.MODELS) <= {"roformer"}  # no class with rope_parameters in transformers
     assert not set(REMOTE) & set(defaults.ROTARY)  # transformers has classes of its own for them
-    assert set(DEFAULTS) <= set(REMOTE)
 
 
 # The defaults of some classes cannot rotate: sections do not fit, a width is odd or missing.

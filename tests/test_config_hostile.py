@@ -122,9 +122,9 @@ def test_the_tokenizer_of_a_gguf_file_costs_little(tmp_path):
     }
     path = gguf_file(tmp_path / "model.gguf", {**GGUF, **tokens, "llama.rope.freq_base": 5e5})
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.thread_time()
     assert rope(path) == ra.RoPE(64, base=5e5)
-    seconds, (_, peak) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    seconds, (_, peak) = time.thread_time() - start, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 5e6
     assert seconds < 5  # under tracemalloc, on a busy machine
@@ -151,9 +151,9 @@ def test_a_hostile_gguf_file_is_refused_at_once(case, tmp_path):
     keys, message = HOSTILE_GGUF[case]
     first = pack("<Q20sIQ5s", 20, b"general.architecture", 8, 5, b"llama")
     (tmp_path / "blob").write_bytes(pack("<4sIQQ", b"GGUF", 3, 0, 3) + first + keys)
-    start = time.perf_counter()
+    start = time.thread_time()
     refuse(message, tmp_path / "blob")
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     (tmp_path / "tensors").write_bytes(pack("<4sIQQ", b"GGUF", 3, 2**40, 0))
     refuse(BEYOND, tmp_path / "tensors")
 
@@ -322,9 +322,9 @@ def test_objects_that_share_objects_are_looked_at_once():
         shared = {"a": shared, "b": shared, "c": [shared, shared]}
     assert rope(model("llama", net=shared)).head_dim == 128
     wide = {f"key_{index}": [{"a": index}] for index in range(10**5)}
-    start = time.perf_counter()
+    start = time.thread_time()
     assert len(read_layers(model("llama", num_hidden_layers=1024, net=wide))) == 1
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def test_a_huge_config_takes_no_time():
