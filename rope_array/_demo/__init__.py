@@ -8,7 +8,7 @@ import numpy as np
 import rope_array as ra
 from rope_array._command._output import refuse, show
 from rope_array._demo._libraries import display_name, installed
-from rope_array._demo._measure import STARTS, DtypeCase, Floats, allowed, cases, measure
+from rope_array._demo._measure import STARTS, DtypeCase, Floats, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
 from rope_array.testing._libraries import ArrayLibrary
@@ -123,10 +123,10 @@ def _show_row(library: ArrayLibrary, case: DtypeCase) -> bool:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         show(f"{head}{'-':<11}{case.dtype:<10}  {_printable(reason)}"[:100])
         return False
-    errors = f"{row.worst:>7.2f}{allowed(case.dtype):>9.2f}"
-    verdict = "yes" if row.within else "NO"
-    show(f"{head}{row.backend:<11}{case.dtype:<10}{errors}  {verdict:<6}{row.copies:>7.1f}")
-    return row.within
+    is_within = row.worst <= row.allowed
+    errors = f"{row.worst:>7.2f}{row.allowed:>9.2f}  {'yes' if is_within else 'NO':<6}"
+    show(f"{head}{row.backend:<11}{case.dtype:<10}{errors}{row.copies:>7.1f}")
+    return is_within
 
 
 def _show_distance(q: Floats, k: Floats) -> None:
