@@ -3,6 +3,9 @@
 The rows of the suite check the shape rule, dtypes, strides, tuples and sizes on every library and backend.
 """
 
+import inspect
+from typing import get_args
+
 import numpy as np
 import pytest
 from compare import array_and_values, judge
@@ -11,6 +14,8 @@ from test_out import read_only
 import rope_array as ra
 from rope_array._array_api.library import library
 from rope_array._array_api.position_input import parse
+from rope_array._array_api.source import CallOptions, OptionFields
+from rope_array._spec import spec
 from rope_array.testing._contract import assert_contract
 
 B, S, D = 2, 5, 8
@@ -79,3 +84,14 @@ def test_strides(name, pairing):
         assert_contract(y, before, pos, dtype="float32", pairing=pairing)
         np.testing.assert_array_equal(x, before)
         assert not np.shares_memory(y, x)
+
+
+def test_options_of_a_call_are_arguments_of_each_front_function():
+    """All signatures need an option of the record, and so does the list of names that errors suggest."""
+    options = CallOptions()._asdict()
+    assert len(get_args(OptionFields)) == len(options)
+    for function in (ra.apply, ra.RoPE.apply, ra.Rotation.apply, ra.explain):
+        parameters = inspect.signature(function).parameters
+        assert {name: parameters[name].default for name in options} == options
+    parameters = inspect.signature(ra.apply).parameters.values()
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*spec._OPTIONS}

@@ -144,7 +144,7 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[boo
     for use_float64 in {*call.float64}:
         chosen = [i for i, is_float64 in enumerate(call.float64) if is_float64 == use_float64]
         into = None if outs is None else tuple(outs[i] for i in chosen)
-        xs = tuple(call.xs[i] for i in chosen)
+        xs = tuple([call.xs[i] for i in chosen])  # a list: a small call notices a generator
         rotated = rotate(xs, source_for(use_float64), call.options, into)
         if rotated is NotImplemented:  # the checks have passed
             raise BackendError(

@@ -34,7 +34,7 @@ def check_call(xs: Arrays, source_fields: SourceFields, option_fields: OptionFie
     dtypes = check_arrays(xs, lib)
     lib.check_mix(xs, source)
     ops = lib.ops(xs[0])
-    float64 = tuple(map("float64".__eq__, dtypes))
+    float64 = tuple([name == "float64" for name in dtypes])
     coordinates, pos = 0, None
     if isinstance(source, Tables):
         layout = source.layout
