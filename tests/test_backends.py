@@ -54,8 +54,8 @@ def test_backends_are_listed_in_the_order_of_dispatch(lib):
     assert listed[-1].name in usable
     assert usable >= set(served(lib))
     assert (_native.kernel is None) == ("native" not in usable)
-    modules = {lib.module for lib in DEFAULT_CONFIGURATIONS}
-    assert {backend.serves.partition(":")[0] for backend in listed[:-1]} < modules
+    packages = {lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS}
+    assert {backend.serves.partition(":")[0].partition(".")[0] for backend in listed[:-1]} < packages
     with pytest.raises(AttributeError):
         listed[0].usable = True
 
