@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import child
 import numpy as np
+import oracle
 import pytest
 from conftest import NIGHTLY, sample
 from refusals import TABLE
@@ -22,6 +24,7 @@ from rope_array._command._rope_options import parse_rule
 from rope_array._config._model_defaults import MODELS
 from rope_array._dynamo import traced_memo_of_one
 
+EXPLAINED = tomllib.loads((oracle.GOLDEN / "explained.toml").read_text("utf-8"))
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "write-a-backend.md"
 
 
@@ -301,58 +304,13 @@ def test_a_config_is_described_in_words_and_tables(explained):
     assert lines[doubtful:] == ["Doubtful: nothing"]
 
 
-MINE = {"model_type": "mine", "head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 4096}
-GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 8}
-GEMMA_4 = {"model_type": "gemma4_text", "num_hidden_layers": 1, "layer_types": ["full_attention"],
-           "head_dim": 64, "global_head_dim": 64, "rope_parameters": {"full_attention":
-           {"rope_type": "proportional", "partial_rotary_factor": 0.25}}}  # fmt: skip
-QWEN = {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-        "vision_config": {"depth": 2, "embed_dim": 1280, "num_heads": 16}}  # fmt: skip
-DYNAMIC = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 2048,
-           "rope_scaling": {"type": "dynamic", "factor": 2.0}}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("config", "options", "sentences", "absent"),
-    [
-        ({**MINE, "rope_scaling": {"rope_type": "yarn", "factor": 4}}, (),
-         ["Doubtful: check against the model's code",
-          "* model_type 'mine' is unknown: read as most models are, with half pairs",
-          "* the trained context is not stated: max_position_embeddings is taken for it",
-          f"cos and sin are multiplied by the amplitude {0.1 * np.log(4) + 1:.4g}."], "Doubtful: nothing"),
-        ({**LLAMA, "rotary_pct": 0.5}, (), ["* rotary_pct is not used"], "Doubtful: nothing"),
-        (GEMMA, (), ["The layers differ: the model has 2 rotary embeddings.", "Layers 0-4, 6-7 (7 of 8):",
-                     "Layer 5 (1 of 8):", "The base is 10,000,", "The base is 1,000,000,"], "share one"),
-        (GEMMA, ("--layer-type", "full_attention"), ["The base is 1,000,000,"], " 10,000,"),
-        (GEMMA, ("--layer-type", "5"), ["Layer type 5:", "The base is 1,000,000,"], " 10,000,"),
-        ({"model_type": "llama4_text", "num_hidden_layers": 8}, (),
-         ["Layers 3, 7 (2 of 8): No rotation: heads of 128 features stay as they are",
-          "(no_rope_layers, layer 3)", "Doubtful: nothing"], "check against"),
-        (QWEN, (), [", part text", "A position has 3 coordinates: 16 pairs follow coordinate 0, 24 pairs "
-                    "follow coordinate 1, 24 pairs follow coordinate 2.",
-                    "* the part 'text' was read; --part chooses another"], "head_dim 80"),
-        (QWEN, ("--part", "vision"), ["head_dim 80"], "3 coordinates"),
-        (DYNAMIC, (), ["DynamicNTK depends on the length of the sequence: give --length."], "wavelength"),
-        (DYNAMIC, ("--length", "8192"), ["divides the frequency of 1 pair by 7", "length=8192"], "give --"),
-        ({"model_type": "glm", "head_dim": 128}, (),
-         ["Of the 128 features of a head, 64 are rotated, 0 to 63,",
-          "Pair i is features 2i and 2i + 1 (pairing 'interleaved')."], "All 128"),
-        ({"model_type": "glm", "head_dim": 8}, (), ["positions every pair rotates more than once."], "never"),
-        ({"model_type": "mine", "head_dim": 8, "rope_theta": 10.0}, (),
-         ["The config states no context length"], "in the context"),
-        (GEMMA_4, (), ["stops 24 pairs."], "divides"),
-        ({"model_type": "nanochat", "num_hidden_layers": 1}, (), ["The pairs rotate in the other direction"],
-         "differ"),
-    ],
-    ids=["unknown", "not used", "layers", "layer type", "layer", "no rotation", "text", "vision", "no length",
-         "length", "partial", "short", "no context", "stopped", "reversed"],
-)  # fmt: skip
-def test_sentences_of_other_models(config, options, sentences, absent, explained):
-    text, _ = explained(config, *options)
-    for sentence in sentences:
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_sentences_of_other_models(name, explained):
+    case = EXPLAINED[name]
+    text, _ = explained(case["config"], *case.get("options", ()))
+    for sentence in case["sentences"]:
         assert sentence in text
-    assert absent not in text
+    assert case["absent"] not in text
 
 
 @pytest.mark.nightly

@@ -4,10 +4,12 @@ import contextlib
 import importlib
 import itertools
 import math
+import tomllib
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
+import oracle
 import pytest
 import test_errors
 from compare import assert_same, words
@@ -18,6 +20,7 @@ import rope_array as ra
 from rope_array import positions
 
 pytestmark = pytest.mark.neutral
+GOLDEN = tomllib.loads((oracle.GOLDEN / "positions.toml").read_text("utf-8"))
 
 # ---- arrays ----
 
@@ -168,22 +171,6 @@ def test_ids_are_compared_before_they_are_cast():
     is_made(positions.documents(np.array([0, 2**32, 2**32]), dtype="int32"), [0, 0, 1], dtype=np.int32)
 
 
-# Lengths of one token or none, in calls that mean them: by their offsets, or with padding.
-FEW_TOKENS = [
-    ("packed([0, 1, 1, 2], offsets=[5, 6, 7])", [5, 7]),
-    ("packed([0, 1, 1, 2], offsets=5)", [5, 5]),
-    ("packed([0, 1, 1, 2], 3, pad=-1)", [0, 0, -1]),
-    ("packed([0, 1, 2, 3], 4, pad=-1)", [0, 0, 0, -1]),
-    ("packed([0, 0, 0], 5)", [0] * 5),
-    ("packed([0, 0])", []),
-]
-
-
-@pytest.mark.parametrize(("call", "expected"), FEW_TOKENS, ids=[call for call, _ in FEW_TOKENS])
-def test_packed_sequences_of_one_token_or_none(call, expected):
-    is_made(evaluate(call), expected)
-
-
 # ---- context_parallel ----
 
 
@@ -293,50 +280,7 @@ def ids(text):
     return [[float(x) for x in point.split(",")] for point in text.split()]
 
 
-AUDIO = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
-LATE = float(np.float32(1.7))
 SHARED = {"audio_token_id": 3, "shared_delimiters": True}
-# Calls, positions, and how many positions more than tokens. Of a model: its get_rope_index.
-MROPE = [
-    # Qwen2VLModel: a video after left padding
-    ("mrope([0, 0, 0, 2, 2, 2, 2, 0, 0, 0], (), [(4, 2, 2)], advance='spatial', mask=[0, 0] + [1] * 8)",
-     "0,0,0 0,0,0 0,0,0 1,1,1 2,1,1 3,1,1 4,1,1 2,2,2 3,3,3 4,4,4", -3),
-    # Qwen2_5_VLModel: a video in seconds, and an image
-    ("mrope([0, 2, 2, 2, 2, 2, 2, 0, 1, 1, 0, 0], [(1, 4, 2)], [(3, 2, 4)], tokens_per_second=2,"
-     " second_per_grid_ts=[1 / 3 * 3.7], advance='spatial')",
-     "0,0,0 1,1,1 1,1,2 3,1,1 3,1,2 5,1,1 5,1,2 3,3,3 4,4,4 4,5,4 6,6,6 7,7,7", -4),
-    # Qwen3VLModel: text between the frames of a video
-    ("mrope([0, 2, 2, 0, 0, 2, 2, 0, 1, 0], [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance='spatial')",
-     "0,0,0 1,1,1 1,2,1 3,3,3 4,4,4 5,5,5 5,6,5 7,7,7 8,8,8 9,9,9", 0),
-    # Qwen2_5Omni: two tokens before a video with audio share a position, and so do two after it
-    ("mrope([9, 4, 4, 2, 3, 5, 5, 9], (), [(1, 2, 2)], **SHARED)",
-     "0,0,0 1,1,1 1,1,1 2,2,2 2,2,2 3,3,3 3,3,3 4,4,4", -3),
-    # Ernie4_5_VLMoeModel: two frames are one token in time
-    ("mrope([0, 2, 2, 2, 2, 0, 1, 1, 0], [(1, 2, 4)], [(4, 2, 4)], temporal_merge_size=2, advance='spatial')",
-     "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6", -2),
-    # Grids are in the order of the rows; the first has no padding, the second has it on the left.
-    ("mrope([[0, 1, 1, 1, 1], [9, 9, 0, 1, 0]], [(1, 2, 2), (1, 1, 1)], spatial_merge_size=1, pad=-7,"
-     " mask=[[1] * 5, [0, 0, 1, 1, 1]])",
-     "0,0,0 1,1,1 1,1,2 1,2,1 1,2,2 -7,-7,-7 -7,-7,-7 0,0,0 1,1,1 2,2,2", [-2, 0]),
-    # Each video has its own seconds; integers are cut; adjacent videos need no text between them.
-    ("mrope([2, 2, 2, 2, 2, 0], (), [(3, 2, 2), (2, 2, 2)], second_per_grid_ts=[0.5, 1.75])",
-     "0,0,0 0,0,0 1,0,0 2,2,2 3,2,2 4,4,4", -1),
-    # Fractions are rounded once.
-    ("mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype='float32')",
-     f"0,0,0 1,1,1 {1 + LATE},1,1 {2 + LATE},{2 + LATE},{2 + LATE}", LATE - 1),
-    # A video of 3 rows with 2 tokens of audio: "last" continues after the audio, the others after the rows.
-    ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3, advance='last')", f"{AUDIO} 3,3,3", -3),
-    ("mrope([0, 2, 2, 2, 3, 3, 0], (), [(1, 6, 2)], audio_token_id=3)", f"{AUDIO} 4,4,4", -2),
-    # Text continues after the last frame, or with "spatial" after the rows and columns alone.
-    ("mrope([0, 2, 2, 2, 0], (), [(3, 2, 2)])", "0,0,0 1,1,1 2,1,1 3,1,1 4,4,4", 0),
-    ("mrope([0, 2, 2, 2, 2, 0], (), [(2, 2, 4)], advance='spatial')",
-     "0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3", -2),
-    # Audio alone is text.
-    ("mrope([0, 3, 3, 0, 1, 3], [(1, 2, 2)], **SHARED)", "0,0,0 1,1,1 2,2,2 3,3,3 4,4,4 5,5,5", 0),
-    ("mrope([5, 91, 91, 6, 92, 7], [(1, 2, 4)], [(1, 2, 2)], image_token_id=91, video_token_id=92)",
-     "0,0,0 1,1,1 1,1,2 3,3,3 4,4,4 5,5,5", 0),
-    ("mrope([0, 0], mask=[0, 0], pad=1)", "1,1,1 1,1,1", 0),
-]  # fmt: skip
 
 
 def evaluate(call):
@@ -344,9 +288,10 @@ def evaluate(call):
     return eval(call, globals() | vars(positions))
 
 
-@pytest.mark.parametrize(("call", "points", "surplus"), MROPE, ids=[call for call, _, _ in MROPE])
-def test_mrope(call, points, surplus):
+@pytest.mark.parametrize(("call", "golden"), GOLDEN["mrope"].items(), ids=GOLDEN["mrope"])
+def test_mrope(call, golden):
     pos, delta = evaluate(call)
+    points, surplus = golden
     np.testing.assert_array_equal(pos, np.array(ids(points), pos.dtype).reshape(pos.shape))
     np.testing.assert_array_equal(delta, np.array(surplus, pos.dtype), strict=True)
 
@@ -379,24 +324,6 @@ def test_mrope_of_packed_rows(lib, like):
 
 # ---- calls and their values, in NumPy ----
 
-GOLDEN = [
-    # Megatron-LM's get_batch_on_this_cp_rank: four ranks, eight chunks
-    ("zigzag(16, np.int64(1), 4)", [2, 3, 12, 13]),
-    # Transformer Engine's test of thd_get_partitioned_indices
-    ("zigzag(16, 0, 2, cu_seqlens=[0, 8, 16])", [0, 1, 6, 7, 8, 9, 14, 15]),
-    ("zigzag(16, 1, 2, cu_seqlens=[0, 8, 16])", [2, 3, 4, 5, 10, 11, 12, 13]),
-    ("packed(np.array([0, 2, 5], '>i4'))", [0, 1, 0, 1, 2]),
-    ("from_mask(np.array([[1, 0, 1, 0]], np.uint8)[:, ::-2])", [[0, 0]]),
-    ("offset(2, np.arange(6)[::-3])", [[5, 6], [2, 3]]),
-    # Subclasses of numbers and lists count by their values.
-    ("packed(test_errors.Long([0, test_errors.Huge(3), 5]))", [0, 1, 2, 0, 1]),
-    ("offset(2, test_errors.Huge(4))", [4, 5]),
-    ("mrope(test_errors.Long([0, 0]))[0]", [[0, 0, 0], [1, 1, 1]]),
-    # float32(0.08) is below 0.08, but float32(25 · 0.08) is 2; float32(10 · float32(0.7)) is 7, too.
-    ("times(6, tokens_per_second=25, second_per_grid_ts=0.08)", [0, 2, 4, 6, 8, 10]),
-    ("times(6, tokens_per_second=25, second_per_grid_ts=0.08, time_rounding='seconds')", [0, 2, 4, 6, 8, 9]),
-    ("times(11, second_per_grid_ts=0.7)", [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7]),
-]
 zigzag = partial(positions.context_parallel, layout="zigzag")
 
 
@@ -405,7 +332,7 @@ def times(frames, **options):
     return positions.mrope([2] * frames, (), [(frames, 2, 2)], **options)[0][:, 0]
 
 
-@pytest.mark.parametrize(("call", "expected"), GOLDEN, ids=[call for call, _ in GOLDEN])
+@pytest.mark.parametrize(("call", "expected"), GOLDEN["values"].items(), ids=GOLDEN["values"])
 def test_golden(call, expected):
     pos = evaluate(call)
     assert pos.tolist() == expected
