@@ -14,13 +14,6 @@ KERNEL = pytest.mark.skipif(
     reason=_native.unavailable_reason() or "built",
 )
 ROOTS = {name: name for name in ("numpy", "torch", "jax", "dask", "array_api_strict")} | {"jaxlib": "jax"}
-# Fields of ropes of 16 features.
-FIELDS = {
-    "plain": {},
-    "half": {"pairing": "half", "base": 500_000.0},
-    "partial": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
-    "mixed": {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 12, "attention_factor": 0.5},
-}
 
 
 def library_of(array):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compare import assert_same
 from conftest import LEVELS, NIGHTLY
+from ropes import SEVERAL, SPECS  # noqa: F401
 
 import rope_array as ra
 from rope_array._backends import _native
@@ -98,34 +99,6 @@ def check(rope, x, pos, call_text="", **kwargs):
 
 
 PAIRINGS = list(itertools.product(("interleaved", "half"), repeat=2))
-SPECS = {
-    "interleaved": RoPE(72),
-    "half": RoPE(72, pairing="half", base=500_000.0),
-    "half to interleaved": RoPE(68, pairing="half", out_pairing="interleaved"),
-    "interleaved to half": RoPE(68, pairing="interleaved", out_pairing="half"),
-    "slice": RoPE(61, rotary_dim=34, pairing="half"),
-    "offset slice": RoPE(61, rotary_dim=34, rotary_start=5),
-    "offset slice to half": RoPE(61, rotary_dim=34, rotary_start=5, out_pairing="half"),
-    "end": RoPE(20, rotary_start=6, pairing="half", out_pairing="interleaved"),
-    "amplitude": RoPE(40, attention_factor=1.3),
-    "frequencies": RoPE(8, inv_freq=(3.0, -0.5, 0.0, 1e-9), pairing="half"),
-    "rule": RoPE(64, pairing="half", scaling=ra.Llama3(factor=8.0)),
-    "no pairs of an odd head": RoPE(7, rotary_dim=0),
-    "no pairs of one feature": RoPE(1, rotary_dim=0),
-    "one pair": RoPE(2),
-}
-SEVERAL = {
-    "chunked axes": RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
-    "interleaved axes": RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),
-    "axial": RoPE(72, out_pairing="half", axes=Axes.axial(16, 28, 28)),
-    "blocks": RoPE(
-        110, rotary_dim=108, rotary_start=1, pairing="half", axes=Axes.axial(36, 36, 36, blocks=True)
-    ),
-    "blocks to pairs": RoPE(
-        54, pairing="half", out_pairing="interleaved", axes=Axes.axial(18, 18, 18, blocks=True)
-    ),
-    "unrotated pairs": RoPE(20, rotary_dim=16, axes=Axes((0, None, 2, 1, None, 0, None, None), count=3)),
-}
 
 
 def unaligned(x):

@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from compare import array_and_values, words
+from compare import array_and_values
+from ropes import fields_of
 
 import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin
@@ -32,14 +33,9 @@ RANGES = (
     range(INT32 - 7, INT32),
     range(-INT32, -INT32 + 7),
 )
-SPECS = [
-    {"pairing": "interleaved"},
-    {"pairing": "half", "base": 500_000.0},
-    {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 12, "rotary_start": 3},
-    {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 8, "attention_factor": 1.3},
-    {"pairing": "half", "inv_freq": (3.0, 1.0, 0.7, 0.03, 1e-4, 0.0, -0.5, 1e-9)},
-    {"pairing": "interleaved", "rotary_start": 6},
-]
+SPECS = fields_of(
+    "plain", "half", "slice to interleaved", "amplitude to half", "frequencies", "last features"
+)
 
 
 def positions(n, seed=0):
@@ -65,7 +61,7 @@ def assert_within_the_proved_bound(y, values, pos, dtype, spec):
 
 
 @pytest.mark.neutral
-@pytest.mark.parametrize("spec", SPECS, ids=words)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_apply_holds_the_contract_at_integers(lib, float_dtype, spec):
     """And the proved bound, where no number is subnormal."""
     pos = positions(100)
@@ -79,7 +75,7 @@ def test_apply_holds_the_contract_at_integers(lib, float_dtype, spec):
 
 @pytest.mark.library("numpy")
 @pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("spec", SPECS, ids=words)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_an_error_of_any_element_beyond_its_bound_is_found(dtype, spec, inverse):
     pos, x = [5, 70_000], np.random.default_rng(4).standard_normal((2, 16))

@@ -8,6 +8,7 @@ import numpy as np
 import position_cases
 import pytest
 import test_turns
+from ropes import ropes_of
 
 import rope_array as ra
 from rope_array._backends import _native
@@ -58,22 +59,16 @@ def test_frequencies_in_arrays(lib, check):
 
 
 # The array-api backend joins parts; a part of width 0, or parts of several sizes, were beyond cubed.
-FIELDS = {
-    "first features": {"rotary_dim": 8},
-    "features inside": {"rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
-    "no features": {"rotary_dim": 0},
-    "written in halves": {"out_pairing": "half"},
-    "axes": {"axes": ra.Axes.chunked(4, 4)},
-    "blocks": {"axes": ra.Axes.axial(8, 8, blocks=True), "pairing": "half"},
-}
+PARTS = ropes_of("first features", "features inside", "no features", "interleaved to half")
+LAYOUTS = PARTS | ropes_of("two axes", "blocks")
 
 
-@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_fields(fields, spec):
-    pos = np.stack([BS[0], BS[1]], axis=-1) if "axes" in fields else BS[0]
-    for backend in (None,) if "axes" in fields else (None, "array-api"):  # the latter serves coordinates
-        y = ra.apply(chunked(X, spec, (2, 3, 4, 16)), pos, backend=backend, **fields)
-        np.testing.assert_array_equal(y.compute(), ra.apply(X, pos, **fields), strict=True)
+@pytest.mark.parametrize("rope", LAYOUTS.values(), ids=LAYOUTS)
+def test_fields(rope, spec):
+    pos = np.stack([BS[0], BS[1]], axis=-1) if rope.axes else BS[0]
+    for backend in (None,) if rope.axes else (None, "array-api"):  # the latter serves coordinates
+        y = rope.apply(chunked(X, spec, (2, 3, 4, 16)), pos, backend=backend)
+        np.testing.assert_array_equal(y.compute(), rope.apply(X, pos), strict=True)
 
 
 def test_split_heads_of_two_dtypes_and_sequence_before_heads(spec):

@@ -16,9 +16,10 @@ import child
 import compare
 import numpy as np
 import pytest
-from compare import FIELDS, judge, values
+from compare import judge, values
 from conftest import sample
 from refusals import refusals, refused
+from ropes import BASIC, fields_of
 
 import rope_array as ra
 from rope_array._rotation import rotation_type
@@ -29,6 +30,7 @@ jnp = jax.numpy
 normal = functools.partial(compare.normal, "jax")
 pytestmark = pytest.mark.library("jax")
 
+FIELDS = fields_of(*BASIC)
 HALF = FIELDS["half"]
 ROPE = ra.RoPE(16, **HALF)
 OTHER_FIELDS = {"base": 77.0, "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25}

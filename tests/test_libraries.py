@@ -11,6 +11,7 @@ import position_cases
 import pytest
 import test_turns
 from compare import normal
+from ropes import fields_of
 
 import rope_array as ra
 from rope_array import _dynamo, _registry
@@ -19,14 +20,7 @@ from rope_array._array_api import trial as _trial
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 FAR = np.array([0, 1, -5, 2**31 - 1, 10**12])
-# Fields of calls that use all functions of a namespace.
-FIELDS = {
-    "half": {"pairing": "half"},
-    "interleaved": {},
-    "from_interleaved_to_half": {"out_pairing": "half"},
-    "part": {"rotary_dim": 8, "rotary_start": 4},
-    "float32_angles": {"angles": "float32"},
-}
+FIELDS = fields_of("half", "plain", "interleaved to half", "interleaved slice", "float32 angles")
 
 
 values = functools.partial(normal, "numpy")
@@ -310,7 +304,7 @@ def test_tensorflow_traces_unknown_sizes(fields, caplog):
 
 @pytest.mark.library("tensorflow")
 @pytest.mark.parametrize("by_xla", [False, True])
-@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["part"]], ids=str)
+@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["interleaved slice"]], ids=str)
 def test_unknown_sizes_that_do_not_line_up_fail_in_tensorflow(fields, by_xla):
     """x is never repeated: not its one token, nor its one sequence."""
     import tensorflow as tf
@@ -432,7 +426,7 @@ GRAPHS = {
             by_full_width(ra.RoPE(16, pairing=pairing, axes=ra.Axes.axial(8, 8, blocks=blocks))),
             COORDINATES,
         )
-        for pairing in ("half", "interleaved")
+        for pairing in ("half", "plain")
         for blocks in (False, True)
     },
 }
@@ -442,8 +436,8 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_an_onnx_graph_has_the_values_of_numpy(name):
     function, arrays = GRAPHS[name]
-    errors = {"float32": 1e-5 if name == "float32_angles" else 1e-6, "float16": 2e-3, "float64": 1e-15}
-    for dtype in errors if name in ("half", "interleaved") else ("float32",):
+    errors = {"float32": 1e-5 if name == "float32 angles" else 1e-6, "float16": 2e-3, "float64": 1e-15}
+    for dtype in errors if name in ("half", "plain") else ("float32",):
         x = values(2, 3, 5, 16, dtype=dtype)
         y, expected = run_in_onnxruntime(function, x=x, **arrays), function(x, *arrays.values())
         assert y.dtype == expected.dtype
@@ -451,7 +445,7 @@ def test_an_onnx_graph_has_the_values_of_numpy(name):
 
 
 @pytest.mark.library("ndonnx")
-@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["interleaved"], FIELDS["part"]], ids=str)
+@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["plain"], FIELDS["interleaved slice"]], ids=str)
 def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
     import ndonnx as ndx
     import onnxruntime

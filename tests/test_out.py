@@ -10,6 +10,7 @@ from compare import KERNEL, bits, normal, words
 from conftest import LIBS
 from numpy.lib.stride_tricks import as_strided
 from refusals import refusals, refused
+from ropes import BASIC, ropes_of
 
 import rope_array as ra
 from rope_array import ArrayTypeError, PositionError, ShapeError
@@ -19,14 +20,7 @@ from rope_array._backends import _native
 
 WRITES = pytest.mark.without("strict", "dask", "jax")
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
-ROPES = {
-    "interleaved": ra.RoPE(16),
-    "half": ra.RoPE(16, pairing="half", base=500_000.0),
-    "partial": ra.RoPE(16, pairing="half", rotary_dim=8, rotary_start=4, attention_factor=1.25),
-    "mixed": ra.RoPE(16, out_pairing="half", rotary_dim=12),
-    "none": ra.RoPE(16, rotary_dim=0),
-    "float32": ra.RoPE(16, angles="float32"),
-}
+ROPES = ropes_of(*BASIC, "no features", "float32 angles")
 ROPE = ROPES["half"]
 POS = [3, -1, 70_000, 2**31 - 1, 5]
 # A list, which Python reads; a range and an int, which the kernel reads.
@@ -122,7 +116,7 @@ VIEWS = {
 @WRITES
 @pytest.mark.parametrize("name", VIEWS)
 def test_views(lib, name):
-    check(lib, ROPES["interleaved"], POS, *VIEWS[name])
+    check(lib, ROPES["plain"], POS, *VIEWS[name])
     for pos, dtype in ((range(5), "float32"), (7, "float16"), (POS, "float64")):
         check(lib, ROPES["partial"], pos, *VIEWS[name], dtype)
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from compare import judge, same
+from ropes import ropes_of
 from torch_cases import (
     FIELDS,
     HALF,
@@ -27,13 +28,7 @@ kernel = pytest.importorskip("rope_array._backends._native").kernel
 if kernel is None:
     pytest.skip("the operator calls the C++ kernel", allow_module_level=True)
 operator = pytest.importorskip("rope_array._backends.torch._compiled")
-
-ROPES = {
-    "plain": ra.RoPE(16),
-    "partial": ra.RoPE(16, rotary_dim=8, rotary_start=4, attention_factor=1.25),
-    "axes": ra.RoPE(16, axes=ra.Axes.interleaved(4, 2, 2)),
-    "rule": ra.RoPE(16, scaling=ra.YaRN(4.0, 64)),
-}
+ROPES = ropes_of("plain", "features inside", "three axes", "rule")
 
 
 # ---- the operators ----
@@ -48,9 +43,9 @@ def rotate_in_place(x):
     torch.ops.rope_array.rotate_at_([x], POS, text_of(HALF), False, -2)
 
 
-@pytest.mark.parametrize("name", ["partial", "axes"])
+@pytest.mark.parametrize("name", ["features inside", "three axes"])
 def test_the_operators_pass_pytorch_s_checks(name):
-    rope, pos = ROPES[name], POS[:, None] + torch.arange(3) if name == "axes" else POS
+    rope, pos = ROPES[name], POS[:, None] + torch.arange(3) if name == "three axes" else POS
     _, start, stop, pairing, out_pairing, _, blocks = rope._plan.layout
     by_positions = pos, text_of(rope), False, -2
     by_tables = *rope.rotation(pos, like=normal(1)), start, stop, pairing, out_pairing, blocks, -2
@@ -58,7 +53,11 @@ def test_the_operators_pass_pytorch_s_checks(name):
         for name_of_op in (op, f"{op}_"):
             buffer = normal(2, 5, 48)
             checks = ["test_schema", "test_faketensor"]
-            checks += ["test_aot_dispatch_dynamic"] if name == "partial" and name_of_op.endswith("_") else []
+            checks += (
+                ["test_aot_dispatch_dynamic"]
+                if name == "features inside" and name_of_op.endswith("_")
+                else []
+            )
             call = getattr(torch.ops.rope_array, name_of_op).default
             torch.library.opcheck(call, ([*buffer.split(16, -1)][:2], *source), test_utils=checks)
 
@@ -107,7 +106,7 @@ def test_autograd_sees_saved_tensors_change(name, fresh_dynamo):
 
 def test_one_position_of_as_many_coordinates_as_there_are_tokens(fresh_dynamo):
     """Programs do not compare the two numbers, as eager calls do, which refuse such a row."""
-    x, rotate = normal(2, 3, 16), compiled(ROPES["axes"].apply)
+    x, rotate = normal(2, 3, 16), compiled(ROPES["three axes"].apply)
     assert same(rotate(x, torch.tensor([5, 9, 2])), rotate(x, torch.tensor([[5, 9, 2]])))
 
 
@@ -188,7 +187,7 @@ def test_a_module_s_rope_may_be_replaced(how, fresh_dynamo):
     module, x, pos = ExportedLayer(), normal(2, 5, 16), torch.arange(5)
     run = compiled(module)
     run(x, pos)
-    for module.rope in (ROPES["rule"], ROPES["plain"], ROPES["partial"]):
+    for module.rope in (ROPES["rule"], ROPES["plain"], ROPES["features inside"]):
         assert same(run(x, pos), module(x, pos))
 
 
@@ -234,7 +233,7 @@ def two_projections(x, of_q, of_k, pos):
 
 
 def coordinates_first(x, pos):
-    ROPES["axes"].apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
+    ROPES["three axes"].apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
 
 
 QKV = normal(5, 128), normal(128, 128, seed=1), POS

@@ -6,7 +6,8 @@ import shutil
 import compare
 import numpy as np
 import pytest
-from compare import FIELDS, KERNEL, values
+from compare import KERNEL, values
+from ropes import BASIC, fields_of, ropes_of
 
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
@@ -34,7 +35,7 @@ by_compiler = pytest.mark.parametrize(
     ],
 )
 
-ROPES = {name: ra.RoPE(16, **fields) for name, fields in FIELDS.items()}
+FIELDS, ROPES = fields_of(*BASIC), ropes_of(*BASIC)
 ROPE, HALF = ROPES["partial"], ROPES["half"]
 OTHER = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
 LIST = [0, 1, -5, 70_000, 2**31 - 1]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import compare
 import torch
+from ropes import fields_of
 
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
@@ -78,15 +79,8 @@ def _random_positions(*shape, largest=2**31 - 1):
     return torch.randint(-largest, largest, shape, generator=torch.Generator().manual_seed(3))
 
 
-FIELDS = {
-    "half": {"pairing": "half"},
-    "interleaved": {"pairing": "interleaved"},
-    "half to interleaved": {"pairing": "half", "out_pairing": "interleaved"},
-    "interleaved to half": {"pairing": "interleaved", "out_pairing": "half"},
-    "amplitude": {"pairing": "half", "attention_factor": 1.37},
-    "slice": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4},
-    "interleaved slice": {"rotary_dim": 6, "rotary_start": 3},
-}
+LAYOUTS = "plain", "half", "half to interleaved", "interleaved to half", "slice", "interleaved slice"
+FIELDS = fields_of(*LAYOUTS, "amplitude")
 HALF = FIELDS["half"]
 # A fraction of a position is several quarters of a turn.
 FAST = {**FIELDS["amplitude"], "inv_freq": (300.0, 40.0, 20.0, 7.0, 3.0, 1.0, 0.5, 0.01)}
