@@ -6,8 +6,8 @@ import faults
 import pytest
 
 import rope_array as ra
-from rope_array.testing import Target
-from rope_array.testing._checks import _state, checks
+from rope_array.testing import Target, _threads
+from rope_array.testing._checks import checks
 from rope_array.testing._failure import Failure
 from rope_array.testing._judge import Judge
 from rope_array.testing._observe import OBSERVERS
@@ -74,7 +74,7 @@ def test_slow_code_is_called_less_often_from_threads(monkeypatch):
         calls.append(time.sleep(0.002))
         return ra.apply(x, pos)
 
-    monkeypatch.setattr(_state, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(_threads, "_MOST_SECONDS", 0.1)
     (named,) = (check for check in checks() if check.name == "threads_of_many_positions")
     assert outcome_of(named, Judge(Target(rotate)))[0] == PASSED
     assert 72 < len(calls) < 400  # 864 otherwise, and the trial calls

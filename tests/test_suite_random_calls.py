@@ -166,7 +166,7 @@ UNREADABLE = {
     "rows=-1,1": "give sizes of 0 or more",
     "pairing=both": "give one of interleaved, half",
     "positions=SB": "give one of S, scalar, 1",
-    "scaling=3": "give one of yarn, ntk, linear, .* or a rule in JSON",
+    "scaling=3": "give one of linear, ntk, dynamic, .* or a rule in JSON",
     "layout=diagonal": "unknown layout 'diagonal'; give one of transposed, a_slice",
 }
 IMPOSSIBLE = {"rotary_dim=64": "its values contradict", "rows=99999,99999,99999": "give 268,435,456 at most"}

@@ -29,6 +29,7 @@ from ._libraries import ArrayLibrary
 from ._named_values import (
     AXES,
     BROADCAST_AXES,
+    LONG_ORDERS,
     OF_EVEN_PAIRS,
     ORDERS,
     TUPLES,
@@ -89,6 +90,18 @@ def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
     xs, larger_arrays = inputs_of(j, call, seed)
     pos, numbers = positions_of(j, call)
     return CallInputs(xs, larger_arrays, bool(call.in_tuple), pos, numbers, spec_of(j, call))
+
+
+def make_at(j: Judge, numbers: Any, seed: int = 0, kind: str | None = None, **values: Any) -> CallInputs:
+    """Make the arguments of a call at these positions; `values` of factors replace the plain ones.
+
+    Positions beyond the target's reach are wrapped, and a head_dim is one that it takes.
+    """
+    numbers = j.within(np.asarray(numbers))
+    values = {"rows": (1, 2, numbers.shape[-1]), **values}
+    values["width"] = j.target.width_of(values.get("width", j.width))
+    inputs = make(j, plain_call(j).replace(**values), seed)
+    return inputs._replace(pos=j.pos(numbers, kind), numbers=numbers)
 
 
 def spec_of(j: Judge, call: CallFactors) -> dict[str, Any]:
@@ -155,9 +168,18 @@ def _positions_fit(j: Judge, call: CallFactors) -> bool:
             return False
     if call.reach < 0 and call.kind.startswith("uint"):
         return False
-    if isinstance(call.order, tuple) and len(call.order) != (call.rows or (0,))[-1]:
-        return False
-    return not call.order or (call.positions.endswith("S") and call.rows[-1] <= _MOST_ORDERED)
+    if isinstance(call.order, tuple):
+        return _order_fits(call)
+    few = call.rows[-1:] <= (_MOST_ORDERED,) or call.order in LONG_ORDERS
+    return not call.order or (call.positions.endswith("S") and few)
+
+
+def _order_fits(call: CallFactors) -> bool:
+    """Return whether positions in this order are those of all rows, or of the rows of each batch."""
+    shape, of_order = shape_of_positions(call), np.shape(call.order)
+    if of_order[1:]:
+        return shape == of_order and not call.axes
+    return (shape[-1:] or (1,)) == of_order and call.positions[-1:] in ("S", "")
 
 
 def _memory_fits(j: Judge, call: CallFactors) -> bool:
@@ -311,15 +333,27 @@ def positions_of(j: Judge, call: CallFactors) -> tuple[Any, Any]:
     shape = shape_of_positions(call)
     numbers = _drawn_positions(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
     if call.kind.startswith("python"):
-        if call.kind == "python_float":
-            numbers = np.minimum(numbers + 0.25, j.target.reach)
-        return (numbers.tolist() if np.ndim(numbers) else numbers.item()), numbers
+        return _of_python(j, call.kind.removeprefix("python").strip("_"), numbers)
     if "float" in call.kind:
         numbers = np.minimum(numbers + 0.25, j.target.reach).astype(_float_of(j, call))
         return j.pos(numbers, numbers.dtype.name), numbers
     if call.pos_layout == "expanded":  # a view of the first row for all rows
         numbers = np.broadcast_to(numbers[:1], numbers.shape) if numbers.ndim > 1 else numbers
     return with_position_layout(j, numbers, call.kind, call.pos_layout), numbers
+
+
+def _of_python(j: Judge, name: str, numbers: Ints) -> tuple[Any, NDArray[Any]]:
+    """Return positions as values of a type of Python, and their numbers."""
+    if name.startswith("float"):
+        numbers = np.minimum(numbers + 0.25, j.target.reach)
+    if name == "range":
+        first, step = (*numbers.tolist(), 0)[0], int(np.diff(numbers[:2]).sum()) or 1
+        row = range(first, first + step * len(numbers), step)
+        fits = -j.target.depth <= min(row) and max(row) <= j.target.reach
+        row = row if fits else range(len(numbers))
+        return row, np.array(row)
+    values: Any = numbers.tolist() if numbers.ndim else numbers.item()
+    return tuple(values) if name.endswith("tuple") else values, numbers
 
 
 def num_coordinates(j: Judge, call: CallFactors) -> int:
@@ -342,9 +376,12 @@ def _drawn_positions(j: Judge, call: CallFactors, shape: tuple[int, ...]) -> NDA
         row = j.row(max(low, high - 8), shape[-1] if shape else 1)
         return np.broadcast_to(row if shape else row[0], shape)
     if isinstance(call.order, tuple):
-        return np.asarray(_ordered(np.array(call.order), call, shape) % (high + 1))
+        numbers = np.array(call.order)
+        numbers = numbers if numbers.shape == shape else _ordered(numbers, call, shape)
+        return _within(j, call, numbers).reshape(shape)
     if call.order:
-        return np.asarray(low + _ordered(ORDERS[call.order](shape[len(call.positions) - 1]), call, shape)
+        order = (ORDERS | LONG_ORDERS)[call.order]
+        return np.asarray(low + _ordered(order(shape[len(call.positions) - 1]), call, shape)
                           % (high - low + 1))  # fmt: skip
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
@@ -364,11 +401,21 @@ def _ordered(row: Ints, call: CallFactors, shape: tuple[int, ...]) -> Ints:
     return np.stack([numbers // 2, numbers % 2, numbers + 3, numbers // 3][: shape[-1]], -1)
 
 
-def _bounds(j: Judge, call: CallFactors) -> tuple[int, int]:
+def _within(j: Judge, call: CallFactors, numbers: Ints) -> Ints:
+    """Return the positions of a call; large ones modulo the number of positions that it takes."""
+    far = _furthest(j, call)
+    return np.asarray(np.where(numbers > far, numbers % (far + 1), j.within(numbers)))
+
+
+def _furthest(j: Judge, call: CallFactors) -> int:
     # Beyond 2^15 float32 angles may exceed their bound; accuracy_* report it.
-    far = min(j.target.reach, 2**15 if j.target.angles == "float32" or "float" in call.kind else FAR)
-    if call.kind in j.lib.integers:
-        far = min(far, int(np.iinfo(call.kind).max))
+    inexact = j.target.angles == "float32" or "float" in call.kind
+    far: int = min(j.target.reach, 2**15) if inexact else j.target.reach
+    return min(far, int(np.iinfo(call.kind).max)) if call.kind in j.lib.integers else far
+
+
+def _bounds(j: Judge, call: CallFactors) -> tuple[int, int]:
+    far = min(_furthest(j, call), FAR)
     if call.reach < 0:
         return max(call.reach, -far, -j.target.depth), -1
     far = min(far, call.reach)

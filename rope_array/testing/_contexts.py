@@ -21,9 +21,9 @@ from ._libraries import JaxLibrary
 from ._library_target import OwnApply
 from ._modes import fake, is_taken, settings_of
 from ._named_values import differs_by_head, is_in_array
-from ._observe import check_call, watch_call
+from ._observe import check_call, judge_results, watch_call
 from ._refused import takes_gradient
-from ._transformed import Context, judge_results, may_refuse, named
+from ._transformed import Context, may_refuse, named
 
 Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.
@@ -122,7 +122,7 @@ def _judge_coarsely(j: Judge, call: CallFactors, seed: int, setting: Setting) ->
     x, dtype = inputs.xs[0], j.lib.dtype_of(y)
     j.check_kind(y, x._replace(dtype=dtype) if dtype in ("bfloat16", "float16") else x)
     accuracy = j.target.accuracy._replace(arithmetic="own")
-    j.check_values_at(j.numbers(y), x._replace(dtype="bfloat16"), inputs.numbers, accuracy, **inputs.spec)
+    j.check_values(j.numbers(y), x._replace(dtype="bfloat16"), inputs.numbers, accuracy, **inputs.spec)
     return True
 
 
@@ -267,7 +267,7 @@ def in_shards(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     y = j.lib.in_shards(lambda shard, pos: j.call(shard, pos, **inputs.spec), x.array, inputs.pos)
     j.check_kind(y, x)
     try:
-        j.check_values_at(j.numbers(y), x, inputs.numbers, **inputs.spec)
+        j.check_values(j.numbers(y), x, inputs.numbers, **inputs.spec)
     except AssertionError as error:
         if not _is_rotated_by(j, y, x, np.tile(np.arange(rows // 8), 8)):
             raise
@@ -280,7 +280,7 @@ def in_shards(j: Judge, call: CallFactors, seed: int = 0) -> bool:
 
 def _is_rotated_by(j: Judge, y: Any, x: Input, pos: np.ndarray) -> bool:
     try:
-        j.check_values_at(j.numbers(y), x, pos)
+        j.check_values(j.numbers(y), x, pos)
     except AssertionError:
         return False
     return True

@@ -10,12 +10,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._capability_parts import ALL_WIDTHS, EMPTY, PARTS
 from ._named_values import (
     ARRAY_DTYPES,
     AXES,
     COTANGENTS,
     FREQUENCIES,
+    LONG_ORDERS,
     NUMBERS,
     ORDERS,
     POSITION_LAYOUTS,
@@ -109,10 +112,10 @@ def _as_shape(text: str) -> str:
 
 
 def _as_order(text: str) -> Any:
-    numbers = text.split(",")
-    if all(number.isdecimal() for number in numbers):
-        return tuple(map(int, numbers))
-    return _one_of(*ORDERS)(text)
+    if text.strip("-,/0123456789"):
+        return _one_of(*ORDERS, *LONG_ORDERS)(text)
+    rows = tuple(tuple(map(_as_int, row.split(","))) for row in text.split("/"))
+    return rows if rows[1:] else rows[0]
 
 
 def _as_rule(text: str) -> str:
@@ -138,7 +141,7 @@ def _as_frequencies(text: str) -> Any:
 def text_of(value: Any) -> str:
     """Return a value as ``--case`` reads it."""
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
+        return ("/" if isinstance((*value, 0)[0], tuple) else ",").join(map(text_of, value)) or "none"
     return "scalar" if value == "" else str(value)
 
 
@@ -174,13 +177,25 @@ def needs_of_shape(shape: str) -> Iterator[str]:
         yield from (f"broadcast_positions[{shape or 'scalar'}]", "any_positions")
 
 
+_PYTHON = PARTS["python_positions"]
+
+
 def _needs_of_kind(kind: str) -> Iterator[str]:
     if kind.startswith("python"):
-        yield from ("any_positions", "python_positions[list]")
+        python_type = kind.rpartition("_")[2]
+        yield from ("any_positions", f"python_positions[{python_type if python_type in _PYTHON else 'list'}]")
     if "float" in kind:
         yield from ("any_positions", "float_positions")
     elif kind in PARTS["narrow_positions"]:
         yield f"narrow_positions[{kind}]"
+
+
+def _needs_of_order(order: Any) -> Iterator[str]:
+    yield "any_positions"
+    if isinstance(order, tuple):
+        numbers = np.array(order)
+        yield from ("negative_positions",) if numbers.min() < 0 else ()
+        yield from ("wide_positions",) if numbers.max() >= 2**32 else ()
 
 
 def _needs_of_rule(text: str) -> tuple[str, ...]:
@@ -263,7 +278,7 @@ FACTORS: dict[str, Factor] = {
     "kind": Factor(
         "int64",
         _KINDS,
-        _one_of(*_KINDS, "float32", *(f"python_{name}" for name in PARTS["python_positions"])),
+        _one_of(*_KINDS, "float32", "python_float_tuple", *(f"python_{name}" for name in _PYTHON)),
         _needs_of_kind,
         meaning="the dtype of positions; `python` for a list, `float` for float32, or float64 as x",
     ),
@@ -280,8 +295,9 @@ FACTORS: dict[str, Factor] = {
         None,
         tuple(ORDERS),
         _as_order,
-        lambda value: ("any_positions",),
-        meaning="the order of the positions in a row, or each of them: `5,0,9,2`; by default few at random",
+        _needs_of_order,
+        meaning="the order of the positions in a row, or each of them: `5,0,9,2`, and `5,0/9,2` for two "
+        "batches; by default few at random",
     ),
     # Each library has its own levels: see `_cover.levels_of`.
     "layout": Factor(

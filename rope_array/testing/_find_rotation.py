@@ -148,13 +148,15 @@ def _probe(target: Target, place: Place, width: int = WIDTH) -> Probe | Exceptio
         pos = np.arange(count) if place.rows else judge.row(3, count)
         x = judge.x(*SIZES[:2], count, width)
         with judge.lib.running(), np.errstate(all="ignore"):
-            y = judge.run(x, pos)
+            y = judge.call(x, judge.pos(pos))
             if not hasattr(y, "dtype"):
                 claim = ", or claim in_place=true if it writes its result into x" if y is None else ""
                 type_name = type(y).__name__
                 return NotAnArray(f"rotate(x, pos) returns a {type_name}; return x rotated, one array{claim}")
-            if place.rows and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
-                return ValueError("it uses pos")
+            if place.rows:
+                later = judge.call(x, judge.pos(pos + 1))
+                if not np.array_equal(judge.numbers(y), judge.numbers(later)):
+                    return ValueError("it uses pos")
             return Probe(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
     except Exception as error:  # the target's own, or a claim that contradicts the layout
         return error

@@ -66,7 +66,7 @@ def _check_pulled(
         with j.part(VALUE):
             for array, original in zip(y if inputs.in_tuple else [y], inputs.xs, strict=True):
                 j.check_kind(array, original)
-                j.check_values_at(j.numbers(array), original, inputs.numbers, **inputs.spec)
+                j.check_values(j.numbers(array), original, inputs.numbers, **inputs.spec)
         for gradient in pulled:
             with j.part(GRADIENT):
                 for i, array in enumerate(gradient if inputs.in_tuple else [gradient]):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._capability_parts import PARTS, whole_of
-from ._claims import RANGES, describe, one_line
+from ._claims import describe, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, SIZES, WIDTH
@@ -196,23 +196,6 @@ class Judge:
         wrapped = np.where(pos < 0, -(-pos % (depth + 1)), pos % (reach + 1))
         return wrapped.astype(pos.dtype)
 
-    def positions_in(self, name: str, count: int = 40) -> NDArray[np.int64]:
-        """Return positions in a range, among them its ends and powers of two, of the kind that is claimed."""
-        _, low, high = RANGES[name]
-        high = min(high, self.target.reach)
-        if not self.claims("any_positions"):
-            last = high + 1 if name != "small" or self.claims("offset_positions") else min(count, high + 1)
-            return np.arange(max(last - count, 0), last)
-        edges = {2**n + near for n in range(31) for near in (-1, 0, 1, 2, 3)} | {low, low + 1, high - 1, high}
-        # Draw equally from each octave, so that an error in any part of the range is found.
-        drawn = np.exp(np.random.default_rng(11).uniform(np.log(low + 1), np.log(high + 1), count))
-        drawn = np.clip(drawn.astype(np.int64), low, high)
-        return np.concatenate([sorted(edge for edge in edges if low <= edge <= high), drawn])
-
-    def run(self, x: Any, pos: Any, **spec: Any) -> Any:
-        """Call the target, converting NumPy positions to its library first."""
-        return self.call(x, self.pos(pos) if isinstance(pos, np.ndarray) else pos, **spec)
-
     def call(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target without converting positions; raise `Refused` for a call that it may refuse."""
         spec = self.fit(spec)
@@ -304,21 +287,10 @@ class Judge:
         devices = [self.lib.device_of(a) for a in (y, x.array)]
         assert devices[0] == devices[1], f"the result is on {devices[0]}, x on {devices[1]}"
 
-    def check(self, y: Any, x: Input, pos: Any, **spec: Any) -> None:
-        """Assert that y is x rotated, within the target's accuracy class."""
-        self.check_kind(y, x)
-        self.check_values(self.numbers(y), x, pos, **spec)
-
     def check_values(
         self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
     ) -> None:
         """Assert that the values are x rotated, within `accuracy` or the target's class."""
-        self.check_values_at(y, x, self.within(pos), accuracy, **spec)
-
-    def check_values_at(
-        self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
-    ) -> None:
-        """Assert the same at positions that may be beyond the reach of the target."""
         for head, y_of_head, x_of_head, fields in _by_head(y, x, spec):
             with self.part(head):
                 self._check_head(y_of_head, x_of_head, pos, accuracy, **fields)
@@ -338,11 +310,6 @@ class Judge:
             if wrong.mask.any():
                 raise
 
-    def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
-        """Rotate x and check the result, unless the call is refused."""
-        with self.if_served():
-            self.rotated(x, pos, **spec)
-
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Name the part of a check in the message of its failure; no name changes nothing."""
@@ -361,12 +328,6 @@ class Judge:
             raise Refused(self.calls.refused[-1])
         # Where claims are declared, only a forced backend can decline a call.
         raise (Declined if self.target.declared else NotImplementedError)(reason)
-
-    def rotated(self, x: Input, pos: Any, **spec: Any) -> Floats:
-        """Rotate x, check the result, and return its values."""
-        y = self.run(x, pos, **spec)
-        self.check(y, x, pos, **spec)
-        return self.numbers(y)
 
     def check_equal(self, actual: Floats, expected: Floats, text: str, pos: Any = None) -> None:
         """Assert that results have equal values; the text follows the number of the elements that differ."""
@@ -405,15 +366,6 @@ class Judge:
         lost[..., c] &= lost[..., d]  # an infinity leaves one of the two results finite at angle 0
         lost[..., d] = False
         assert not lost.any(), f"{lost.sum()} of the NaN and infinities in x became numbers"
-
-    def record_error(self, name: str, y: Floats, x: Input, pos: Any) -> None:
-        """Update the largest error of a range, in lengths of the pair."""
-        exact = self.exact(x.values, pos)
-        (a, b), out = self.pairs(width=x.values.shape[-1])
-        length = np.hypot(x.values[..., a], x.values[..., b])
-        for member in out:
-            error = float(np.max(np.abs(y[..., member] - exact[..., member]) / length))
-            self.worst[name] = max(self.worst.get(name, 0.0), error if np.isfinite(error) else np.inf)
 
 
 def _by_head(

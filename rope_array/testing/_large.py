@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import plain_call, spec_of, with_layout
+from ._call import make_at, plain_call, spec_of, with_layout
 from ._contract import allowed
 from ._factors import FIELDS, CallFactors
 from ._judge import Input, Judge
@@ -130,6 +130,32 @@ def check_large_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     return check_large(
         j, shape, dtype=call.dtype, per_batch=per_batch, layout=call.layout, **spec_of(j, call)
     )
+
+
+def check_consecutive(j: Judge, call: CallFactors, seed: int = 0) -> bool:
+    """Judge some rows of a call at consecutive positions, of one batch after another, that end at its reach.
+
+    All rows are judged for the message, unless they are more than 2^16: that takes long.
+    """
+    *lead, rows = call.rows
+    batches = lead[0] if call.positions == "BS" else 1
+    rows = min(rows, (j.target.reach + 1) // batches)
+    last = min(call.reach, j.target.reach) + 1
+    pos = j.row(last - batches * rows, batches * rows).reshape(*([batches] if batches > 1 else []), rows)
+    inputs = make_at(j, pos, rows=(*lead, rows), width=call.width, positions=call.positions)
+    y = j.try_call(inputs.x, inputs.pos)
+    if y is None:
+        return False
+    (x,) = inputs.xs
+    j.check_kind(y, x)
+    chosen, numbers = some_rows(rows), j.numbers(y)
+    try:
+        j.check_values(numbers[:, :, chosen], x._replace(values=x.values[:, :, chosen]), pos[..., chosen])
+    except AssertionError:
+        if batches * rows < 2**16:
+            j.check_values(numbers, x, pos)
+        raise
+    return True
 
 
 def check_many_elements(j: Judge, call: CallFactors, seed: int = 0) -> bool:

@@ -86,6 +86,12 @@ def arrays_in(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.array for name, value in spec.items() if isinstance(value, FrequenciesInArray)}
 
 
+def _with_reversed_part(row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a row with its middle third in reverse order."""
+    third = len(row) // 3
+    return np.concatenate([row[:third], row[third : 2 * third][::-1], row[2 * third :]])
+
+
 def _sections(pairs: int) -> tuple[int, ...]:
     """Return the coordinate of each pair, in three runs, the first the longest or the last."""
     first = pairs // 2
@@ -131,6 +137,12 @@ ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
     "padded": lambda n: np.where(np.arange(n) < n // 2, 1, np.arange(n) - n // 2),
     "same_ends": lambda n: np.arange(n) * (np.arange(n) < n - 1),
     "same": lambda n: np.zeros(n, int),
+}
+# Orders of as many positions as rows, of which covers take none: their exact angles take long.
+LONG_ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
+    "repeated": lambda n: np.arange(n) % 600,
+    "repeated_and_reversed": lambda n: _with_reversed_part(np.arange(n) % 600),
+    "reversed_in_part": lambda n: _with_reversed_part(np.arange(n)),
 }
 # Axes of positions, as sizes of (B, H, S) or 1.
 SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")

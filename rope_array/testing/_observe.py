@@ -18,7 +18,7 @@ from ._call import CallInputs, make, plain_call, with_layout
 from ._factors import CallFactors
 from ._failure import Failure, difference
 from ._gradients import check_gradient
-from ._judge import Judge
+from ._judge import Floats, Judge
 from ._library_target import Declined
 from ._named_values import arrays_in, differs_by_head
 from ._settings import changes, unusual_settings
@@ -222,7 +222,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
         return
     for y, x in zip(watched.again(), inputs.xs, strict=True):
         try:
-            j.check_values_at(j.numbers(y), x, inputs.numbers + 1, **inputs.spec)
+            j.check_values(j.numbers(y), x, inputs.numbers + 1, **inputs.spec)
         except AssertionError as error:
             yield Failure.of(error, context="positions were written since the last call")
 
@@ -344,7 +344,7 @@ def watch_call(j: Judge, call: CallFactors, seed: int, inputs: CallInputs) -> li
         for fault in observer.after(j, watched, state):
             keep_fault(j, observer.check, fault, call)
     for values, x in zip(numbers, inputs.xs, strict=False):
-        j.check_values_at(values, x, inputs.numbers, **inputs.spec)
+        j.check_values(values, x, inputs.numbers, **inputs.spec)
         if call.numbers in ("nan", "infinity"):
             j.check_nonfinite(values, x.values, inputs.spec)
     return [j.lib.watch(x.array) for x in inputs.xs]
@@ -360,6 +360,19 @@ def results_of(j: Judge, inputs: CallInputs, y: Any) -> tuple[Any, ...]:
         in_other_bytes = j.lib.dtype_of(array) == j.lib.dtype_of(x.array)  # the byte order of x is right, too
         j.check_kind(array, x._replace(dtype=j.lib.dtype_of(array)) if in_other_bytes else x)
     return results
+
+
+def judge_results(j: Judge, inputs: CallInputs, y: Any) -> list[Floats]:
+    """Judge the results of a made call, their kind and values; return their numbers."""
+    results = [j.numbers(array) for array in results_of(j, inputs, y)]
+    for numbers, x in zip(results, inputs.xs, strict=True):
+        j.check_values(numbers, x, inputs.numbers, **inputs.spec)
+    return results
+
+
+def rotated(j: Judge, inputs: CallInputs) -> list[Floats]:
+    """Make a call and judge it; return the numbers of its results."""
+    return judge_results(j, inputs, j.call(inputs.x, inputs.pos, **inputs.spec))
 
 
 def check_kind_of(j: Judge, call: CallFactors, seed: int = 0) -> bool:

@@ -37,6 +37,8 @@ class CheckRow(NamedTuple):
         Where the calls are made.
     thorough
         Whether the check takes long, and is run only if asked for.
+    together
+        Makes and judges all calls, in place of the context.
     """
 
     name: str
@@ -48,6 +50,7 @@ class CheckRow(NamedTuple):
     values: bool = True
     context: Context = check_call
     thorough: bool = False
+    together: Callable[[Judge, list[CallFactors]], None] | None = None
 
     def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[CallFactors]:
         """Yield the calls that a target takes."""
@@ -86,7 +89,11 @@ def check_of(row: CheckRow, dtype: str | None = None) -> Check:
 
 def _run_row(j: Judge, row: CheckRow, dtype: str | None) -> None:
     """Make and judge the calls of a row; raise the fault of the simplest call that fails."""
-    check_calls(j, row.calls_of(j, dtype), row.few, row.context)
+    calls = row.calls_of(j, dtype)
+    if row.together is None:
+        check_calls(j, calls, row.few, row.context)
+    else:
+        row.together(j, [*itertools.islice(calls, row.few if j.is_slow else None)])
 
 
 def check_calls(

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from . import _contexts as contexts
+from ._call import plain_call
 from ._capability_parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
-from ._cover import Cover, pairs_among, pairs_of
+from ._contexts import fresh_call
+from ._cover import OF_ANOTHER_SHAPE, Cover, pairs_among, pairs_of, single_fields
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, CallFactors
 from ._judge import Judge
-from ._large import check_large_call, check_many_elements
+from ._large import check_consecutive, check_large_call, check_many_elements
 from ._observe import check_kind_of
 from ._row import CheckRow, read_calls
+from ._threads import AtOnce, while_tables_grow
 
 # The widths that are tried first, then the others.
 _FIRST = (4, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048, 2, 6)
@@ -147,6 +150,21 @@ POSITION_ROWS = [
         "Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences.",
         ["order=0,1,2,0,1|9,3,3,7,0|4,3,2,1,0", "order=5000,40003,1,70000,2 reach=70000",
          "rows=4,4,4 order=5,0,9,2", "rows=2,3,16 order=descending|packed"],
+    ),
+    CheckRow(
+        "positions_of_python",
+        "Positions may be an int, a range, a list or a tuple of ints, negative and in steps, and of floats.",
+        ["kind=python_int positions=scalar order=3|-3|8589934597",
+         "kind=python_range order=2,3,4,5,6|0,3,6,9,12|-4,-3,-2,-1,0|9,7,5,3,1",
+         *(f"kind=python_{name} order=4,0,2,9,1|4,-2,0,-9,1|1099511627776,0,1,2147483648,4294967303"
+           for name in ("list", "tuple")),
+         # 16-bit floats round these.
+         "kind=python_int positions=scalar order=4005 dtype=float64|float16|bfloat16",
+         "kind=python_range|python_list|python_tuple order=4001,4002,4003,4004,4005 "
+         "dtype=float64|float16|bfloat16",
+         "kind=python_float positions=scalar order=2",
+         "kind=python_float|python_float_tuple order=4,0,2,8,1"],
+        ("python_positions", "any_positions"), few=36,
     ),
     CheckRow(
         "positions_offset", "One row, a decoding step, is rotated by its own position.",
@@ -305,6 +323,27 @@ COVER_ROWS = [
 ]  # fmt: skip
 
 
+def _at_like_positions(j: Judge) -> Iterator[CallFactors]:
+    """Yield calls at rows with the same ends, mostly the same sum, and the same number in the middle."""
+    yield from read_calls(j, "rows=1,2,4 order=2,5,7,9|2,7,5,9|2,6,6,9")
+    first = "2,3,4,5,6,7,8"
+    others = ["2,4,3,5,6,7,8", "2,6,4,5,3,7,8", "2,3,7,5,6,4,8", "2,3,4,5,7,6,8", "2,3,4,5,6,9,8"]
+    for row in (first, *others[: None if j.lib.calls >= 1000 else 2]):
+        batches = f"rows=2,1,7 positions=BS order={row}/{first}"
+        three = f"rows=3,1,7 positions=BS order={first}/{row}/{first}"
+        yield from read_calls(j, f"rows=1,2,7 order={row}", batches, three)
+    long = "rows=1,1,1100 order=repeated|repeated_and_reversed"
+    yield from read_calls(j, long, "rows=1,1,300 order=reversed_in_part", reach=min(600, j.target.reach))
+
+
+def _far_and_near(j: Judge) -> Iterator[CallFactors]:
+    """Yield calls of new tables at positions of both signs, far and near."""
+    far, depth = max(min(j.target.reach - 5, 5000), 1), min(j.target.depth, 5000)
+    new = fresh_call(j, plain_call(j).replace(rows=(1, 2, 5)))
+    for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
+        yield new.replace(order=(0, low, high, low + 1, high - 1))
+
+
 def _at_many_positions(j: Judge) -> Iterator[CallFactors]:
     """Yield 140 calls at different positions, then repeat some of the first calls."""
     few = j.is_slow or j.lib.is_lazy(j.x().array)
@@ -338,6 +377,33 @@ STATE_ROWS = [
         few=11,
     ),
     CheckRow(
+        "calls_at_like_positions",
+        "Positions are distinguished by all of their numbers, not by their ends, sum or repr.",
+        _at_like_positions, ("any_positions",), few=15,
+    ),
+    CheckRow(
+        "calls_at_reshaped_positions",
+        "Positions are distinguished by their shape: the same numbers as (2, 3) and as (3, 2).",
+        [*(_RESHAPED := ["rows=2,2,3 positions=BS order=4,8,15/16,23,30",
+                         "rows=3,2,2 positions=BS order=4,8/15,16/23,30"]), _RESHAPED[0]],
+        ("any_positions", "batch_positions"),
+    ),
+    CheckRow(
+        "calls_far_and_near",
+        "Tables that grow at both ends, for negative and positive positions in one call, are right each "
+        "time.",
+        _far_and_near, ("negative_positions", "any_positions"),
+    ),
+    CheckRow(
+        "calls_at_positions_of_like_bits",
+        "Positions are distinguished by their dtype: 253 of uint8 has the same bits as -3 of int8.",
+        ["rows=1,2,4 kind=uint8 order=3,253,2,250", "rows=1,2,4 kind=int8 order=3,-3,2,-6",
+         # The bits of 3.25, 1.25, 2.25 and 6.25 in float32.
+         "rows=1,2,4 kind=float order=3,1,2,6",
+         "rows=1,2,4 kind=int32 order=1078984704,1067450368,1074790400,1086849024"],
+        ("narrow_positions", "any_positions"),
+    ),
+    CheckRow(
         "calls_at_many_positions",
         "Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key.",
         _at_many_positions, ("offset_positions",), few=23,
@@ -359,6 +425,69 @@ STATE_ROWS = [
         ["rows=1,3,4 reach=19 dtype=bfloat16|float16|float64|float32",
          "rows=1,3,4 reach=38 dtype=float32|float64|float16|bfloat16",
          "rows=1,3,4 reach=19 dtype=float32|float64|float16|bfloat16"], ("offset_positions",), few=12,
+    ),
+]  # fmt: skip
+
+
+def _of_large_calls(j: Judge) -> Iterator[CallFactors]:
+    """Yield large calls of each dtype, in fours."""
+    rows = min(120, j.target.reach + 1)
+    for dtype in j.dtypes[: 1 if j.is_slow else None]:
+        yield from read_calls(j, f"rows=1,6,{rows} width=64 reach=119|152|119|139", dtype=dtype)
+
+
+def _of_each_field(j: Judge) -> Iterator[CallFactors]:
+    """Yield large calls of each field, and at positions of a batch, in pairs at other positions."""
+    fields = [c for c in single_fields(j) if not any(getattr(c, name) for name in OF_ANOTHER_SHAPE)][1:]
+    fields += read_calls(j, "positions=BS")
+    reach = j.target.reach
+    for i, call in enumerate(fields[:1] if j.is_slow else fields):
+        large = call.replace(rows=(1, 2, min(1000, reach // 2 + 1)), dtype=j.dtypes[-(i % 2)])
+        yield from (large.replace(reach=min(far, reach)) for far in (90, 300))
+
+
+def _of_growing_tables(j: Judge) -> Iterator[CallFactors]:
+    """Yield calls of new tables, each further away than the one before."""
+    furthest = min(j.target.reach - 4, 59_000)
+    for _ in range(1 if j.is_slow else 3):
+        new = fresh_call(j, plain_call(j))
+        yield from (new.replace(reach=reach) for reach in (8, furthest // 16, furthest // 4, furthest))
+
+
+_THREADS = ("threads", "offset_positions")
+THREAD_ROWS = [
+    CheckRow(
+        "threads", "Calls from several threads at once do not affect each other.",
+        ["rows=1,2,5 reach=8|15|68|208"], _THREADS, together=AtOnce(),
+    ),
+    CheckRow(
+        "threads_of_many_positions",
+        "Calls at more positions than threads do not affect each other: no thread removes another's tables.",
+        [f"rows=1,2,5 reach={'|'.join(str(8 + 17 * i) for i in range(12))}"], _THREADS, few=12,
+        together=AtOnce(times=12, in_turn=True),
+    ),
+    CheckRow(
+        "threads_of_large_calls",
+        "Large calls from several threads at once, which share no scratch memory, do not affect each other.",
+        _of_large_calls, _THREADS, together=AtOnce(times=8, group=4),
+    ),
+    CheckRow(
+        "threads_of_different_calls",
+        "Calls of different shapes, dtypes and fields from several threads at once do not affect each other.",
+        ["rows=1,2,5 reach=8", "rows=1,3,5 width=32 reach=15", "rows=1,2,4 reach=68",
+         "rows=1,3,4 width=32 reach=208", "rows=1,3,5 width=32 dtype=float64 rotary_dim=8 reach=15",
+         "rows=1,2,4 dtype=float16 reach=68", "rows=1,3,4 width=32 dtype=bfloat16 pairing=half reach=208"],
+        _THREADS, few=7, together=AtOnce(),
+    ),
+    CheckRow(
+        "threads_of_each_field",
+        "Calls with each field, or positions of a batch, from two threads at once do not affect each other.",
+        _of_each_field, _THREADS, together=AtOnce(times=20, group=2),
+    ),
+    CheckRow(
+        "threads_while_tables_grow",
+        "A call is right while another thread calls at positions far beyond it, for which tables may grow.",
+        _of_growing_tables, _THREADS, together=while_tables_grow,
     ),
 ]  # fmt: skip
 
@@ -403,6 +532,20 @@ KIND_ROWS = [
     ),
 ]  # fmt: skip
 
+
+def _narrow(j: Judge, *texts: str) -> Iterator[CallFactors]:
+    """Yield calls at the narrowest head_dim: few features of many rows."""
+    return read_calls(j, *texts, width=j.target.width_of(4 if j.claims("narrow_heads[4]") else 16))
+
+
+def _from_an_offset(j: Judge) -> Iterator[CallFactors]:
+    """Yield long calls that begin at a position other than 0, as far as the target's positions allow."""
+    for start, count in ((17, 3001), (4099, 5003)):
+        rows = min(count, j.target.reach // 4 * 3 + 1)
+        for call in _narrow(j, f"rows=1,1,{rows}"):
+            yield call.replace(reach=min(start + rows - 1, j.target.reach))
+
+
 SIZE_ROWS = [
     CheckRow(
         "many_heads", "Every head is rotated, however many: from the 65th, the 129th and the 1,025th on.",
@@ -435,6 +578,24 @@ SIZE_ROWS = [
         "positions_of_many_batches",
         "Positions of shape (B, S) and (B, 1) are right for many batches, and more than 2^16 in all.",
         ["rows=25,1,2700|300,2,3|1030,1,1 positions=BS"], context=check_large_call,
+    ),
+    CheckRow(
+        "long_sequences_from_an_offset",
+        "A long sequence of consecutive positions may start anywhere: prefill after a cached prefix.",
+        _from_an_offset, ("offset_positions",), context=check_consecutive,
+    ),
+    CheckRow(
+        "more_positions_than_2e16",
+        "More than 2^16 different positions are read, as many as an index of 16 bits cannot count.",
+        lambda j: _narrow(j, "rows=1,1,65576 reach=65575", "rows=2,1,32788 reach=65575 positions=BS"),
+        ("offset_positions",), context=check_consecutive,
+    ),
+    CheckRow(
+        "many_different_positions_of_a_batch",
+        "Positions of shape (B, 2) are right if the rows of 300 batches all differ.",
+        # Small positions, so that code with inexact angles fails other checks first.
+        lambda j: _narrow(j, "rows=300,1,2 positions=BS reach=599"),
+        ("batch_positions", "offset_positions"), context=check_consecutive,
     ),
     CheckRow(
         "many_elements", "Every element of an x of more than 2^20 is rotated, in each dtype.",

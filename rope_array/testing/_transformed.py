@@ -22,7 +22,7 @@ from ._libraries import JaxLibrary
 from ._library_target import Declined
 from ._modes import jvp, vjp, vmap
 from ._named_values import arrays_in
-from ._observe import results_of
+from ._observe import judge_results
 
 
 class Program(NamedTuple):
@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    judge: Callable[[Any], None]
+    judge: Callable[[Any], Any]
 
 
 Transform = Callable[[Judge, CallFactors, int], Program]
@@ -126,12 +126,6 @@ def _compiled_as_one(j: Judge, programs: dict[CallFactors, Program]) -> dict[Cal
         return by_call[call]
 
     return {call: partial(result_of, call) for call in programs}
-
-
-def judge_results(j: Judge, inputs: CallInputs, y: Any) -> None:
-    """Judge the result of a made call: its kind, and its values."""
-    for array, x in zip(results_of(j, inputs, y), inputs.xs, strict=True):
-        j.check_values_at(j.numbers(array), x, inputs.numbers, **inputs.spec)
 
 
 def _call_of(j: Judge, inputs: CallInputs) -> Callable[..., Any]:
@@ -230,7 +224,7 @@ def _mapped(
             j.check_kind(y, x)
             rotated = np.moveaxis(j.numbers(y), axis, 0).reshape(values.shape)
             for inputs, y_numbers in zip(mapped_inputs, rotated, strict=True):
-                j.check_values_at(y_numbers, inputs.xs[0], inputs.numbers, **inputs.spec)
+                j.check_values(y_numbers, inputs.xs[0], inputs.numbers, **inputs.spec)
 
     return Program(function, (mapped_inputs[0].xs[0].array if x_axes == (None,) else x.array, pos), judge)
 

@@ -8,18 +8,7 @@ from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import CheckRow, check_of
 
-from . import (
-    _accuracy,
-    _fields,
-    _first,
-    _invariants,
-    _memory,
-    _observed,
-    _positions,
-    _refusals,
-    _sizes,
-    _state,
-)
+from . import _accuracy, _fields, _first, _invariants, _memory, _observed, _positions, _refusals, _state
 
 __all__ = ["checks", "subjects"]
 
@@ -43,9 +32,9 @@ _BY_SUBJECT = {
     "accuracy": [*_accuracy.checks_of_ranges(), *_checks_in(_accuracy)],
     "positions": [*_rows_of(_rows.POSITION_ROWS), *_checks_in(_positions)],
     "combinations": _rows_of(_rows.COVER_ROWS),
-    "state": [*_rows_of(_rows.STATE_ROWS), *_checks_in(_state)],
+    "state": [*_rows_of(_rows.STATE_ROWS), *_checks_in(_state), *_rows_of(_rows.THREAD_ROWS)],
     "refusals": _checks_in(_refusals),
-    "sizes": [*_rows_of(_rows.SIZE_ROWS), *_checks_in(_sizes)],
+    "sizes": _rows_of(_rows.SIZE_ROWS),
     "invariants": _checks_in(_invariants),
     "gradients": _rows_of(_rows_of_gradients.GRADIENT_ROWS),
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import plain_call, spec_of
+from rope_array.testing._call import CallInputs, Ints, make_at, plain_call
 from rope_array.testing._claims import RANGES
 from rope_array.testing._factors import DTYPES
-from rope_array.testing._judge import Check, Input, Judge, check
+from rope_array.testing._judge import Check, Floats, Input, Judge, check
+from rope_array.testing._observe import judge_results, rotated
 from rope_array.testing._row import read_calls
 
 # The ranges in words.
@@ -28,40 +29,76 @@ _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1
 
 
 def _within(j: Judge, name: str, dtype: str) -> None:
-    pos = j.positions_in(name)
-    x, y = _last_rows(j, pos, dtype) if pos[0] and not j.claims("offset_positions") else _rows(j, pos, dtype)
+    pos = positions_in(j, name)
+    is_last = pos[0] and not j.claims("offset_positions")
+    inputs, y = _last_rows(j, pos, dtype) if is_last else _served(j, pos, dtype)
+    numbers = j.numbers(y)
     if dtype == j.dtype:
-        j.record_error(name, j.numbers(y), x, pos)
-    j.check_values(j.numbers(y), x, pos)
+        _record_error(j, name, inputs, numbers)
+    j.check_values(numbers, inputs.xs[0], inputs.numbers)
     _check_arrays(j, pos, dtype)
 
 
-def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
+def positions_in(j: Judge, name: str, count: int = 40) -> Ints:
+    """Return positions in a range, among them its ends and powers of two, of the kind that is claimed."""
+    _, low, high = RANGES[name]
+    high = min(high, j.target.reach)
+    if not j.claims("any_positions"):
+        last = high + 1 if name != "small" or j.claims("offset_positions") else min(count, high + 1)
+        return np.arange(max(last - count, 0), last)
+    edges = {2**n + near for n in range(31) for near in (-1, 0, 1, 2, 3)} | {low, low + 1, high - 1, high}
+    # Draw equally from each octave, so that an error in any part of the range is found.
+    drawn = np.exp(np.random.default_rng(11).uniform(np.log(low + 1), np.log(high + 1), count))
+    drawn = np.clip(drawn.astype(np.int64), low, high)
+    return np.concatenate([sorted(edge for edge in edges if low <= edge <= high), drawn])
+
+
+def _record_error(j: Judge, name: str, inputs: CallInputs, y: Floats) -> None:
+    """Update the largest error of a range, in lengths of the pair."""
+    values = inputs.xs[0].values
+    exact = j.exact(values, inputs.numbers)
+    (a, b), out = j.pairs(width=values.shape[-1])
+    length = np.hypot(values[..., a], values[..., b])
+    for member in out:
+        error = float(np.max(np.abs(y[..., member] - exact[..., member]) / length))
+        j.worst[name] = max(j.worst.get(name, 0.0), error if np.isfinite(error) else np.inf)
+
+
+def _served(j: Judge, pos: Any, dtype: str) -> tuple[CallInputs, Any]:
+    """Return the arguments and the result of a call with as many heads as the target needs to serve it."""
     for heads in _HEADS:
-        x = j.x(1, heads, len(pos), 64, dtype=dtype)
+        inputs = make_at(j, pos, rows=(1, heads, len(pos)), width=64, dtype=dtype)
         with j.if_served():
-            y = j.run(x, pos)
-            j.check_kind(y, x)
-            return x, y
+            y = j.call(inputs.x, inputs.pos)
+            j.check_kind(y, inputs.xs[0])
+            return inputs, y
     j.raise_refused("refuses these positions with any number of heads")
 
 
-def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
+def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[CallInputs, Any]:
     """Rotate rows 0 to pos[-1], random at pos; return the rows at pos."""
     values = np.zeros((1, 1, pos[-1] + 1, j.width))
     values[:, :, pos] = np.random.default_rng(0).standard_normal((1, 1, len(pos), j.width))
-    all_rows = j.array(values, dtype)
-    y = j.run(all_rows, np.arange(pos[-1] + 1))
-    j.check_kind(y, all_rows)
-    return Input(None, all_rows.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
+    x = j.array(values, dtype)
+    y = j.call(x, j.pos(np.arange(pos[-1] + 1)))
+    j.check_kind(y, x)
+    rows = make_at(j, pos, rows=(1, 1, len(pos)), dtype=dtype)
+    rows = rows._replace(xs=[Input(None, x.values[:, :, pos], dtype)])
+    return rows, y[:, :, int(pos[0]) :, :]
 
 
 def _check_arrays(j: Judge, pos: Any, dtype: str) -> None:
     """Judge calls with frequencies in an array, which are as exact."""
     for call in read_calls(j, *_ARRAYS, dtype=dtype):
-        x, spec = j.x(1, 2, len(pos), 16, dtype=dtype), spec_of(j, call)
-        with j.part(call.text(plain_call(j))):
-            j.check_call(x, pos, **spec)
+        with j.part(call.text(plain_call(j))), j.if_served():
+            rotated(j, make_at(j, pos, dtype=dtype, inv_freq=call.inv_freq))
+
+
+def _check_at(j: Judge, pos: Any, dtype: str) -> None:
+    """Judge a call at these positions, and calls with frequencies in an array."""
+    inputs, y = _served(j, pos, dtype)
+    judge_results(j, inputs, y)
+    _check_arrays(j, pos, dtype)
 
 
 def checks_of_ranges() -> list[Check]:
@@ -86,18 +123,14 @@ def accuracy_negative(j: Judge, dtype: str) -> None:
     pos = -np.array([p for p in (*_NEGATIVE, 5_003, 70_001, depth - 1, depth) if 0 < p <= depth], np.int64)
     if depth >= 2**31 - 1:
         pos = np.append(pos, -(2**31))
-    x, y = _rows(j, pos, dtype)
-    j.check_values(j.numbers(y), x, pos)
-    _check_arrays(j, pos, dtype)
+    _check_at(j, pos, dtype)
 
 
 @check("wide_positions", "any_positions", each_dtype=True)
 def accuracy_wide(j: Judge, dtype: str) -> None:
     """Beyond int32, errors are within the bound plus 2π·|pos|·2^-65 (2^-97 for float64)."""
     pos = np.array([2**31, 2**32 - 1, 2**32 + 1, 2**40 + 5, -(2**33) - 3, 2**53 + 1])
-    x, y = _rows(j, pos, dtype)
-    j.check_values(j.numbers(y), x, pos)
-    _check_arrays(j, pos, dtype)
+    _check_at(j, pos, dtype)
 
 
 @check("float_positions", "any_positions", each_dtype=True)
@@ -105,11 +138,10 @@ def accuracy_float(j: Judge, dtype: str) -> None:
     """At float32 positions, whole or not, errors are within the bound plus 2.1e-7·max(1, ω) of the pair."""
     pos = np.array([0.0, 0.5, 1.25, -3.75, 1000.125, 65_535.5, 3.0], np.float32)
     pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | (-pos <= j.target.depth))]
-    x = j.x(1, 2, len(pos), 64, dtype=dtype)
     # An angle that is a product is as exact as the dtype of its position.
     use_float64 = j.target.angles == "float64" and j.claims("float64", "float_positions[float64]")
     use_float64 = use_float64 or not j.claims("float_positions[float32]")
-    j.check(j.call(x, j.pos(pos, "float64" if use_float64 else "float32")), x, pos)
+    rotated(j, make_at(j, pos, kind="float64" if use_float64 else "float32", width=64, dtype=dtype))
 
 
 @check("float_positions", "any_positions", "float64", "float_positions[float64]")
@@ -117,6 +149,4 @@ def accuracy_float64_positions(j: Judge) -> None:
     """Positions of float64 keep their fraction for an x of float64."""
     pos = np.array([0.1, 1.7, 100.3, 4000.9])
     pos = pos[pos <= j.target.reach]
-    x = j.x(1, 2, len(pos), 16, dtype="float64")
-    y = j.call(x, j.pos(pos, "float64"))
-    j.check(y, x, pos)
+    rotated(j, make_at(j, pos, kind="float64", dtype="float64"))

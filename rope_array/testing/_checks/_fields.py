@@ -1,10 +1,10 @@
-"""The fields of a rotary embedding: rotated slice, frequencies, pairings, amplitude, inverse, seq_axis."""
+"""The plain call, which everything else needs."""
 
-from typing import Any
-
+from rope_array.testing._call import CallInputs, make_at
 from rope_array.testing._claims import one_line
-from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._judge import Judge, check
 from rope_array.testing._library_target import Declined
+from rope_array.testing._observe import judge_results
 
 _CALLED = (
     "the suite calls rotate(x, pos) with x of shape (batch, heads, sequence, features); for another call, "
@@ -16,20 +16,18 @@ _CALLED = (
 def definition(j: Judge) -> None:
     """Each pair is rotated counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
     for head_dim in (16, 64):
-        x, pos = j.x(2, 3, 5, head_dim), j.positions()
         with j.if_served():
-            y = _first_call(j, x, pos)
-            j.check(y, x, pos)
+            _check_first_call(j, make_at(j, j.positions(), rows=(2, 3, 5), width=head_dim))
 
 
-def _first_call(j: Judge, x: Input, pos: Any) -> Any:
-    """Call; if that raises, report the call."""
+def _check_first_call(j: Judge, inputs: CallInputs) -> None:
+    """Judge a call; if that raises, report the call."""
     try:
-        return j.run(x, pos)
+        y = j.call(inputs.x, inputs.pos)
     except Declined:
         raise
     except Exception as error:
-        shape = tuple(x.values.shape)
-        called = f"x of shape {shape} and positions of shape {pos.shape} raise {one_line(error)}"
+        shapes = f"x of shape {inputs.xs[0].values.shape} and positions of shape {inputs.pos.shape}"
         # A rotary embedding has to take this call: NotImplementedError is a failure too.
-        raise AssertionError(f"{called}; {_CALLED}") from None
+        raise AssertionError(f"{shapes} raise {one_line(error)}; {_CALLED}") from None
+    judge_results(j, inputs, y)

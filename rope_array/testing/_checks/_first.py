@@ -45,7 +45,7 @@ def _fresh(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
 def _again(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> np.ndarray | None:
     """Call with a new copy of x; return the numbers, or None if the call raises."""
     try:
-        return j.numbers(j.run(j.array(x.values, x.dtype), pos, **spec))
+        return j.numbers(j.call(j.array(x.values, x.dtype), j.pos(pos), **spec))
     except Exception:  # the checks of these calls report it
         return None
 

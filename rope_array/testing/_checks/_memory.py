@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import make, plain_call
+from rope_array.testing._call import make, make_at, plain_call
 from rope_array.testing._cover import field_specs
 from rope_array.testing._factors import CallFactors
 from rope_array.testing._judge import Input, Judge, check
@@ -22,11 +22,12 @@ _MIB = 2**20
 @check()
 def many_results_are_kept(j: Judge) -> None:
     """No result is written by later calls of its shape, 260 or with a field 16: no ring of buffers ends."""
-    x = [j.x(1, 2, 3, 16, seed=seed) for seed in range(2)]
+    inputs = [make(j, plain_call(j).replace(rows=(1, 2, 3)), seed) for seed in range(2)]
+    x, pos = [one.xs[0] for one in inputs], inputs[0].pos
     num_calls = 9 if j.lib.is_lazy(x[0].array) else 262
     for spec in field_specs(j)[: 1 if j.is_slow else None]:
         with j.part(f"with {spec}" if spec else ""):
-            _check_kept(j, x, j.positions(3), min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
+            _check_kept(j, x, pos, min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
 
 
 @check()
@@ -41,7 +42,8 @@ def large_results_are_kept(j: Judge) -> None:
         lead[axes[0]] = size // (rows * 64 * (8 if j.dtype == "float64" else 4)) + 1
         numbers = np.random.default_rng(0).standard_normal(1009)  # repeated: drawing many takes long
         x = j.array(np.resize(numbers, (*lead, j.target.width_of(64))))
-        _check_kept(j, [x, x._replace(array=-x.array)], j.positions(rows), count, lambda y: _ends(j, y), {})
+        pos = make(j, plain_call(j).replace(rows=(1, 1, rows))).pos
+        _check_kept(j, [x, x._replace(array=-x.array)], pos, count, lambda y: _ends(j, y), {})
 
 
 def _ends(j: Judge, y: Any) -> bytes:
@@ -50,9 +52,9 @@ def _ends(j: Judge, y: Any) -> bytes:
 
 
 def _check_kept(
-    j: Judge, x: list[Input], numbers: Any, count: int, bits: Callable[[Any], bytes], spec: dict[str, Any]
+    j: Judge, x: list[Input], pos: Any, count: int, bits: Callable[[Any], bytes], spec: dict[str, Any]
 ) -> None:
-    pos, kept = j.pos(numbers), []
+    kept = []
     with j.if_served():
         for i in range(count):
             y = j.call(x[i.bit_count() % 2], pos, **spec)  # no period: buffers of a ring get other numbers
@@ -91,7 +93,7 @@ def memory_does_not_grow(j: Judge) -> None:
     """Calls at new positions keep less memory than a result each: tables may be cached, nothing of x."""
     if not j.lib.name.startswith("numpy"):
         return  # NumPy reports its memory to Python; other libraries have allocators of their own
-    x = j.x(4, 16, 32, 64)
+    (x,) = make_at(j, j.row(0, 32), rows=(4, 16, 32), width=64).xs
     tracemalloc.start()
     try:
         grown, calls = _grown(j, x, 40), 40
@@ -108,6 +110,6 @@ def _grown(j: Judge, x: Input, calls: int) -> int:
         if i == 0:
             gc.collect()
             before = tracemalloc.get_traced_memory()[0]
-        j.run(x._replace(array=x.array.copy()), j.row(32 * (i + 6), 32))
+        j.call(x.array.copy(), j.pos(j.row(32 * (i + 6), 32)))
     gc.collect()
     return tracemalloc.get_traced_memory()[0] - before

@@ -1,49 +1,12 @@
-"""Positions: shapes, types, dtypes, and the row of each."""
+"""Positions near the ends of their dtype."""
 
 from typing import Any
 
 import numpy as np
 
+from rope_array.testing._call import make_at
 from rope_array.testing._judge import Judge, check
-
-
-@check("python_positions", "any_positions")
-def positions_of_python(j: Judge) -> None:
-    """Positions may be an int, a range, a list or a tuple of ints, negative and in steps, and of floats."""
-    for python_type in j.parts("python_positions"):
-        for pos in _python_positions(j, python_type):
-            j.check_call(j.x(), pos)
-        for dtype in j.dtypes[1:] if j.target.reach >= 4 else ():
-            j.check_call(j.x(dtype=dtype), _far_positions(j, python_type))
-    if j.claims("float_positions") and j.target.reach >= 9:
-        values = {"int": 2.5, "list": [4.5, 0.0, 2.25, 8.75, 1.0], "tuple": (0.5, 1.0, 1.5, 2.0, 2.5)}
-        for python_type in values.keys() & {*j.parts("python_positions")}:
-            with j.if_served():
-                if (y := j.try_call(j.x(), values[python_type])) is not None:
-                    j.check(y, j.x(), np.array(values[python_type]))
-
-
-def _far_positions(j: Judge, python_type: str) -> Any:
-    """Return positions of Python that 16-bit floats round."""
-    last = min(4005, j.target.reach)
-    row = range(last - 4, last + 1)
-    return {"int": last, "range": row, "list": list(row), "tuple": tuple(row)}[python_type]
-
-
-def _python_positions(j: Judge, python_type: str) -> list[Any]:
-    """Return positions of a kind: of ints, or of ranges, lists or tuples of five ints."""
-    negative, beyond_int32 = j.claims("negative_positions"), j.claims("wide_positions")
-    if python_type == "int":
-        pos: list[Any] = [3, *([-3] if negative else []), *([2**33 + 5] if beyond_int32 else [])]
-    elif python_type == "range":
-        pos = [range(2, 7), range(0, 15, 3), *([range(-4, 1), range(9, -1, -2)] if negative else [])]
-    else:
-        pos = [[4, 0, 2, 9, 1], *([[4, -2, 0, -9, 1]] if negative else [])]
-        pos += [[2**40, 0, 1, 2**31, 2**32 + 7]] if beyond_int32 else []
-    pos = [row for row in pos if np.max(row) <= j.target.reach and np.min(row) >= -j.target.depth]
-    if not pos and python_type != "range":
-        pos = [0 if python_type == "int" else j.wrap(range(5)).tolist()]
-    return [tuple(row) for row in pos] if python_type == "tuple" else pos
+from rope_array.testing._observe import judge_results, rotated
 
 
 @check("narrow_positions", "offset_positions")
@@ -54,20 +17,20 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
         near = _near_the_ends(j, dtype)
         spread_out = near // 4 * 3  # their differences are too large for the dtype too
         for values in (near, *([np.stack([spread_out, spread_out[::-1]])] if batched else [])):
-            _check_narrow(j, values, dtype)
+            with j.if_served():
+                _check_narrow(j, values, dtype)
 
 
 def _check_narrow(j: Judge, values: np.ndarray[Any, Any], dtype: str) -> None:
-    x = j.x(2, 2, 5, 16)
+    """Judge a call at positions that may be beyond the target's reach, or else at its end."""
     beyond = max(int(values.max()) - j.target.reach, 0)
-    with j.if_served():
-        # As `j.pos`, which wraps positions beyond the reach.
-        y = j.try_call(x, j.lib.asarray(values.astype(dtype))) if beyond else None
-        if y is None:
-            values = values - beyond
-            y = j.call(x, j.pos(values, dtype))
-        j.check_kind(y, x)
-        j.check_values_at(j.numbers(y), x, values)
+    inputs = make_at(j, values - beyond, kind=dtype, rows=(2, 2, 5))
+    if beyond:  # the largest of uint32
+        pos = j.lib.asarray(values.astype(dtype))
+        if (y := j.try_call(inputs.x, pos)) is not None:
+            judge_results(j, inputs._replace(pos=pos, numbers=values), y)
+            return
+    rotated(j, inputs)
 
 
 def _near_the_ends(j: Judge, dtype: str) -> np.ndarray[Any, Any]:
