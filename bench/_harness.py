@@ -19,13 +19,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import repeat
+from operator import truediv
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from _record import RESULTS, write_json
-from _targets import lines
+from _targets import target_rows
 
+TARGETS = ("target", "limit", "worst", "verdict", "case")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 clock = time.perf_counter
 LONG = 0.1  # seconds of a call whose arrays exceed the caches and the heap's free lists: no warm-up call
@@ -64,7 +66,9 @@ def finish(run, options):
 
 def print_targets(run):
     """Print which targets are met, and where it was measured."""
-    print("", *lines(run), sep="\n")
+    if run.get("targets"):
+        print()
+        print_table(TARGETS, target_rows(run, TARGETS))
     print(f"\non {run['machine']}\nwith {run['versions']}, commit {run['commit']}")
 
 
@@ -157,22 +161,13 @@ def spread(values):
     return [float(f"{value:.4g}") for value in statistics.quantiles(values, method="inclusive")]
 
 
-def ratios(times, over):
-    """Return the quartiles of the ratios within rounds."""
-    return spread([a / b for a, b in zip(times, over, strict=True)])
-
-
-def milliseconds(times):
-    return float(f"{1e3 * statistics.median(times):.4g}")
-
-
 def compare(times, pairs):
-    """Return the median milliseconds of each function, and the median ratios of pairs of them."""
+    """Return the median milliseconds of each row, and the median ratios within rounds of pairs of rows."""
+    present = [(a, b) for a, b in pairs if {a, b} <= times.keys()]
+    medians = {(a, b): statistics.median(map(truediv, times[a], times[b])) for a, b in present}
     return {
-        "ms": {name: milliseconds(seconds) for name, seconds in times.items()},
-        "ratios": {
-            f"{a} / {b}": round(ratios(times[a], times[b])[1], 3) for a, b in pairs if {a, b} <= times.keys()
-        },
+        "ms": {name: float(f"{1e3 * statistics.median(seconds):.4g}") for name, seconds in times.items()},
+        "ratios": {f"{a} / {b}": round(median, 3) for (a, b), median in medians.items()},
     }
 
 

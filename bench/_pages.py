@@ -1,19 +1,21 @@
 """The tables of pages that results make: README.md, the documentation, bench/README.md.
 
-    python bench/_pages.py        # writes all of them from the newest results
+    python bench/_pages.py        # writes all of them, and the plots, from the newest results
 
 The prose of a page is in the page; a table is between its markers, `<!-- NAME -->` and `<!-- /NAME -->`.
-tests/test_figures.py holds the pages to the results. `python bench/speed.py --tables` draws the plots too.
+tests/test_figures.py holds the pages to the results.
 """
 
 import itertools
+import sys
 from collections import Counter
 
 from _record import ROOT, fill, table
-from _scoreboard_tables import calls_of, counts_table, errors_table, failures, origin, short_table
+from _scoreboard_tables import calls_of, counts_table, errors_table, failures, short_table
 from _speed_cases import COPY
 from _targets import COPY as A_COPY
-from _targets import newest, table_of_targets
+from _targets import HEAD as HEAD_OF_TARGETS
+from _targets import JUDGES, newest, target_rows
 
 HEAD = ("implementation", "median", "quartiles", "copies")
 GROWTH = (1, 64, 1024, 16384, 262144, 1048576)  # the tokens shown in the table of growth
@@ -27,13 +29,6 @@ GROUPS = {
     "long": "Prefill of 32,768 tokens, 8 heads",
     "growth": "From 1 token to 1,048,576, one head of 64",
     "threads": "All threads",
-}
-IMPLEMENTATIONS = {  # names for readers of modules of bench/peers
-    "own": "rope_array",
-    "huggingface": "transformers Llama",
-    "meta": "Llama, complex form",
-    "naive": "naive NumPy",
-    "onnx_runtime": "ONNX Runtime",
 }
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
@@ -162,11 +157,6 @@ def names(cases):
     return list(dict.fromkeys(name for case in cases.values() for name in case["rows"]))
 
 
-def work_before(run):
-    for module, text in run["ready"].items():
-        yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
-
-
 def every_case(run):
     for group, title in GROUPS.items():
         cases = {name: case for name, case in run["numbers"].items() if case["group"] == group}
@@ -240,9 +230,14 @@ def gpu_notes(run):
     yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(run))
 
 
+def all_targets(*runs):
+    rows = [row for run in filter(None, runs) for row in target_rows(run)]
+    return table(HEAD_OF_TARGETS, rows, HEAD_OF_TARGETS[2:4])
+
+
 def gpu_targets(run):
-    head = ("target", "limit", "worst", "verdict", "case")
-    return table(head, [[str(target.get(key, "")) for key in head] for target in run["targets"]], head[1:3])
+    head = (*HEAD_OF_TARGETS[1:], "case")
+    return table(head, target_rows(run, head), head[1:3])
 
 
 def grouped(cases):
@@ -380,13 +375,12 @@ PAGES = {
         "in-place": (in_place_summary, "in-place"),
         "scoreboard": (short_table, "scoreboard"),
     },
-    "bench/README.md": {"targets": (table_of_targets,)},
+    "bench/README.md": {"targets": (all_targets, *JUDGES)},
     "docs/speed.md": {
         "speed": (speed, "speed"),
         "every-call": (every_call, "sweep", "sweep-avx2"),
         "in-copies": (in_copies, "sweep", "sweep-avx2"),
         "origin": (lambda run: [made(run)], "speed"),
-        "work-before": (work_before, "speed"),
     },
     "docs/speed/tables.md": {"cases": (every_case, "speed")},
     "docs/speed/gpu.md": {
@@ -395,7 +389,7 @@ PAGES = {
         "notes": (gpu_notes, "gpu"),
     },
     "docs/scoreboard.md": {
-        "origin": (origin, "scoreboard"),
+        "origin": (lambda run: [made(run)], "scoreboard"),
         "counts": (counts_table, "scoreboard"),
         "errors": (errors_table, "scoreboard"),
         "failures": (failures, "scoreboard"),
@@ -416,5 +410,16 @@ def write(*benches, root=ROOT, run=None):
                 fill(root / page, name, lines(*runs))
 
 
+def draw(*benches):
+    """Draw the plots of the newest results."""
+    try:
+        import _speed_plot
+    except ImportError as error:
+        sys.exit(f"no plots: {error}; `python bench/_pages.py` draws them where matplotlib is")
+    for bench in benches:
+        _speed_plot.write(bench, newest(bench))
+
+
 if __name__ == "__main__":
     write()
+    draw("speed", "gpu")

@@ -12,12 +12,8 @@ from _targets import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-MEASURED = (
-    "rope_array",
-    "backends",
-    "bench",
-    ":!bench/results",
-)  # the paths, for git, that a result depends on
+# The paths, for git, that a result depends on.
+MEASURED = ("rope_array", "backends", "bench", ":!bench/results")
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 

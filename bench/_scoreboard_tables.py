@@ -9,11 +9,6 @@ IN_README = (
 )
 
 
-def class_of(row):
-    arithmetic = ", own arithmetic" if row["class"]["arithmetic"] == "own" else ""
-    return f"{row['class']['angles']}{arithmetic}"
-
-
 def error(row, name):
     if name not in row["worst"]:
         return ""
@@ -23,15 +18,14 @@ def error(row, name):
 
 def counts_table(run):
     head = ("implementation", "angles", "passed", "failed", "not applicable")
-    return table(
-        head, [(name, *counts(row, len(head) - 2)) for name, row in run["numbers"].items()], head[2:]
-    )
+    return table(head, [(name, *counts(row)) for name, row in run["numbers"].items()], head[2:])
 
 
-def counts(row, empty):
+def counts(row):
     if "missing" in row:
-        return f"not run: {row['missing']}", *[""] * empty
-    return class_of(row), *(str(count) for count in row["counts"].values())
+        return f"not run: {row['missing']}", "", "", ""
+    arithmetic = ", own arithmetic" if row["class"]["arithmetic"] == "own" else ""
+    return f"{row['class']['angles']}{arithmetic}", *map(str, row["counts"].values())
 
 
 def errors_table(run):
@@ -79,12 +73,3 @@ def calls_of(run):
         if "how" in row:
             version = f" ({row['version']})" if "version" in row else ""
             yield f"* **{name}**{version}: {row['how']}."
-
-
-def origin(run):
-    machine, versions = run["machine"], run["versions"]
-    yield (
-        f"Made by `python bench/scoreboard.py` on {run['date']}, commit {run['commit'][:10]}, "
-        f"Python {versions['python']}, NumPy {versions['numpy']}, {machine['cpu']} with {machine['cores']} "
-        f"cores, {machine['system'].split()[0]}."
-    )

@@ -8,10 +8,12 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
 import numpy as np
-from _harness import LONG, OFFLINE, ONE, block, pace, settle
+from _harness import LONG, OFFLINE, ONE, as_float32, block, pace, settle
 from _speed_cases import ALLOCATING, CLONE, INTO
 from _speed_rounds import Pace, Timing, run, some
 from peers._timed import Arrays, Timed
+
+import rope_array as ra
 
 ENVIRONMENT = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "jax", "PYTHONWARNINGS": "ignore"}
 SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated
@@ -57,8 +59,6 @@ class CpuTrial(Arrays):
     seconds, rounds = (8.0, 0.3), ((5, 61), (3, 5))  # of timing for a case: whole, quick
 
     def __init__(self, case, threads):
-        import rope_array as ra
-
         super().__init__(case.shape, case.dtype, case.pairing, case.start, threads)
         self.case, self.rope, self.inverse = case, ra.RoPE(case.shape[-1], pairing=case.pairing), False
 
@@ -100,5 +100,4 @@ def as_numpy(y, layout, tokens):
     """Return some tokens of a result of any library, as float32 (B, H, S, D)."""
     y = y[None] if y.ndim == 3 else y
     y = y.swapaxes(1, 2) if layout == "bshd" else y
-    y = y[:, :, tokens]
-    return y.float().numpy() if hasattr(y, "numpy") else np.asarray(y).astype(np.float32)
+    return as_float32(y[:, :, tokens])

@@ -17,6 +17,8 @@ from _harness import in_rounds, one_line, spread
 from _speed_cases import OURS
 from peers._timed import NotServedError
 
+import rope_array as ra
+
 # Of the length of x. Our rows have exact angles and round once; a wrong rotation is off by about 1, another's
 # float32 angles and 16 bits by far less.
 OURS_WRONG = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -91,8 +93,6 @@ def distance(trial, contender):
 
     It is nan if a result has a nan.
     """
-    import rope_array as ra
-
     errors = []
     for x, y, pos in trial.results(contender):
         right = ra.apply(x, pos, trial.rope, inverse=trial.inverse, backend="array-api")

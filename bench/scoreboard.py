@@ -23,12 +23,13 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.scoreboard too
-
 import _pages
 from _record import RESULTS, ROOT, record, write_json
 from _scoreboard_tables import counts_table, errors_table, failures
 from peers import GROUPS
+
+import rope_array
+from rope_array.testing import run_checks
 
 LIMIT = 3600  # seconds for a row
 REPORTS = ROOT / ".nox" / "scoreboard"
@@ -40,8 +41,6 @@ NOTE = "the conformance suite on rope_array and on other implementations, each j
 
 def judge(name, path):
     """Write the suite's report of a row; the causes of its failures, which take long, are not looked for."""
-    from rope_array.testing import run_checks
-
     group = next(group for group in GROUPS if name in group.rows)
     targets = importlib.import_module(f"peers.{group.module}").targets()
     judged = dict(zip(group.rows, targets, strict=True))[name]
@@ -54,13 +53,9 @@ def judge(name, path):
         "note": judged if isinstance(judged, str) else target.name,
         "version": target.version,
         "class": {"angles": target.angles, "arithmetic": target.arithmetic},
-        "fixed": {key: str(value) for key, value in target.fixed.items()},
-        "positions": target.positions,
-        "furthest": target.furthest,
         "counts": {outcome: outcomes[outcome] for outcome in ("passed", "failed", "not applicable")},
         # JSON has no infinity: null where a result is NaN or infinite.
         "worst": {key: float(f"{e:.3g}") if isfinite(e) else None for key, e in report.worst.items()},
-        "declines": dict(target.declines),
         "cpu_seconds": round(seconds, 1),
         "results": [vars(result) for result in report.results],
     }
@@ -71,8 +66,6 @@ def judge(name, path):
 
 def suite():
     """Return a digest of the installed package."""
-    import rope_array
-
     files = sorted(Path(rope_array.__file__).parent.rglob("*.*"))
     files = [path for path in files if path.suffix != ".pyc" and path.is_file()]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
@@ -111,13 +104,10 @@ def run(group, name, folder):
         except subprocess.TimeoutExpired:
             return {"missing": f"took more than {LIMIT} s"}
         if done.returncode:
-            return {"missing": last_line(done.stderr) or f"its process ended with {done.returncode}"}
+            last_line = done.stderr.strip().rpartition("\n")[2][:200]
+            return {"missing": last_line or f"its process ended with {done.returncode}"}
     verdict = json.loads(path.read_text("utf-8"))
     return row_of(verdict, importlib.import_module(f"peers.{group.module}").NOTES[verdict["note"]])
-
-
-def last_line(text):
-    return " ".join(text.strip().rpartition("\n")[2].split())[:200]
 
 
 def rows_of(groups, folder):

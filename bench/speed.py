@@ -1,32 +1,26 @@
 """Time this library's backends, other implementations and copies, on the CPU or on an NVIDIA GPU.
 
     python bench/speed.py [--gpu] [--quick] [--only WORD ...] [--rows PATTERN ...] [--json PATH]
-    python bench/speed.py [--gpu] --tables
 
 All rows of a case alternate on the same arrays: on the CPU in a process for one thread and in another for
 all, on a GPU with q and k. A result that is wrong is not timed; a package that is missing has its reason.
 
 A whole run writes bench/results/<date>-speed.json or -gpu.json after every case, and then the tables of its
 pages and the plots in docs/. A run with `--quick` (small arrays or few cases, few rounds), `--only` (cases
-whose name or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables`
-writes tables and plots of the newest result. `nox -s bench` and `nox -s gpu` install the packages.
+whose name or group has every word) or `--rows` prints, and writes only the file of `--json`. `nox
+-s bench` and `nox -s gpu` install the packages.
 """
 
 import argparse
 import datetime
-import importlib
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 
 import _pages
 import _speed_cpu
 from _harness import is_chosen, parse, print_table, print_targets
 from _record import RESULTS, record, write_json
 from _speed_cases import ALL, cpu_cases, gpu_cases
-from _targets import newest
 
 CASES = {"speed": cpu_cases, "gpu": gpu_cases}
 NOTE = (
@@ -47,22 +41,15 @@ NEEDED = (
 
 
 def main():
+    """Time the cases; print their tables and targets, and after a whole run write them."""
     options = arguments()
     bench = "gpu" if options.gpu else "speed"
-    if options.tables:
-        write(bench)
-    else:
-        measure(bench, options)
-
-
-def measure(bench, options):
-    """Time the cases; print their tables and targets, and after a whole run write them."""
     chosen = [c for c in CASES[bench](options.quick) if is_chosen(f"{c.name} {c.group}", options)]
     if not chosen:
         sys.exit(f"no case has the words {options.only}")
     is_complete = not (options.quick or options.only or options.rows != list(ALL))
     path = options.json or (RESULTS / f"{datetime.date.today()}-{bench}.json" if is_complete else None)
-    cases, facts = (on_gpu if options.gpu else on_cpu)(chosen, options)
+    cases, facts = on_gpu(chosen, options) if options.gpu else (_speed_cpu.results(chosen, options), dict)
     numbers, begun = {}, time.perf_counter()
     for name, case in cases:
         numbers[name] = case
@@ -73,14 +60,8 @@ def measure(bench, options):
             write_json(run, path)
     show(run)
     if is_complete:
-        write(bench)
-
-
-def on_cpu(chosen, options):
-    """Return the results one by one, and more fields: peers' docstrings on the work before the timing."""
-    peers = {name: importlib.import_module(f"peers.{name}") for name in _speed_cpu.CpuTrial.peers}
-    ready = {name: peer.timed.__doc__ for name, peer in peers.items() if peer.timed.__doc__}
-    return _speed_cpu.results(chosen, options), lambda: {"ready": ready}
+        _pages.write(bench)
+        _pages.draw(bench)
 
 
 def on_gpu(chosen, options):
@@ -103,22 +84,11 @@ def show(run):
     print_targets(run)
 
 
-def write(bench):
-    """Write the tables and the plots of the newest result."""
-    _pages.write(bench)
-    try:
-        import _speed_plot
-    except ImportError as error:
-        sys.exit(f"no plot: {error}; `python bench/speed.py --tables` draws it where matplotlib is")
-    _speed_plot.write(bench, newest(bench))
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--gpu", action="store_true", help="on an NVIDIA GPU")
     add("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
-    add("--tables", action="store_true", help="write tables and plots of the newest result")
     return parse(parser, "gpu" if "--gpu" in sys.argv else "speed")
 
 

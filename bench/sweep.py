@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from typing import ClassVar
 
-from _harness import OFFLINE, ONE, block, finish, is_chosen, pace, parse, settle
+from _harness import OFFLINE, ONE, block, finish, is_chosen, pace, parse, print_table, settle
 
 os.environ |= ONE | OFFLINE
 
@@ -89,16 +89,13 @@ POSITIONS = {  # of b rows of s tokens
     "coordinates": lambda b, s: RANDOM.integers(0, 64, (s, 2)),
     "float32 coordinates": lambda b, s: RANDOM.random((s, 2), np.float32) * 64,
 }
+LLAMA3 = ra.Llama3(8.0)
 SPECS = {  # fields for heads of d
     "half": lambda d: {"pairing": "half"},
     "interleaved": lambda d: {},
     "half to interleaved": lambda d: {"pairing": "half", "out_pairing": "interleaved"},
     "a quarter of the width": lambda d: {"pairing": "half", "rotary_dim": max(2, d // 8 * 2)},
-    "Llama3 with max_position": lambda d: {
-        "pairing": "half",
-        "scaling": ra.Llama3(8.0),
-        "max_position": 2**40,
-    },
+    "Llama3 with max_position": lambda d: {"pairing": "half", "scaling": LLAMA3, "max_position": 2**40},
     "float32 angles": lambda d: {"pairing": "half", "angles": "float32"},
 }
 AXES = {
@@ -156,9 +153,6 @@ class PyTorch(NumPy):
     def empty(self, x):
         return self.torch.empty_like(x, memory_format=self.torch.contiguous_format)
 
-    def recorded(self, rope, x, pos):
-        return partial(rope.apply, x.requires_grad_(), pos)
-
     def backward(self, rope, x, pos):
         x, g = x.requires_grad_(), self.new("float32", *x.shape).to(x.dtype)
         return lambda: self.torch.autograd.grad(rope.apply(x, pos), x, g)
@@ -175,7 +169,7 @@ class PyTorch(NumPy):
         return partial(self.torch.compile(lambda x, pos: rope.apply(x, pos)), x, pos)
 
     modes: ClassVar = NumPy.modes | {
-        "gradient recorded": recorded,
+        "gradient recorded": lambda lib, rope, x, pos: partial(rope.apply, x.requires_grad_(), pos),
         "forward and backward": backward,
         "gradient of positions": gradient_of_positions,
         "vmap": vmap,
@@ -300,8 +294,7 @@ def main():
     options = parse(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), NAME)
     settle(1)
     ratios = sweep(options)
-    for name, ratio in itertools.islice(ratios.items(), SHOWN):
-        print(f"{ratio:8.2f}  {name}")
+    print_table(("slowest calls", "ratio"), itertools.islice(ratios.items(), SHOWN))
     finish(record(NAME, ratios, __doc__.partition("\n")[0], PACKAGES), options)
 
 

@@ -23,7 +23,7 @@ from peers._timed import Rotate
 
 pytestmark = pytest.mark.library("numpy", "torch")
 
-PAGE = Path(__file__).parents[1] / "docs" / "speed" / "gpu.md"
+ROOT = Path(__file__).parents[1]
 COPY, OURS, FLASH = "copy", "rope_array", "flash-attn, Triton kernel"
 BANDWIDTH = 1e12  # bytes per second of the fake device
 Case = type(speed.gpu_cases(True)[0])
@@ -133,7 +133,9 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
 
     folder = tmp_path / "docs" / "speed"
     folder.mkdir(parents=True)
-    shutil.copy(PAGE, folder)
+    (tmp_path / "bench").mkdir()
+    for page in ("docs/speed/gpu.md", "bench/README.md"):
+        shutil.copy(ROOT / page, tmp_path / page)
     _pages.write("gpu", root=tmp_path, run=record)
     _speed_plot.write("gpu", record, tmp_path)
     page, plot = ((folder / name).read_text("utf-8") for name in ("gpu.md", "gpu.svg"))

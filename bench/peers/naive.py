@@ -1,16 +1,8 @@
-"""The formula in plain NumPy; timed only, as `bench/peers/tutorials.py` is judged."""
+"""The formula in plain NumPy, with float32 tables; timed only, as `tutorials.py` is judged."""
 
 import numpy as np
 
-from ._note import Note
 from ._timed import Timed
-
-NOTES = {
-    "naive NumPy": Note(
-        "`concatenate([a * cos - b * sin, b * cos + a * sin])`, or `stack` of interleaved pairs; cos and "
-        "sin are tables, in float32 as the arithmetic is"
-    )
-}
 
 
 def timed(arrays):

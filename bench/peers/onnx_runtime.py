@@ -12,13 +12,12 @@ _HOW = (
     "an `InferenceSession` of one node. cos and sin are inputs of the node; they are computed in float64 "
     "and rounded to x's dtype, which the node's type constraint requires"
 )
-# The domain, and the order of the inputs, which differs.
+# The prefix of the domain, and the order of the inputs, which differs.
 _DOMAINS = {
     "ONNX Runtime, ai.onnx": ("", ("x", "cos", "sin", "ids")),
-    "ONNX Runtime, com.microsoft": ("com.microsoft", ("x", "ids", "cos", "sin")),
+    "ONNX Runtime, com.microsoft": ("com.microsoft.", ("x", "ids", "cos", "sin")),
 }
 NOTES = dict.fromkeys(_DOMAINS, Note(_HOW))
-_SHAPES = {"x": "bhsd", "cos": "mr", "sin": "mr", "ids": "bs"}
 
 
 def targets() -> list[Target]:
@@ -54,29 +53,19 @@ def _target(name: str, domain: str, inputs: tuple[str, ...]) -> Target:
 
 def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
     import onnxruntime
-    from onnx import TensorProto, helper
+    from onnx import parser
 
-    element = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}[dtype]
-    values = [
-        helper.make_tensor_value_info(
-            name, TensorProto.INT64 if name == "ids" else element, list(_SHAPES[name])
-        )
-        for name in inputs
-    ]
-    y = helper.make_tensor_value_info("y", element, list(_SHAPES["x"]))
-    node = helper.make_node(
-        "RotaryEmbedding",
-        list(inputs),
-        ["y"],
-        domain=domain,
-        interleaved=interleaved,
-        rotary_embedding_dim=width,
-        **({"num_heads": heads} if heads else {}),
+    element = {"float16": "float16", "float32": "float"}[dtype]
+    types = {"x": f"{element}[b,h,s,d]", "ids": "int64[b,s]"} | dict.fromkeys(
+        ("cos", "sin"), f"{element}[m,r]"
     )
-    model = helper.make_model(
-        helper.make_graph([node], "rotary", values, [y]),
-        opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,  # older runtimes read it too
+    attributes = f"interleaved = {interleaved}, rotary_embedding_dim = {width}"
+    attributes += f", num_heads = {heads}" * bool(heads)
+    model = parser.parse_model(  # ir_version 10: older runtimes read it too
+        f"""<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>
+        rotary ({", ".join(f"{types[name]} {name}" for name in inputs)}) => ({types["x"]} y) {{
+            y = {domain}RotaryEmbedding <{attributes}> ({", ".join(inputs)})
+        }}"""
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

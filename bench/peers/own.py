@@ -1,5 +1,7 @@
 """rope_array's own backends, by their names in the suite."""
 
+from functools import partial
+
 from rope_array import RoPE, apply
 
 from ._note import Note
@@ -15,13 +17,14 @@ def targets() -> list[str]:
 
 def timed(arrays):
     """Each call computes the angles, except in rows with *Rotation*, whose tables are made before."""
-    rows = {}
+    rows, rope = {}, RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
     for label, inputs in (("rope_array NumPy", _numpy), ("rope_array PyTorch", _torch)):
         for call, make in _CALLS.items():
-            rows[label + call] = lambda inputs=inputs, make=make: Timed(make(_rope(arrays), *inputs(arrays)))
-    rows["rope_array PyTorch, core, torch.compile"] = lambda: _compiled(arrays, *_torch(arrays))
-    rows["rope_array JAX, jax.jit"] = lambda: _jitted(arrays, *_jax(arrays))
-    rows["rope_array JAX, Rotation, jax.jit"] = lambda: _jitted_rotation(arrays, *_jax(arrays))
+            rows[label + call] = lambda inputs=inputs, make=make: Timed(make(rope, *inputs(arrays)))
+    by_array_api = lambda x, pos: apply(x, pos, rope, backend="array-api")  # noqa: E731
+    rows["rope_array PyTorch, core, torch.compile"] = lambda: compiled(by_array_api, *_torch(arrays)[:2])
+    rows["rope_array JAX, jax.jit"] = lambda: jitted(rope.apply, *_jax(arrays))
+    rows["rope_array JAX, Rotation, jax.jit"] = lambda: _jitted_rotation(rope, *_jax(arrays))
     return rows
 
 
@@ -45,10 +48,6 @@ def _flat(arrays, x):
     return x[0] if arrays.flat else x
 
 
-def _rope(arrays):
-    return RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
-
-
 def _rotation(rope, x, pos, out):
     rotation = rope.rotation(pos, like=x)
     return lambda: rotation.apply(x)
@@ -68,17 +67,8 @@ _CALLS = {
 }
 
 
-def _compiled(arrays, x, pos, out):
-    rope = _rope(arrays)
-    return compiled(lambda x, pos: apply(x, pos, rope, backend="array-api"), x, pos)
-
-
-def _jitted(arrays, x, pos):
-    return jitted(_rope(arrays).apply, x, pos)
-
-
-def _jitted_rotation(arrays, x, pos):
-    return jitted(lambda rotation, x: rotation.apply(x), _rope(arrays).rotation(pos, like=x), x)
+def _jitted_rotation(rope, x, pos):
+    return jitted(lambda rotation, x: rotation.apply(x), rope.rotation(pos, like=x), x)
 
 
 def on_gpu(inputs):
@@ -88,7 +78,7 @@ def on_gpu(inputs):
         "rope_array, Rotation": lambda: _rotation_on_gpu(inputs),
         "rope_array, out=x": lambda: _on_gpu(inputs, _in_place, in_place=True, gradient=False),
         "rope_array, CuPy": lambda: _cupy(inputs),
-        'rope_array, backend="array-api"': lambda: _on_gpu(inputs, _by_array_api),
+        'rope_array, backend="array-api"': lambda: _on_gpu(inputs, partial(apply, backend="array-api")),
         "rope_array, torch.compile": lambda: _compiled_on_gpu(inputs),
     }
 
@@ -100,10 +90,6 @@ def _on_gpu(inputs, function, **options):
 
 def _in_place(xs, pos, rope, seq_axis):
     return apply(xs, pos, rope, seq_axis=seq_axis, out=xs)
-
-
-def _by_array_api(xs, pos, rope, seq_axis):
-    return apply(xs, pos, rope, seq_axis=seq_axis, backend="array-api")
 
 
 def _rotation_on_gpu(inputs):

@@ -12,12 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("bench", "tests")]
+
 from _harness import finish, is_chosen, parse
 from _pages import engines
-from _record import ROOT, record
-
-sys.path.append(str(ROOT / "tests"))
-
+from _record import record
 from serving.test_engine import SHIFTS, error, run
 from serving.tiny_models import MODELS
 
