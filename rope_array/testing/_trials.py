@@ -7,7 +7,8 @@ as for checks; its judge has all claims that neither the declaration nor a trial
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -143,17 +144,17 @@ class Trials:
         x = self.array((*SIZES[:2], len(row), width), self.dtype)
         return self.rotate(x, self.lib.asarray(np.asarray(row, dtype or self.target.position_dtype)))
 
-    def try_capability(self, name: str) -> None:
-        """Make the call that only a target with a capability, or a part, takes."""
-        if name in CONTEXTS:
-            x, pos, _ = arguments_of(self.judge, TRIALS[name])
-            CONTEXTS[name](self, x, pos)
-        else:
-            self.call(TRIALS[name])
+    def takes(self, row: Any) -> bool:
+        """Return whether the target takes the positions of a row."""
+        return exception_of(self.target, partial(self.at, row)) is None
 
-    def try_some(self, attempts: Iterable[Callable[[], Any]]) -> None:
-        """Raise if the target refuses every one of some calls."""
-        errors = [exception_of(self.target, attempt) for attempt in attempts]
+    def try_capability(self, name: str) -> None:
+        """Make the calls that only a target with a capability, or a part, takes; raise if it takes none."""
+        if name not in CONTEXTS:
+            self.call(TRIALS[name])
+            return
+        x, pos, _ = arguments_of(self.judge, TRIALS[name])
+        errors = [exception_of(self.target, attempt) for attempt in CONTEXTS[name](self, x, pos)]
         if errors and errors[0] is not None and None not in errors:
             raise errors[0]
 
@@ -179,54 +180,65 @@ def _python_positions(python_type: str, rows: int, count: int) -> Any:
     return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[python_type]
 
 
-# ---- contexts of trial calls ----
+# ---- contexts: each yields calls, of which a target with the capability takes one ----
+
+_Attempts = Iterator[Callable[[], Any]]
 
 
-def _strided(t: Trials, x: Any, pos: Any) -> None:
-    t.try_some(partial(t.rotate, array, pos) for _, array in t.lib.strided(x))
+def _strided(t: Trials, x: Any, pos: Any) -> _Attempts:
+    yield from (partial(t.rotate, array, pos) for _, array in t.lib.strided(x))
 
 
-def _of_two_dtypes(t: Trials, x: Any, pos: Any) -> None:
-    first, second = x
-    other_dtypes = [dtype for dtype in t.target.dtypes or t.lib.dtypes if dtype != t.dtype]
-    t.try_some(partial(t.rotate, (t.array(tuple(first.shape), dtype), second), pos) for dtype in other_dtypes)
+def _of_two_dtypes(t: Trials, x: Any, pos: Any) -> _Attempts:
+    shape = tuple(x[0].shape)
+    for dtype in t.target.dtypes or t.lib.dtypes:
+        if dtype != t.dtype:
+            yield partial(t.rotate, (t.array(shape, dtype), x[1]), pos)
 
 
-def _under(mode: str, t: Trials, x: Any, pos: Any) -> None:
-    """Call under each setting of a mode of the library."""
+def _under(mode: str, t: Trials, x: Any, pos: Any) -> _Attempts:
+    """Yield a call under each setting of a mode of the library."""
 
     def attempt(setting: Any) -> None:
         with setting(), one_device(t.lib) if mode == "default_device" else nullcontext():
             t.rotate(x, pos)
 
-    t.try_some(partial(attempt, setting) for setting in settings_of(t.lib, mode).values())
+    yield from (partial(attempt, setting) for setting in settings_of(t.lib, mode).values())
 
 
-def _mapped(t: Trials, x: Any, pos: Any) -> None:
-    """Call mapped over the first axis of x, and of positions with two axes or more."""
-    vmap(t.lib, t.target.call, (0, 0 if pos.ndim > 1 else None))(x, pos)
+def _mapped(t: Trials, x: Any, pos: Any) -> _Attempts:
+    """Yield a call mapped over the first axis of x, and of positions with two axes or more."""
+    yield partial(vmap(t.lib, t.target.call, (0, 0 if pos.ndim > 1 else None)), x, pos)
 
 
-def _recorded(t: Trials, x: Any, pos: Any) -> None:
-    """Call while PyTorch records a gradient; JAX records gradients of traced calls."""
+def _recorded(t: Trials, x: Any, pos: Any) -> _Attempts:
+    """Yield a call while PyTorch records a gradient; JAX records gradients of traced calls."""
     if isinstance(t.lib, TorchLibrary):
-        t.rotate(x.requires_grad_(), pos)
+        yield lambda: t.rotate(x.requires_grad_(), pos)
 
 
-def _traced(t: Trials, x: Any, pos: Any) -> None:
-    """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
+def _traced(t: Trials, x: Any, pos: Any) -> _Attempts:
+    """Yield a call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
     if isinstance(t.lib, TorchLibrary):
-        t.lib.traced(t.target.call)(x, pos)
+        yield lambda: t.lib.traced(t.target.call)(x, pos)
 
 
-def _derived(t: Trials, x: Any, pos: Any) -> None:
-    """Call for a derivative in forward mode: PyTorch gives none for an operator without a rule for it."""
-    if jvp(t.lib, lambda x: t.rotate(x, pos), x, x)[1] is None:
-        raise TypeError("the result has no derivative in forward mode")
+def _derived(t: Trials, x: Any, pos: Any) -> _Attempts:
+    """Yield a call for a derivative in forward mode; PyTorch gives none for an operator without a rule."""
+
+    def attempt() -> None:
+        if jvp(t.lib, lambda x: t.rotate(x, pos), x, x)[1] is None:
+            raise TypeError("the result has no derivative in forward mode")
+
+    yield attempt
+
+
+def _in_shards(t: Trials, x: Any, pos: Any) -> _Attempts:
+    yield partial(t.lib.in_shards, t.target.call, x, pos)
 
 
 # The capabilities whose trial is a call of another kind.
-CONTEXTS: dict[str, Callable[[Trials, Any, Any], None]] = {
+CONTEXTS: dict[str, Callable[[Trials, Any, Any], _Attempts]] = {
     "strides": _strided,
     "mixed_dtypes": _of_two_dtypes,
     **{mode: partial(_under, mode) for mode in SETTINGS},
@@ -235,7 +247,7 @@ CONTEXTS: dict[str, Callable[[Trials, Any, Any], None]] = {
     "gradient": _recorded,
     "jit": _traced,
     "jvp": _derived,
-    "shards": lambda t, x, pos: t.lib.in_shards(t.target.call, x, pos),
+    "shards": _in_shards,
 }
 
 
@@ -304,10 +316,9 @@ def find_reach(target: Target) -> int:
 
     def accepts(last: int) -> bool:
         row = np.arange(last - 4, last + 1)
-        return _takes_row(target, row.clip(0) if takes_any(target) else row[row >= 0])
+        return Trials(target).takes(row.clip(0) if takes_any(target) else row[row >= 0])
 
-    steps = {*(step for step in _REACH_STEPS if step < target.furthest), target.furthest}
-    reach = _last_taken(accepts, sorted(steps), -1)
+    reach = _last_taken(accepts, target.furthest, -1)
     return int(target.furthest) if reach < 0 else reach
 
 
@@ -320,30 +331,17 @@ def find_depth(target: Target) -> int:
 
     @cache
     def accepts(depth: int) -> bool:
-        return _takes_row(target, -np.arange(depth - 4, depth + 1).clip(0))
+        return Trials(target).takes(-np.arange(depth - 4, depth + 1).clip(0))
 
-    if accepts(target.reach):
-        return int(target.reach)
-    return _last_taken(accepts, [*(s for s in _REACH_STEPS if 0 < s < target.reach), target.reach], 0)
+    return int(target.reach) if accepts(target.reach) else _last_taken(accepts, target.reach, 0)
 
 
-def _takes_row(target: Target, row: Any) -> bool:
-    return exception_of(target, partial(Trials(target).at, row)) is None
-
-
-def _last_taken(accepts: Callable[[int], bool], steps: Iterable[int], taken: int) -> int:
-    """Return the last position that is taken, of `taken` and more; `steps` are tried in rising order."""
-    for step in steps:
+def _last_taken(accepts: Callable[[int], bool], furthest: int, taken: int) -> int:
+    """Return the last number up to `furthest` that is taken: of more than `taken`, all up to a limit are."""
+    for step in sorted({*(step for step in _REACH_STEPS if taken < step < furthest), furthest}):
         if not accepts(step):
-            return _last_between(accepts, taken, step)
+            return taken + bisect_left(range(taken + 1, step), True, key=lambda number: not accepts(number))
         taken = step
-    return taken
-
-
-def _last_between(accepts: Callable[[int], bool], taken: int, refused: int) -> int:
-    while refused - taken > 1:
-        middle = (taken + refused) // 2
-        taken, refused = (middle, refused) if accepts(middle) else (taken, middle)
     return taken
 
 
@@ -377,12 +375,10 @@ def find_refused_widths(target: Target) -> Mapping[int, str]:
     refusals = _refused_widths(target, widths, row)
     if len(refusals) == len(widths) and takes_any(target):  # perhaps a table of one row
         refusals = _refused_widths(target, widths, 0 * row)
-    if len(refusals) == len(widths):
-        return MappingProxyType({})
-    return MappingProxyType({width: one_line(error) for width, error in refusals.items()})
+    return MappingProxyType(refusals if len(refusals) < len(widths) else {})
 
 
-def _refused_widths(target: Target, widths: Collection[int], row: Any) -> dict[int, BaseException]:
+def _refused_widths(target: Target, widths: Collection[int], row: Any) -> dict[int, str]:
     trials = Trials(target)
 
     def attempt(width: int) -> None:
@@ -391,4 +387,4 @@ def _refused_widths(target: Target, widths: Collection[int], row: Any) -> dict[i
             raise ValueError(f"the result has shape {result_shape}")  # tables of another width were broadcast
 
     errors = {width: exception_of(target, partial(attempt, width)) for width in widths}
-    return {width: error for width, error in errors.items() if error is not None}
+    return {width: one_line(error) for width, error in errors.items() if error is not None}
