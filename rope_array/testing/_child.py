@@ -25,12 +25,12 @@ from ._options import Options, expected_of
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._report import plain_findings, plain_target
 from ._run import check_expected, with_refusals
-from ._trial_log import ProcessEnded
+from ._target import Target
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
 PIPE_CLOSED = 74
 # Found by trial calls, in this order.
-_TRIED = ("position_dtype", "refused_widths", "reach", "declines")
+_TRIED = ("position_dtype", "refused_widths", "reach", "declines", "depth")
 
 
 class Worker:
@@ -80,8 +80,8 @@ class Worker:
             every = parsed_options.checks_for(target)
             self.expected = expected_of(target, parsed_options.expected)
             check_expected(self.expected, every)
-            target.trials.announce, target.trials.ended = self.announce, dict(ended)
-            vars(target).update(_without_text_keys(tried))
+            target.trials.announce, target.trials.ended = self.announce, ended
+            _keep(target, tried)
             self.judge = Judge(target, parsed_options.thorough)
             self.judge.announce = self.announce
             every = with_refusals(every, self.judge) if parsed_options.only else every
@@ -92,7 +92,7 @@ class Worker:
             "target": plain_target(target),
             "expected": dict(self.expected),
             "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in every],
-            "tried": {name: _plain(getattr(target, name)) for name in _TRIED},
+            "tried": {name: _plain(getattr(target, name)) for name in _TRIED} | {"lost": target.trials.lost},
         }
 
     def check(self, name: str) -> dict[str, Any]:
@@ -114,9 +114,8 @@ class Worker:
             if outcome_of(self.checks[name], self.judge)[0] != FAILED:
                 self.judge.faults[name] = Failure(failed[name])
         target = self.judge.target
-        # A trial call that ended a process is not made again with other claims.
-        lost = {name: why for name, why in target.declines.items() if ProcessEnded.__name__ in why}
-        target = replace(target, lacks={**target.lacks, **lost}) if lost else target
+        if lost := target.trials.lost:  # a call that ended a process is not made again with other claims
+            target = replace(target, lacks={**target.lacks, **lost})
         return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
 
@@ -124,11 +123,12 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _without_text_keys(tried: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the claims with the keys that are numbers; in JSON, keys are texts."""
-    if not tried:
-        return {}
-    return {**tried, "refused_widths": {int(width): why for width, why in tried["refused_widths"].items()}}
+def _keep(target: Target, tried: Mapping[str, Any]) -> None:
+    """Keep the claims that an earlier process found: no trial call is made for them."""
+    if tried:
+        widths = {int(width): why for width, why in tried["refused_widths"].items()}  # JSON has texts as keys
+        vars(target).update({**{name: tried[name] for name in _TRIED}, "refused_widths": widths})
+        target.trials.lost.update(tried["lost"])
 
 
 # ---- the child process ----

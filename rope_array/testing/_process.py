@@ -59,7 +59,7 @@ class Child:
     """A child process that answers requests."""
 
     def __init__(self) -> None:
-        self.call = ""  # the last call that was announced
+        self.trials, self.call = 0, ""  # the number of trial calls, and the last call that was announced
         # Each line with the time it arrived; None after the last.
         self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
         self._crash: list[str] = []  # lines of a traceback
@@ -86,20 +86,21 @@ class Child:
         Raise `Ended`, which says how and where, if the process ended, or took more seconds than the first
         limit; if there is a second one, more than it for a trial call. None is no limit.
         """
-        self.call, self._crash = "", []
+        self.trials, self.call, self._crash = 0, "", []
         # Its answer begins with the request's number: no other line is one, whoever writes it.
         number = secrets.token_hex(8)
         self._send([number, name, arguments])
         limit, trial_limit = (*limits, None, None)[:2]
         end = None if limit is None else time.monotonic() + limit
         while (line := self._next(end)) is not None:
-            if line.startswith(f"{number} "):
-                return dict(json.loads(line.removeprefix(number)))
-            if not line.startswith(("call ", "trial ")):
+            kind, _, text = line.partition(" ")
+            if kind == number:
+                return dict(json.loads(text))
+            if kind not in ("call", "trial"):
                 self._crash.append(line)
                 continue
-            self.call = line
-            if trial_limit is not None and line.startswith("trial "):
+            self.call, self.trials = text, self.trials + (kind == "trial")
+            if trial_limit is not None and kind == "trial":
                 end = time.monotonic() + trial_limit
         status = self._status()
         self.kill()
@@ -150,8 +151,7 @@ class Child:
         frames = re.findall(r'^\s+File "(.*)", line (\d+) in (.+)$', "\n".join(self._crash), re.MULTILINE)
         target_frames = [frame for frame in frames if not _is_of_python(frame[0])]
         places = [f"in {name}, {PureWindowsPath(file).name}:{line}" for file, line, name in target_frames[:1]]
-        call = re.sub(r"^(call|trial \d+) ", "", self.call)
-        places += [f"at the call with {call}"] if call else []
+        places += [f"at the call with {self.call}"] if self.call else []
         return f" {', '.join(places)}" if places else ""
 
     def close(self, wait: float = 2) -> None:
@@ -189,6 +189,8 @@ def _program() -> str:
 
 class Here(Worker):
     """Answers requests in this process, for a debugger: a target that ends the process ends this one."""
+
+    trials = 0
 
     def ask(self, name: str, arguments: Mapping[str, Any], *_: float | None) -> dict[str, Any]:
         """Return the answer to a request."""
@@ -258,7 +260,7 @@ class Judgement:
                 if "error" in header:
                     raise CannotJudge(header["error"])
             except Ended as error:
-                self._leave_out_trial(child, error)
+                self._leave_out_trial(child.trials, error)
             except BaseException:
                 child.kill()
                 raise
@@ -266,12 +268,12 @@ class Judgement:
                 self._child = child
         return header
 
-    def _leave_out_trial(self, child: Child, error: Ended) -> None:
+    def _leave_out_trial(self, number: int, error: Ended) -> None:
         """Leave the trial call in which a process ended out of the next one; after some, all of them."""
         ended = self._trials_ended
-        if (trial := re.match(r"trial (\d+) ", child.call)) is None:
+        if not number or str(number) in ended:  # it ended elsewhere
             raise CannotJudge(f"importing {self._options.target}: {error}") from None
-        ended[trial[1]] = str(error)
+        ended[str(number)] = str(error)
         if len(ended) >= _MOST_TRIALS_ENDED:
             ended["others"] = f"not tried, as {len(ended)} trial calls ended the process"
 

@@ -35,6 +35,8 @@ class TrialLog:
     ended
         How trial calls ended earlier processes, by their number as text; they are not made again. "others" is
         the reason to make no others.
+    lost
+        The capabilities and parts of these calls, with the reason.
     exits
         Exceptions of trial calls that would end the process, such as SystemExit.
     """
@@ -42,6 +44,7 @@ class TrialLog:
     def __init__(self) -> None:
         self.announce: Callable[[str], None] | None = None
         self.ended: Mapping[str, str] = {}
+        self.lost: dict[str, str] = {}
         self.exits: list[str] = []
         self._number = 0
         self._first: dict[Any, FirstCall] = {}
@@ -51,11 +54,8 @@ class TrialLog:
         return [why for number, why in self.ended.items() if number != "others"] + self.exits
 
     def call(self, lib: ArrayLibrary, rotate: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> Any:
-        """Announce a trial call and make it; raise instead if it ended an earlier process.
-
-        Keep its numbers if it is the first call of its dtype, fields and range, and succeeds.
-        """
-        self._begin(x, pos, spec)
+        """Begin a trial call and make it; keep the first of its dtype, fields and range that succeeds."""
+        self.begin(x, pos, spec)
         if isinstance(x, tuple) or "values" in lib.lacks:
             return rotate(x, pos, **spec)
         numbers = np.array(lib.to_numpy(pos)) if lib.owns(pos) else pos
@@ -69,12 +69,13 @@ class TrialLog:
             self._first[key] = FirstCall(dtype, values, numbers, dict(spec), _float64(lib, y))
         return y
 
-    def _begin(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
+    def begin(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
+        """Announce a trial call; raise if it ended an earlier process."""
         self._number += 1
+        if self.announce is not None:
+            self.announce(f"trial {describe(x, pos, spec)}")
         if why := self.ended.get(str(self._number), self.ended.get("others")):
             raise ProcessEnded(why)
-        if self.announce is not None:
-            self.announce(f"trial {self._number} {describe(x, pos, spec)}")
 
     def first_calls(self, claimed: Collection[str]) -> Iterator[FirstCall]:
         """Yield the first calls whose dtype and fields are claimed."""

@@ -32,6 +32,7 @@ from ._factors import FIELDS, SIZES, WIDTH, read_call
 from ._judge import Judge
 from ._libraries import SETTINGS, TorchLibrary, rounded
 from ._modes import jvp, one_device, settings_of, vmap
+from ._trial_log import ProcessEnded
 
 Target = Any  # of `_target`, which imports this module
 
@@ -73,6 +74,8 @@ def _refused_calls(target: Target, declines: Mapping[str, str]) -> dict[str, str
     for name in (name for name in TRIALS if name not in FIELDS and name not in declines):
         if (refusal := exception_of(target, partial(trials.try_capability, name))) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
+            if isinstance(refusal, ProcessEnded):
+                target.trials.lost[name] = reasons[name]
     if reasons.keys() >= {*parts_of("scaling")}:  # it names the field, and takes no rule: a fault
         reasons = {name: why for name, why in reasons.items() if whole_of(name) != "scaling"}
     return {**reasons, **_without_needed({**declines, **reasons}, tried=TRIALS)}
@@ -153,7 +156,8 @@ class Trials:
         if name not in CONTEXTS:
             self.call(TRIALS[name])
             return
-        x, pos, _ = arguments_of(self.judge, TRIALS[name])
+        x, pos, spec = arguments_of(self.judge, TRIALS[name])
+        self.target.trials.begin(x, pos, spec)
         errors = [exception_of(self.target, attempt) for attempt in CONTEXTS[name](self, x, pos)]
         if errors and errors[0] is not None and None not in errors:
             raise errors[0]

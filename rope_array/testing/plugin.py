@@ -34,8 +34,8 @@ class CheckFailed(Exception):
     """A check failed; the message is its detail."""
 
 
-class UnexpectedlyInapplicable(Exception):
-    """A check that was expected to fail does not apply."""
+class UnexpectedPass(Exception):
+    """A check that was expected to fail passes, or does not apply."""
 
 
 class RopeCheck(pytest.Item):
@@ -50,8 +50,8 @@ class RopeCheck(pytest.Item):
     def runtest(self) -> None:
         """Run the check."""
         result: Result = self.judgement.run(self.name)
-        if result.outcome == UNEXPECTED and result.detail.endswith(INAPPLICABLE):
-            raise UnexpectedlyInapplicable(result.detail)
+        if result.outcome == UNEXPECTED:
+            raise UnexpectedPass(result.detail)
         if result.outcome == INAPPLICABLE:
             pytest.skip(result.detail)
         if result.outcome in (FAILED, EXPECTED):
@@ -62,7 +62,7 @@ class RopeCheck(pytest.Item):
         if isinstance(excinfo.value, CheckFailed):
             required = self.judgement.checks[self.name]["requirement"]
             return f"required: {required}\nfound:    {excinfo.value}"
-        if isinstance(excinfo.value, UnexpectedlyInapplicable):
+        if isinstance(excinfo.value, UnexpectedPass):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
