@@ -20,7 +20,7 @@ from rope_array.testing._library_target import as_records
 from rope_array.testing._options import claims_of
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 from rope_array.testing._report_text import lines_of
-from rope_array.testing._requires import required_checks
+from rope_array.testing._run import required_checks
 from rope_array.testing._shared_findings import lacks_wholly
 
 

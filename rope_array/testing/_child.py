@@ -21,10 +21,9 @@ from ._failure import Failure
 from ._find_causes import find_causes
 from ._judge import Check, Judge
 from ._library_target import calls_of
-from ._options import Options, expected_of
+from ._options import Options
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._report import plain_findings, plain_target
-from ._run import check_expected, with_refusals
 from ._target import Target
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
@@ -77,14 +76,10 @@ class Worker:
         parsed_options = Options(**options)
         try:
             target = parsed_options.resolve()
-            every = parsed_options.checks_for(target)
-            self.expected = expected_of(target, parsed_options.expected)
-            check_expected(self.expected, every)
             target.trials.announce, target.trials.ended = self.announce, ended
             _keep(target, tried)
-            self.judge = Judge(target, parsed_options.thorough)
+            self.judge, every, self.expected = parsed_options.prepare(target)
             self.judge.announce = self.announce
-            every = with_refusals(every, self.judge) if parsed_options.only else every
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
         self.checks = {check.name: check for check in every}

@@ -6,7 +6,7 @@ Calls that show whether undeclared code has a capability are made in `_trials`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ._adapt import takes_two
@@ -144,6 +144,11 @@ def signature_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: p.default for name, p in named.items() if p.default is not p.empty and p.default is not None
     }
+
+
+def specific_needs(capabilities: Collection[str]) -> set[str]:
+    """Return the needs that a check is about. A refused call shows a lack of these needs only."""
+    return {*capabilities} - {*DTYPES, "values", "any_positions", "offset_positions", "widths", "ranks[5]"}
 
 
 # ---- declarations ----

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ._capability_parts import PART_NAMES
 from ._claims import CAPABILITIES
 from ._factors import FIELDS
 from ._find_target import resolve
-from ._judge import Check
-from ._run import checks_for
+from ._run import Prepared, prepare
 from ._target import Target, check_name
 
 
@@ -38,7 +37,7 @@ class Options(NamedTuple):
             claims["requires"] = tuple(dict.fromkeys(required))
         return resolve(self.target, self.backend, **claims)
 
-    def checks_for(self, target: Target) -> tuple[Check, ...]:
+    def prepare(self, target: Target) -> Prepared:
         """Return the checks to run on a target; raise ValueError for options that contradict each other."""
         if self.seed is not None and not self.examples:
             raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
@@ -48,7 +47,9 @@ class Options(NamedTuple):
             raise ValueError("--case runs the given calls alone; leave --only out")
         if self.only and self.require:
             raise ValueError("--require judges by every check; leave --only out")
-        return checks_for(target, self.examples, self.seed or 0, self.cases, _names(self.only))
+        expected = dict(_pairs(self.expected, "expected failure", "such as norm='a reason, and a link'"))
+        only = _names(self.only)
+        return prepare(target, expected, self.thorough, self.examples, self.seed or 0, self.cases, only)
 
     def repeated(self) -> list[str]:
         """Return the arguments of ``python -m rope_array`` that judge the same."""
@@ -115,13 +116,3 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def reasons_of(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse expected failures written as NAME=REASON."""
-    return dict(_pairs(pairs, "expected failure", "such as norm='a reason, and a link'"))
-
-
-def expected_of(target: Target, pairs: Sequence[str]) -> Mapping[str, str]:
-    """Return the expected failures of a target and of the options."""
-    return {**target.expected_failures, **reasons_of(pairs)}

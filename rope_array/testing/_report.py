@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ._cause import Cause, Findings
+from ._claims import specific_needs
 from ._failure import Failure
 from ._find_causes import find_causes
 from ._library_target import BackendTarget, outdated_backends
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
-from ._requires import specific_needs
 from ._target import Target
 
 

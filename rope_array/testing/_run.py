@@ -6,16 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
+from ._capability_parts import PART_NAMES, parts_of
 from ._checks import checks
+from ._claims import CAPABILITIES, by_library, specific_needs
 from ._examples import extra_checks
 from ._find_target import resolve
 from ._judge import Check, Judge
 from ._library_target import calls_of
 from ._outcome import FAILED, UNEXPECTED, Result, result_of, runner
 from ._report import Report
-from ._requires import required_checks
 from ._target import Target
 
 
@@ -114,13 +116,8 @@ def run_checks(
     (False, ['passed', 'failed'])
     """
     expected = claims.pop("expected_failures", None) or {}
-    resolved = resolve(target, **claims)
-    every = checks_for(resolved, examples, seed, cases, only)
-    expected = {**resolved.expected_failures, **expected}
-    check_expected(expected, every)
-    started = time.perf_counter()
-    judge = Judge(resolved, thorough)
-    every = with_refusals(every, judge) if only else every
+    resolved, started = resolve(target, **claims), time.perf_counter()
+    judge, every, expected = prepare(resolved, expected, thorough, examples, seed, cases, only)
     results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(resolved)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
@@ -142,14 +139,10 @@ def check_backend(
 
     Parameters
     ----------
-    target : str, Target or callable
-        As in `iter_checks`.
+    target, thorough, examples, seed, cases, only, **claims
+        As in `run_checks`.
     expected_failures : mapping of str to str, optional
         Names of checks known to fail, each with the reason and a link; added to the target's own.
-    thorough, examples, seed, cases, only
-        As in `run_checks`.
-    **claims
-        For a callable: fields of `Target`.
 
     Returns
     -------
@@ -186,19 +179,38 @@ def _line(result: Result) -> str:
     return f"  {result.name}: {result.outcome}: {result.detail}"
 
 
-def checks_for(
-    target: Target, examples: int, seed: int, cases: Iterable[str], only: Iterable[str]
-) -> tuple[Check, ...]:
-    """Return the checks to run on a target, in order: all, the named ones, or the given calls alone."""
+class Prepared(NamedTuple):
+    """The judge of a target, the checks to run, and the expected failures with their reasons."""
+
+    judge: Judge
+    checks: tuple[Check, ...]
+    expected: Mapping[str, str]
+
+
+def prepare(
+    target: Target,
+    expected: Mapping[str, str],
+    thorough: bool = False,
+    examples: int = 0,
+    seed: int = 0,
+    cases: Iterable[str] = (),
+    only: Iterable[str] = (),
+) -> Prepared:
+    """Return the checks of a target in order: all, the named ones, or the given calls alone."""
     if isinstance(only, str):
         raise ValueError(f"only is {only!r}; give a collection of names")
     cases, only = cases if isinstance(cases, str) else tuple(cases), tuple(only)
     if cases and only:
         raise ValueError("cases are judged alone; leave only out")
     extra = extra_checks(examples, seed, cases, target)
-    if cases:
-        return extra
-    return (*_named(only), *extra) if only else (*checks(), *extra, *required_checks(target))
+    every = (*_named(only), *extra) if only else (*checks(), *extra, *required_checks(target))
+    every = extra if cases else every
+    expected = {**target.expected_failures, **expected}
+    _check_expected(expected, every)
+    judge = Judge(target, thorough)
+    if only and target.trials.faults():  # other checks leave out the calls that ended the process, and pass
+        every = tuple(dict.fromkeys((*every, *_named(["refusals_raise"]))))
+    return Prepared(judge, every, expected)
 
 
 def _named(names: Sequence[str]) -> tuple[Check, ...]:
@@ -209,17 +221,7 @@ def _named(names: Sequence[str]) -> tuple[Check, ...]:
     return tuple(check for check in checks() if not {check.name, bases[check.name]}.isdisjoint(names))
 
 
-def with_refusals(every: tuple[Check, ...], judge: Judge) -> tuple[Check, ...]:
-    """Add the check that refusals raise, if a trial call of the judge's target ended the process.
-
-    Other checks leave out the calls that ended it, and pass.
-    """
-    if not judge.target.trials.faults():
-        return every
-    return tuple(dict.fromkeys((*every, *(check for check in checks() if check.name == "refusals_raise"))))
-
-
-def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
+def _check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
     names = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
@@ -237,3 +239,41 @@ def _check_known(option: str, name: object, names: Collection[str]) -> None:
     near = [check for check in names if check.startswith(f"{base}[")] or get_close_matches(base, bases)
     hint = f"; similar: {', '.join(near)}" if near else ""
     raise ValueError(f"{option}: no check is named {name!r}{hint}")
+
+
+# ---- required capabilities: each gets a check, which fails if the target declines the capability ----
+
+
+def required_checks(target: Target) -> tuple[Check, ...]:
+    """Return a check `requires[NAME]` for each required name; run them after all other checks."""
+    return tuple(_check_of(name) for name in dict.fromkeys(target.requires))
+
+
+@cache
+def _check_of(name: str) -> Check:
+    about = CAPABILITIES.get(name, "")
+    requirement = f"The target {about}, as required." if about else f"{name} applies, as required."
+    return Check(f"requires[{name}]", requirement, (), _require, (name,))
+
+
+def _require(judge: Judge, name: str) -> None:
+    reasons = list(dict.fromkeys(filter(None, _why_lacking(judge, name))))
+    assert not reasons, f"{name} is required, and the target lacks it: {'; '.join(reasons)}"
+
+
+def _why_lacking(judge: Judge, name: str) -> Iterator[str]:
+    """Yield why a target lacks a capability, a part or the subject of a check."""
+    if name in CAPABILITIES or name in PART_NAMES:
+        declines, unavailable = judge.target.declines, by_library(judge.target)
+        lacking = [part for part in parts_of(name) if part in declines and part not in unavailable]
+        yield from [declines[name]] if name in declines else [f"{part}: {declines[part]}" for part in lacking]
+        yield from (_refusal(judge, check) for check in checks() if name in specific_needs(check.needs))
+    else:
+        check = next(check for check in checks() if check.name == name)
+        refusal = judge.left_out.get(name, "")
+        yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {refusal}" if refusal else "")
+
+
+def _refusal(judge: Judge, check: Check) -> str:
+    """Return why a target refused the calls of a check when it was run, or ""."""
+    return f"{check.name}: {judge.refusals[check.name]}" if check.name in judge.refusals else ""

@@ -276,6 +276,8 @@ def _why_traced(trials: Trials, name: str) -> str:
     if not hasattr(trials.target.rotate, "lower"):  # not the result of jax.jit
         return ""
     _, refusal = _tried_field(trials, name)
+    if refusal is None:
+        return ""
     if type(refusal).__module__.startswith("jax") or isinstance(refusal, TypeError | IndexError):
         return f"jax.jit traces it, as static_argnames does not name it: {one_line(refusal)}"
     return ""
