@@ -213,7 +213,7 @@ UNUSABLE = [
     ("mylib:rotate --seed 1", "give their number with --examples"),
     ("mylib:rotate --case width=64 --examples 3", "leave --examples out"),
     ("mylib:rotate --only norm[float8]", "no check is named 'norm[float8]'; similar: norm"),
-    ("mylib:rotate --only norm --case width=64", "leave --only out"),
+    ("mylib:rotate --only norm --case width=64", "leave only out"),
     ("mylib:rotate --only norm --require base", "leave --only out"),
     ("mylib:rotate --junit no/such/report.xml", "give a file in a folder that exists"),
     ("mylib:rotate --timeout 0", "give seconds above 0"),

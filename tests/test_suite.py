@@ -71,7 +71,6 @@ def test_expected_failures_are_strict_both_ways():
     ("options", "message"),
     [
         ({"only": "norm"}, "only is 'norm'; give a collection of names"),
-        ({"only": ["norm"], "cases": ["width=64"]}, "cases are judged alone; leave only out"),
         ({"expected_failures": {"base": " "}}, "give the reason"),
         ({"expected_failures": {"acuracy": "why"}}, "no check is named 'acuracy'; similar: accuracy_"),
         ({"angels": "exact"}, r"unknown claim 'angels'; did you mean angles\?"),

@@ -99,6 +99,12 @@ def test_a_library_is_judged_by_its_name(install):
     assert "bfloat16" in report.target.declines
 
 
+def test_a_backend_of_known_arrays_is_judged_with_their_library(install):
+    install("tiny:Array", "numpy:ndarray")
+    with pytest.raises(ValueError, match="judge it by numpy --backend tiny"):
+        run_checks("tiny")
+
+
 def test_other_code_takes_its_arrays(install):
     install()
     report = run_checks("tiny:backwards", library="tiny", only=["definition", "direction"])

@@ -16,7 +16,7 @@ from ._checks import checks
 from ._claims import CAPABILITIES
 from ._compilers import arrays_of, library_names
 from ._junit import write_junit, write_junit_error
-from ._libraries import NOT_COMPILED, MissingLibrary
+from ._libraries import NOT_COMPILED, MissingLibrary, registered_names
 from ._options import Options
 from ._outcome import INAPPLICABLE
 from ._process import CannotJudge, Judgement
@@ -111,6 +111,7 @@ def _listing() -> str:
     lines = ["Targets (each with the capabilities that its arrays lack):"]
     for name in library_names():
         lines += wrapped(f"  {name:<28}{_gaps(name)}", 30)
+    lines += [f"  {name:<28}arrays of another package's backend" for name in registered_names()]
     lines.append(f"  {'package.module:attribute':<28}a callable rotate(x, pos, **spec), or a Target")
     lines.append("\nChecks:")
     for name, requirement in {c.name.partition("[")[0]: c.requirement for c in checks()}.items():

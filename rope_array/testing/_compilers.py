@@ -14,7 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, ArrayLibrary, JaxLibrary, registered_library, with_own_code
+from ._libraries import (
+    LIBRARIES,
+    ArrayLibrary,
+    JaxLibrary,
+    registered_library,
+    registered_names,
+    with_own_code,
+)
 
 Rotate = Callable[..., Any]
 
@@ -50,12 +57,22 @@ _registered: dict[str, ArrayLibrary] = {}
 
 
 def is_library(name: str) -> bool:
-    """Return whether a name is of a library; a library of another package is made when it is asked for."""
+    """Return whether a name is of a library; a library of another package is made when it is asked for.
+
+    Raise ValueError for another package's backend of arrays that a known library has.
+    """
     if name in LIBRARIES or name in COMPILED or name in _registered:
         return True
-    if name.isidentifier() and (library := registered_library(name)) is not None:
-        _registered[name] = library
-    return name in _registered
+    if name not in registered_names():
+        return False
+    library = registered_library(name)
+    for known in LIBRARIES.values():
+        if known.module == library.module:
+            raise ValueError(
+                f"{name} is a backend for arrays of {known}: judge it by {known} --backend {name}"
+            )
+    _registered[name] = library
+    return True
 
 
 def compile_for(library: str, rotate: Rotate) -> Rotate:

@@ -43,8 +43,6 @@ class Options(NamedTuple):
             raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
         if self.examples and self.cases:
             raise ValueError("--case runs the given calls alone; leave --examples out")
-        if self.only and self.cases:
-            raise ValueError("--case runs the given calls alone; leave --only out")
         if self.only and self.require:
             raise ValueError("--require judges by every check; leave --only out")
         expected = dict(_pairs(self.expected, "expected failure", "such as norm='a reason, and a link'"))

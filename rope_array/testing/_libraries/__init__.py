@@ -8,7 +8,7 @@ from . import _chunked, _jax, _numpy, _others, _torch
 from ._base import MODES, SETTINGS, Array, ArrayLibrary, MissingLibrary, numpy_dtype, rounded, widened
 from ._jax import JaxLibrary
 from ._numpy import NumPyLibrary
-from ._registered import registered_library
+from ._registered import registered_library, registered_names
 from ._torch import TorchLibrary, with_own_code
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "TorchLibrary",
     "numpy_dtype",
     "registered_library",
+    "registered_names",
     "rounded",
     "widened",
     "with_own_code",

@@ -92,15 +92,13 @@ class RegisteredLibrary(ArrayLibrary):
         yield from ()
 
 
-def registered_library(name: str) -> ArrayLibrary | None:
-    """Return the library that a package's backend of this name adapts; None if there is no such backend.
+def registered_names() -> list[str]:
+    """Return the names of the backends of other packages; no package is imported."""
+    return sorted({point.name for point in entry_points(group="rope_array.backends")})
 
-    Raises
-    ------
-    ImportError
-        The package or its library cannot be imported.
-    """
-    for point in entry_points(group="rope_array.backends", name=name):
-        _, types, module = point.load()
-        return RegisteredLibrary(name, types[0], module)
-    return None
+
+def registered_library(name: str) -> RegisteredLibrary:
+    """Return the library of another package's backend; raise ImportError if it cannot be imported."""
+    (point, *_) = entry_points(group="rope_array.backends", name=name)
+    _, types, module = point.load()
+    return RegisteredLibrary(name, types[0], module)
