@@ -66,8 +66,9 @@ def is_library(name: str) -> bool:
     if name not in registered_names():
         return False
     library = registered_library(name)
+    package = library.module.partition(".")[0]
     for known in LIBRARIES.values():
-        if known.module == library.module:
+        if known.module.partition(".")[0] == package:
             raise ValueError(
                 f"{name} is a backend for arrays of {known}: judge it by {known} --backend {name}"
             )
