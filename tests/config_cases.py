@@ -1,5 +1,12 @@
-"""Short forms for tests of configs."""
+"""The cases of tests/configs/*.json, a config and what it is read as, and short forms for tests of configs.
 
+A file is a list of groups. The `base` of a group is in each of its configs, and `expect` in each of its
+cases. `tests/test_config_cases.py` has the meaning of a case's keys. A rope is written as its repr.
+"""
+
+import copy
+import json
+from pathlib import Path
 from struct import pack
 
 import pytest
@@ -7,6 +14,22 @@ import pytest
 import rope_array as ra
 from rope_array import ConfigError
 from rope_array.config import read
+
+
+def _read_cases():
+    for file in sorted((Path(__file__).parent / "configs").glob("*.json")):
+        for group in json.loads(file.read_text("utf-8")):
+            for name, case in group["cases"].items():
+                config = {**group.get("base", {}), **case["config"]}
+                yield f"{file.stem}: {name}", {**group.get("expect", {}), **case, "config": config}
+
+
+CASES = dict(_read_cases())
+
+
+def config_of(name, **changes):
+    """Return the config of a case, with changed keys."""
+    return {**copy.deepcopy(CASES[name]["config"]), **changes}
 
 
 def model(model_type, **keys):

@@ -131,6 +131,8 @@ def dbrx(values: PartValues, parameters: Parameters) -> Parameters:
         raise SpecError(
             f"attn_config.rope_theta is {short(nested)}, and rope_theta {short(base)}; leave one out."
         )
+    if parameters.get("rope_theta") == nested:
+        return parameters
     values.record.note("attn_config.rope_theta is honoured here; transformers 5.24 does not read it")
     return {key: value for key, value in parameters.items() if key != "rope_theta"}
 
