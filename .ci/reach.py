@@ -1,8 +1,8 @@
 """Which tests a change reaches, by the texts of the files: no list of folders is kept by hand.
 
-A file reads the modules that it imports, in programs inside strings too, and the data that it names: files,
-patterns of files, and folders in quotes. Modules of the package are not followed: a test that imports one of
-them reads its folder, and every push tests the public names.
+A file reads the modules that it imports, in programs inside strings too, and the scripts and data that it
+names: files, patterns of files, folders and modules in quotes. Modules of the package are not followed: a
+test that imports one of them reads its folder, and every push tests the public names.
 """
 
 import re
@@ -46,25 +46,34 @@ def uncommitted_paths() -> frozenset[str]:
 @cache
 def all_paths() -> frozenset[str]:
     """Return the paths of all files that git does not ignore."""
-    return frozenset(git("ls-files", "--cached", "--others", "--exclude-standard"))
+    paths = git("ls-files", "--cached", "--others", "--exclude-standard")
+    return frozenset(path for path in paths if (ROOT / path).is_file())  # not of one that is deleted
+
+
+@cache
+def text_of(path: str) -> str:
+    """Return the text of a Python file; of another, an empty one."""
+    return (ROOT / path).read_text("utf-8") if path.endswith(".py") else ""
 
 
 @cache
 def data() -> dict[str, list[str]]:
-    """Return the paths of files that no import reads, by their names and by the names of inner folders."""
+    """Return the paths of data and scripts by their names, and of data by the names of inner folders too."""
     paths: dict[str, list[str]] = {}
     for path in all_paths():
         *folders, name = path.split("/")
-        for key in (name, *folders[1:]) if not name.endswith(".py") else ():
+        is_code = name.endswith(".py")
+        for key in () if name.startswith(("test_", "__")) else (name, *([] if is_code else folders[1:])):
             paths.setdefault(key, []).append(path)
     return paths
 
 
 @cache
 def imports_of(path: str) -> frozenset[str]:
-    """Return the paths of the modules that a file imports."""
-    names = set()
-    for module, members, modules in IMPORT.findall((ROOT / path).read_text("utf-8")):
+    """Return the paths of the modules that a file imports, and of those with a dot that it quotes."""
+    text = text_of(path)
+    names = {*re.findall(r"[\"'](\w+\.[\w.]+)[\"']", text)}
+    for module, members, modules in IMPORT.findall(text):
         names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", members))}
         names |= {*re.findall(r"[\w.]+", modules)}
     places = (*IMPORTED_FROM, f"{path.rpartition('/')[0]}/")
@@ -80,7 +89,7 @@ def file_of(name: str) -> str:
 @cache
 def data_of(path: str) -> frozenset[str]:
     """Return the paths of the files that a file names, alone, by a pattern, or by their folder."""
-    text = (ROOT / path).read_text("utf-8")
+    text = text_of(path)
     words = {*re.findall(r"[\w-]+\.[\w.-]+", text), *re.findall(r"[\"'/]([\w-]+)[\"'/]", text)}
     patterns = re.findall(r"[\"'/]([\w-]*\*[\w*-]*\.\w+)[\"']", text)
     names = [name for name in data() if name in words or any(fnmatch(name, each) for each in patterns)]
@@ -96,8 +105,8 @@ def read_by(test: str) -> frozenset[str]:
         if path.startswith(PACKAGE):
             found.add(f"{path.rpartition('/')[0]}/" if path.count("/") > 1 else path)
         elif path not in found:
-            found |= {path, *data_of(path)}
-            left |= imports_of(path)
+            found.add(path)
+            left |= imports_of(path) | data_of(path)
     return frozenset(found)
 
 
@@ -117,15 +126,16 @@ def tests_of(paths: Iterable[str]) -> list[str]:
 
 def distance(test: str, path: str) -> int:
     """Return how far a test file is from a path: a small number, or FAR if it says nothing about it."""
-    if not path.startswith(PACKAGE):
-        return 0 if path == test else 1 if path in read_by(test) - {*ALWAYS} else FAR
     folder, _, name = path.rpartition("/")
-    near = (
-        words_of(name) & words_of(test),
-        path in imports_of(test),
-        words_of(folder) & words_of(test),
-        test == "tests/test_conformance.py",
-    )
+    if path.startswith(PACKAGE):
+        near = (
+            words_of(name) & words_of(test),
+            path in imports_of(test),
+            words_of(folder) & words_of(test),
+            test == "tests/test_conformance.py",
+        )
+    else:
+        near = (path == test, path in imports_of(test) | data_of(test), path in read_by(test) - {*ALWAYS})
     return next((i for i, is_near in enumerate(near) if is_near), FAR)
 
 
@@ -136,5 +146,5 @@ def words_of(path: str) -> set[str]:
 
 def words_about(paths: Iterable[str], test: str) -> set[str]:
     """Return the words of paths, of a test file's name, and of its marks, which name libraries."""
-    marks = re.findall(r"\blibrary\(([^)]*)\)", (ROOT / test).read_text("utf-8"))
+    marks = re.findall(r"\blibrary\(([^)]*)\)", text_of(test))
     return {word for text in (*paths, test, *marks) for word in re.findall(r"[a-z]+", text)}
