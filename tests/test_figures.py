@@ -8,17 +8,19 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.version import Version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
+import _harness
 import _pages
 import _record
 import _targets
 
 ROOT = _record.ROOT
 RESULTS = ROOT / "bench" / "results"
-OTHERS = {"exhaustive", "gpu-checks", "kill-matrix-numpy", "kill-matrix-torch", "kill-matrix-jax", "roformer"}
+OTHERS = {"gpu-checks", "kill-matrix-numpy", "kill-matrix-torch", "kill-matrix-jax", "roformer"}
 
 
 def passes(record):
@@ -60,7 +62,10 @@ def test_pages_have_the_tables_of_the_newest_results(tmp_path):
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, tmp_path / page)
     _pages.write(root=tmp_path)
-    outdated = [page for page in _pages.PAGES if (tmp_path / page).read_text() != (ROOT / page).read_text()]
+    written, committed = (
+        {page: (root / page).read_text("utf-8") for page in _pages.PAGES} for root in (tmp_path, ROOT)
+    )
+    outdated = [page for page in _pages.PAGES if written[page] != committed[page]]
     assert outdated == [], "run `python bench/_pages.py`"
 
 
@@ -80,7 +85,7 @@ def test_each_result_is_on_a_page():
         bench for sections in _pages.PAGES.values() for _, *needed in sections.values() for bench in needed
     }
     names = {path.stem[11:] for path in RESULTS.glob("????-??-??-*.json")}
-    assert names <= benches | _targets.JUDGES.keys() | OTHERS
+    assert names <= benches | OTHERS
 
 
 def test_the_strongest_peers_are_in_the_table_of_speed():
@@ -95,3 +100,23 @@ def test_the_strongest_peers_are_in_the_table_of_speed():
         }
         rivals = {name for name in times if times[name] < 1.05 * min(times.values())}
         assert rivals & {*_pages.IN_README}, rivals
+
+
+def test_calls_take_turns(monkeypatch):
+    now, blocks = [0.0], []
+    monkeypatch.setattr(_harness, "clock", lambda: now[0])
+
+    def taking(seconds):
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    fresh = _harness.Fresh(lambda: blocks.append(0) or taking(0.001), most=3)
+    rows = {"slow": taking(0.02), "fast": taking(0.01), "fresh": fresh}
+    times = _harness.take_turns(rows, rounds=4, seconds=0.05)
+    assert _harness.compare(times, [("slow", "fast"), ("slow", "absent")]) == {
+        "ms": {"slow": 20.0, "fast": 10.0, "fresh": 1.0},
+        "ratios": {"slow / fast": 2.0},
+    }
+    assert _harness.pace(fresh, 0.05)[0] == 3
+    assert len(blocks) >= 4  # each block makes its calls anew
+    with pytest.raises(SystemExit, match=r"the result of b is off by 0\.5 of"):
+        _harness.check({"a": lambda: np.ones(2), "b": lambda: np.array([1.0, 0.5])}, [np.ones(2)], 0.1)
