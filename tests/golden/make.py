@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,40 +24,8 @@ INTEGERS = [0, 1, -1, 3, 4097, 2**16, 131071, 2**20, 2**24 - 1, 2**24 + 1, 2**31
 POSITIONS = [*INTEGERS, 0.5, 2.25, -1000000.75]
 X = [1.0, 2.0, -3.0, 0.5, -0.75, 1.328125, 3.984375, -0.0078125, 1.5, -1.0, 0.171875, 2.625]
 
-YARN_FACTOR = 1.1386294361119891  # 0.1 ln 4 + 1, YaRN's amplitude for a context four times as long
-# Two are float32 values, none is a float64 power.
-FREQUENCIES = [1.0, 0.3162277638912201, 0.009999999776482582, 2.5e-05]
-FAST = [1000000.0, 6.283185307179586, 0.1, 1e-09]
 
-ROTATIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "pairings": {
-        "interleaved": {"head_dim": 8},
-        "half": {"head_dim": 8, "pairing": "half"},
-        "interleaved-to-half": {"head_dim": 8, "pairing": "interleaved", "out_pairing": "half"},
-        "half-to-interleaved": {"head_dim": 8, "pairing": "half", "out_pairing": "interleaved"},
-    },
-    "slices": {
-        "first-6-of-10": {"head_dim": 10, "rotary_dim": 6, "pairing": "half"},
-        "last-8-of-12": {"head_dim": 12, "rotary_start": 4},
-        "odd-start": {"head_dim": 9, "rotary_dim": 4, "rotary_start": 3, "pairing": "half"},
-        "start-and-out": {"head_dim": 8, "rotary_dim": 6, "rotary_start": 1, "out_pairing": "half"},
-        "one-pair": {"head_dim": 2},
-        "identity": {"head_dim": 4, "rotary_dim": 0},
-    },
-    "bases": {
-        "500000": {"head_dim": 8, "base": 500000.0, "pairing": "half"},
-        "1000000": {"head_dim": 8, "base": 1000000.0},
-        "not-an-integer": {"head_dim": 6, "base": 12345.678},
-    },
-    "frequencies": {
-        "explicit": {"head_dim": 8, "inv_freq": FREQUENCIES},
-        "fast": {"head_dim": 8, "inv_freq": FAST, "pairing": "half"},
-    },
-    "amplitudes": {
-        "yarn": {"head_dim": 8, "attention_factor": YARN_FACTOR},
-        "partial-and-out": {"head_dim": 8, "rotary_dim": 6, "out_pairing": "half", "attention_factor": 0.75},
-    },
-}
+ROTATIONS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads((HERE / "cases.toml").read_text("utf-8"))
 
 
 def hexadecimal(values: Iterable[float]) -> list[str]:
