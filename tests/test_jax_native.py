@@ -45,32 +45,14 @@ def by_tables(x, pos):
 
 # ---- the interface of XLA ----
 
-# A line for each struct: our name, jaxlib's, and the members, with jaxlib's name where it is another.
-STRUCTS = """
-    Extension decltype(XLA_FFI_Metadata_Extension::extension_base) type next
-    Version XLA_FFI_Api_Version major=major_version minor=minor_version
-    Metadata XLA_FFI_Metadata version=api_version
-    MetadataExtension XLA_FFI_Metadata_Extension metadata
-    ErrorArgs XLA_FFI_Error_Create_Args message code=errc
-    ErrorDestroyArgs XLA_FFI_Error_Destroy_Args error
-    NumThreadsArgs XLA_FFI_ThreadPool_NumThreads_Args context=ctx num_threads
-    Api XLA_FFI_Api version=api_version create_error=XLA_FFI_Error_Create
-    Api XLA_FFI_Api destroy_error=XLA_FFI_Error_Destroy get_num_threads=XLA_FFI_ThreadPool_NumThreads
-    Buffer XLA_FFI_Buffer dtype data rank shape=dims
-    Operands XLA_FFI_Args size types values=args
-    Operands XLA_FFI_Rets size types values=rets
-    Array XLA_FFI_Array dtype size data
-    Attributes XLA_FFI_Attrs size types values=attrs
-    CallFrame XLA_FFI_CallFrame extensions=extension_start api context=ctx
-    CallFrame XLA_FFI_CallFrame arguments=args results=rets attributes=attrs
-"""
+STRUCTS = Path(__file__).with_name("xla_structs.txt").read_text("utf-8").splitlines()[1:]
 COMPILER = os.environ.get("CXX", "g++")
 
 
 @pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C++ compiler")
 def test_structs_are_those_of_jaxlibs_header(tmp_path):
     lines = ['#include "xla_call.hpp"', '#include "xla/ffi/api/c_api.h"', "namespace own = rope::xla;"]
-    for row in STRUCTS.strip().splitlines():
+    for row in STRUCTS:
         ours, theirs, *members = row.split()
         for member in members:
             mine, _, their_member = member.partition("=")

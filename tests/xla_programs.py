@@ -1,6 +1,6 @@
 """Programs that XLA compiles for an H100 or a TPU v5e without the device. A child process runs `main`.
 
-XLA's plugins of JAX compile for a described device. The description of the H100 has the values of
+XLA's plugins of JAX compile for a described device. h100.txtpb describes the H100 with the values of
 xla/backends/gpu/target_config/specs/h100_sxm.txtpb in https://github.com/openxla/xla.
 """
 
@@ -11,23 +11,7 @@ import os
 import re
 from pathlib import Path
 
-H100 = """
-gpu_device_info {
-  name: "NVIDIA H100 80GB HBM3"  device_vendor: "NVIDIA Corporation"
-  cuda_compute_capability { major: 9 }
-  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
-  threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
-  thread_dim_limit_x: 1024  thread_dim_limit_y: 1024  thread_dim_limit_z: 64
-  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  registers_per_core_limit: 65536  registers_per_block_limit: 65536
-  shared_memory_per_core: 233472  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
-  l2_cache_size: 52428800  memory_bandwidth: 3352320000000
-  device_memory_size: 84942979072  device_address_bits: 64
-  driver_version: "13.0.0"  runtime_version: "13.0.0"  compile_time_toolkit_version: "13.0.0"
-}
-platform_name: "CUDA"
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
+H100 = Path(__file__).with_name("h100.txtpb").read_text("utf-8")
 # On the TPU larger than its 128 MiB of vector memory: there XLA could hide temporary arrays.
 SHAPES = {"cuda": (1, 16, 2048, 128), "tpu": (4, 32, 4096, 128)}
 DTYPES = ("float32", "bfloat16")
