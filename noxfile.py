@@ -268,8 +268,10 @@ def changed(session: nox.Session) -> None:
     tests = reach.tests_of(paths)
     if not tests:
         session.skip("no test reads what has changed")
-    words = reach.words_about(paths, tests[0])
-    libraries = [name for name in LIBRARIES if name in words or name == "numpy"]
+    # Those that the change and its nearest tests name, in a mark too.
+    marks = re.findall(r"\blibrary\(.*\)", (ROOT / tests[0]).read_text("utf-8"))
+    words = reach.words_of(" ".join(["numpy", *paths, tests[0], *marks]))
+    libraries = [name for name in LIBRARIES if name in words]
     session.log(f"with {', '.join(libraries)}: {' '.join(Path(test).stem for test in tests)}")
     # For this processor alone, which takes half the time.
     args = ("-Cbuild-dir=build/changed", "-Ccmake.define.ROPE_ARRAY_THIS_PROCESSOR=ON")
@@ -360,20 +362,6 @@ def triton(session: nox.Session) -> None:
         pytest(session, "torch", "--gpu-code", *files("triton", "conformance"), "-k", "triton")
     finally:  # the other sessions of the shared environment test PyTorch without Triton
         python(session, *pip, "uninstall", "-qy", "triton", silent=True)
-
-
-@runs("reached, night", reads=files("proof"))
-def proof(session: nox.Session) -> None:
-    """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
-
-    Without these programs it is skipped, or fails if ROPE_ARRAY_REQUIRE_PROOF is set.
-    """
-    if missing := [tool for tool in ("sollya", "gappa") if not shutil.which(tool)]:
-        reason = f"not installed: {', '.join(missing)} (Debian, Ubuntu: apt install sollya gappa)"
-        (session.error if os.environ.get("ROPE_ARRAY_REQUIRE_PROOF") else session.skip)(reason)
-    install(session, *GROUPS["test"])
-    # One process: the proofs start a Gappa on each core.
-    pytest(session, "numpy", "--proof", "-n", "0", *files("proof"))
 
 
 # ---- sessions that are not of a push ----

@@ -7,6 +7,7 @@ replaced by mutants; a mutant breaks its bound or has a form that the proof refu
 import contextlib
 import functools
 import json
+import os
 import sys
 from fractions import Fraction
 from math import pi
@@ -21,10 +22,12 @@ from rope_array.testing._contract import AT_INTEGERS, ROTATED
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # at the end: the folder's rope_array must not shadow the installed one
 
-from proof import approximation, kernel, recorded, report, theorems  # noqa: E402
+from proof import approximation, kernel, recorded, report, theorems, tools  # noqa: E402
 from proof.expressions import ProofError  # noqa: E402
 
-pytestmark = pytest.mark.slow
+MISSING = [] if os.environ.get("ROPE_ARRAY_REQUIRE_PROOF") else tools.missing()
+REASON = f"not installed: {', '.join(MISSING)} (Debian, Ubuntu: apt install sollya gappa)"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=REASON)]
 DTYPES = ("float32", "float64")
 # Errors are largest near an eighth of a turn, so mutants are tried there.
 LAST = Fraction(15, 16)
