@@ -287,11 +287,10 @@ def test_a_config_is_described_in_words_and_tables(explained):
         f"The wavelengths are 6.283 to {8 * wavelengths[-1]:,.0f} positions.",
         f"{longer} pairs never rotate once in a context of 131,072 positions.",
         "pair wavelength without the rule rotations in the context",
-        "scaling Llama3(factor=8.0, low_freq_factor=1.0",
+        "RoPE(head_dim=128, base=500000.0, pairing='half', scaling=Llama3(factor=8.0, low_freq_factor=1.0,",
     ):
         assert sentence in text
     for row in (
-        ["rotary_dim", "128"], ["base", "500,000"], ["context", "131,072"], ["amplitude", "1"],
         ["0", "6.283", "6.283", f"{131072 / 2 / np.pi:,.0f}"],
         ["63", f"{8 * wavelengths[-1]:,.0f}", f"{wavelengths[-1]:,.0f}",
          f"{131072 / 8 / wavelengths[-1]:.4g}"],

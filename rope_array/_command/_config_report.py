@@ -63,7 +63,9 @@ def _of_rope(reading: Reading, length: int | None) -> Iterator[str]:
     yield from _wrapped(" ".join(_sentences(rope, reading)))
     if rope.rotary_dim:
         yield ""
-        yield from _aligned(_fields(rope, reading))
+        yield from textwrap.wrap(
+            repr(rope), _WIDTH, initial_indent="  ", subsequent_indent=" " * 7, break_on_hyphens=False
+        )
         yield from _frequency_table(rope, reading.context)
 
 
@@ -191,22 +193,6 @@ def _number(value: float) -> str:
 
 
 # Tables
-
-
-def _fields(rope: ra.RoPE, reading: Reading) -> list[tuple[str, str]]:
-    rows = [
-        ("head_dim", str(rope.head_dim)),
-        ("rotary_dim", str(rope.rotary_dim)),
-        ("rotary_start", str(rope.rotary_start)),
-        ("pairing", rope.pairing),
-        ("out_pairing", rope.out_pairing or ""),
-        ("base", "" if rope.inv_freq else _number(rope.base)),
-        ("scaling", str(rope.scaling or "")),
-        ("context", f"{reading.context:,}" if reading.context else ""),
-    ]
-    if rope.scaling is None or rope.scaling.resolved:
-        rows.append(("amplitude", _number(rope.amplitude)))
-    return [(name, text) for name, text in rows if text and (name, text) != ("rotary_start", "0")]
 
 
 def _frequency_table(rope: ra.RoPE, context: int | None) -> Iterator[str]:
