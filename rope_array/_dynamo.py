@@ -98,7 +98,8 @@ def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None)
 
 def traced_memo_of_one(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `make` with a memo over its one argument, which is hashable; faster than `traced_memo`."""
-    values, names = _Values(), {}  # type: ignore[var-annotated]
+    values = _Values()
+    names: dict[Any, str] = {}
 
     @traced_constant
     def name_of(argument: Any) -> str:

@@ -70,6 +70,8 @@ class CubedOps(ArrayOps):
 class Cubed(Library):
     """cubed: accepts NumPy arrays too; all arrays of a call need one spec."""
 
+    converter = "numpy.asarray(pos)"
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, cubed.Array)
 

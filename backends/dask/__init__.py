@@ -29,6 +29,9 @@ name = "dask"
 class Dask(Library):
     """dask: accepts NumPy arrays too; the chunks know their devices."""
 
+    converter = "numpy.asarray(pos)"
+    keeps_float64 = True
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, da.Array)
 

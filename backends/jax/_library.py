@@ -12,6 +12,9 @@ from rope_array._array_api.ops import ArrayOps
 class Jax(Library):
     """JAX: 64-bit integers only with x64, and XLA chooses the device of new arrays."""
 
+    converter = "jax.numpy.asarray(pos)"
+    keeps_float64 = True
+
     def has_int64(self, x: Any) -> bool:
         config: Any = jax.config  # its type lacks the flags
         return bool(config.jax_enable_x64)

@@ -36,6 +36,8 @@ class TensorFlow(Library):
     """TensorFlow: eager tensors, and the tensors of tf.function, whose sizes may be unknown."""
 
     operations = TensorFlowOps
+    converter = "tensorflow.convert_to_tensor(pos)"
+    keeps_float64 = True
 
     def has_int64(self, x: Any) -> bool:
         return True

@@ -91,6 +91,8 @@ class Torch(Library):
     """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
     operations = TorchOps
+    converter = "torch.as_tensor(pos, device=x.device)"
+    keeps_float64 = True
 
     def has_int64(self, x: Any) -> bool:
         return True

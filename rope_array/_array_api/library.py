@@ -47,6 +47,10 @@ class Library:
     ----------
     operations
         The class of its array operations.
+    converter
+        The code that makes an array of positions, for errors.
+    keeps_float64
+        Whether float positions of Python keep their digits: its CPU and CUDA devices have float64.
     name
         The library's name, as users write it.
     xp
@@ -58,6 +62,8 @@ class Library:
     """
 
     operations: type[ArrayOps] = ArrayOps
+    converter = "asarray(pos) of x's own library"
+    keeps_float64 = False
 
     def __init__(self, name: str, xp: Any, *, takes_numpy: bool = False, implicit_device: bool = False):
         self.name = name
@@ -129,11 +135,7 @@ class Library:
 
     def memory(self, array: Any) -> Memory | None:
         """Return the memory of an array; None if the library's arrays cannot be written."""
-        interface = getattr(array, "__cuda_array_interface__", None)  # CuPy's
-        if interface is None or self.name != "cupy":
-            return None
-        address, read_only = interface["data"]
-        return Memory(address, tuple(array.shape), tuple(array.strides), array.itemsize, not read_only)
+        return None
 
     def copy_into(self, out: Any, y: Any) -> None:
         """Copy y into out. The caller has checked out for overlap."""
@@ -166,6 +168,9 @@ class NumPyOps(ArrayOps):
 class NumPy(Library):
     """NumPy: one device, and memory that can be written."""
 
+    converter = "numpy.asarray(pos)"
+    keeps_float64 = True
+
     def __init__(self) -> None:
         # Imported after an array of NumPy's has appeared: the package itself imports no array library.
         import array_api_compat.numpy as xp
@@ -187,6 +192,28 @@ class NumPy(Library):
         address: int = array.__array_interface__["data"][0]
         return Memory(address, array.shape, array.strides, array.itemsize, array.flags.writeable)
 
+
+class CuPy(Library):
+    """CuPy: memory that can be written."""
+
+    converter = "cupy.asarray(pos)"
+    keeps_float64 = True
+
+    def memory(self, array: Any) -> Memory | None:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            return None
+        address, read_only = interface["data"]
+        return Memory(address, tuple(array.shape), tuple(array.strides), array.itemsize, not read_only)
+
+
+class Strict(Library):
+    """array-api-strict."""
+
+    keeps_float64 = True
+
+
+_CLASSES = {"cupy": CuPy, "array_api_strict": Strict}  # without a backend that has the Library
 
 # By the type of an array. Read without the lock: a type always has the same Library, also after a clear().
 _libraries: dict[type, Library] = {}
@@ -257,7 +284,7 @@ def _detect(x: Any) -> Library:
         )
     lazy, is_cupy = compat.is_jax_array(x) or compat.is_dask_array(x), compat.is_cupy_array(x)
     name = "cupy" if is_cupy else library_name(x)  # a subclass may be another package's
-    return Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
+    return _CLASSES.get(name, Library)(name, xp, takes_numpy=lazy, implicit_device=lazy)
 
 
 def unsupported(x: Any, name: str, reason: str) -> ArrayTypeError:

@@ -39,7 +39,6 @@ _MOST_AXES = 64
 _FEW = 16  # numbers, which Python reads faster than NumPy
 _FLOATS = ("float32", "float64")
 _NUMBERS, _SEQUENCES = {int, float}, {list, tuple}
-_WITH_FLOAT64 = ("array_api_strict", "cupy", "dask", "jax", "numpy", "tensorflow", "torch")
 
 
 class PositionInput(NamedTuple):
@@ -231,9 +230,9 @@ def check_largest(pos: PositionInput, limit: int) -> None:
 
 
 def _keeps_float64(lib: Library, ops: ArrayOps) -> bool:
-    """Return whether fractions of Python floats stay float64: see `angles._add_fraction`."""
+    """Return whether fractions of Python floats stay float64: see `angles._add_fractions`."""
     device = getattr(ops.creation_kwargs.get("device"), "type", "cpu")  # PyTorch's "mps" has no float64
-    return ops.has_int64 and lib.name in _WITH_FLOAT64 and device in ("cpu", "cuda")
+    return ops.has_int64 and lib.keeps_float64 and device in ("cpu", "cuda")
 
 
 def split_floats(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:
@@ -337,15 +336,7 @@ def _out_of_range(pos: Any, limit: str) -> PositionError:
 
 
 def _other_library(pos: Any, x: Any, lib: Library) -> str:
-    hint = {
-        "torch": "torch.as_tensor(pos, device=x.device)",
-        "numpy": "numpy.asarray(pos)",
-        "jax": "jax.numpy.asarray(pos)",
-        "cupy": "cupy.asarray(pos)",
-        "tensorflow": "tensorflow.convert_to_tensor(pos)",
-        "dask": "numpy.asarray(pos)",
-        "cubed": "numpy.asarray(pos)",
-    }.get(lib.name, "asarray(pos) of x's own library")
+    hint = lib.converter
     if not is_array_of_any_library(pos):
         held = "the array that it holds: pos[...] of Flax, or pos.data of xarray."
         return f"pos is {describe_other(pos)}; give {hint}, or {held}"
