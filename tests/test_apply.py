@@ -12,9 +12,9 @@ from compare import array_and_values, judge
 from test_out import read_only
 
 import rope_array as ra
-from rope_array._array_api.library import library
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import CallOptions, OptionFields
+from rope_array._registry import library_of
 from rope_array._spec import spec
 from rope_array.testing._contract import assert_contract
 
@@ -41,8 +41,9 @@ def test_positions_of_the_host(lib):
 def test_positions_that_are_not_split(lib):
     """Floats stay floats of the same values; without x64 JAX has no float64, and they are split."""
     x, _ = array_and_values(lib, "float32", B, S, D)
+    of_x = library_of(x)
     for pos in (2.5, np.float64(-0.1), [0.5, 2**31 - 1], [[0.1, 3.0], [7, -1.5]], [2**31 - 1, 0], range(4)):
-        numbers, fraction = parse(pos, x, library(x)).read(library(x), library(x).ops(x), False, split=False)
+        numbers, fraction = parse(pos, x, of_x).read(of_x, of_x.ops(x), False, split=False)
         is_split = lib.name == "jax" and np.array(pos).dtype.kind == "f"
         assert (fraction is not None) == is_split
         assert ("float64" in str(numbers.dtype)) == (np.array(pos).dtype.kind == "f" and not is_split)
