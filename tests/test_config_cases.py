@@ -27,7 +27,7 @@ READ = [name for name in CASES if name not in REFUSED]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_config_is_refused(name):
+def test_refused(name):
     """By the words `refused`; `by_hand`: by the remedy to write a rope, and no key to state for a guess."""
     case = CASES[name]
     with pytest.raises(ConfigError, match=case.get("refused")) as caught:
@@ -61,7 +61,7 @@ def notes_of_one(case):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_config_is_read(name):
+def test_read(name):
     """Each of `notes` is found in a note, and `unnoted` in none; `note_count` counts them."""
     case = CASES[name]
     notes = notes_of_layers(case) if "layers" in case else notes_of_one(case)
