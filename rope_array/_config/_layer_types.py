@@ -4,7 +4,7 @@ A rule of layer types takes the part's values, the number of layers and a layer'
 config does not state `layer_types`. Read from the configuration files of transformers 5.24.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rope_array._config._layers import why_by_index
@@ -31,6 +31,37 @@ def full_every(
     return full if (index + offset) % every == 0 or (last and index == count - 1) else other_type
 
 
+def in_turn(
+    values: PartValues,
+    count: int,
+    index: int,
+    types: Sequence[str],
+    first: Sequence[str] = (),
+    last: str | None = None,
+) -> str:
+    """Return the types in turn, but of the `first` layers, and of the `last` layer."""
+    if index < len(first):
+        return first[index]
+    return last if last and index == count - 1 else types[index % len(types)]
+
+
+def by_indices(values: PartValues, count: int, index: int, key: str, types: Sequence[str]) -> str:
+    """Return the first of two types for the layers that a list has, and the last if there is no list."""
+    if (chosen := values.get(key)) is None:
+        return types[-1]
+    if not isinstance(chosen, (list, tuple)):
+        raise SpecError(f"{key} is {short(chosen)}; give a list of indices of layers.")
+    return types[0] if is_among(chosen, index) else types[1]
+
+
+def by_flags(values: PartValues, count: int, index: int, key: str, types: Sequence[str]) -> str:
+    """Return the first of two types for the layers with a value but 0, and the last beyond the list."""
+    flags = values.get(key)
+    if not isinstance(flags, (list, tuple)) or index >= len(flags):
+        return types[-1]
+    return types[0] if flags[index] else types[1]
+
+
 def keras_gemma3(values: PartValues, count: int, index: int) -> str:
     return full_every(values, count, index, 6) if values.flag("use_sliding_window_attention") else FULL
 
@@ -49,22 +80,6 @@ def cohere2_moe(values: PartValues, count: int, index: int) -> str:
     return full_every(values, count, index - dense, 4, "sliding_window_pattern")
 
 
-def lfm2(values: PartValues, count: int, index: int) -> str:
-    chosen = values.get("full_attn_idxs")
-    return FULL if not isinstance(chosen, (list, tuple)) or is_among(chosen, index) else "conv"
-
-
-def flint(values: PartValues, count: int, index: int) -> str:
-    return FULL if index < 2 or index % 4 == 1 or index == count - 1 else SLIDING
-
-
-def bamba(values: PartValues, count: int, index: int) -> str:
-    chosen = values.get("attn_layer_indices")
-    if chosen is not None and not isinstance(chosen, (list, tuple)):
-        raise SpecError(f"attn_layer_indices is {short(chosen)}; give a list of indices of layers.")
-    return FULL if chosen and is_among(chosen, index) else LINEAR
-
-
 def recurrent_gemma(values: PartValues, count: int, index: int) -> str:
     blocks = values.get("block_types", ("recurrent", "recurrent", "attention"))
     if not isinstance(blocks, (list, tuple)) or not blocks:
@@ -78,29 +93,6 @@ def muse(values: PartValues, count: int, index: int) -> str:
     return SLIDING if (count - 1 - index) % 4 else FULL
 
 
-def minimax(values: PartValues, count: int, index: int) -> str:
-    types = values.get("attn_type_list")
-    is_listed = isinstance(types, (list, tuple)) and index < len(types)
-    return LINEAR if is_listed and types[index] == 0 else FULL
-
-
-def minimax_m3(values: PartValues, count: int, index: int) -> str:
-    sparse = values.get("sparse_attention_config.sparse_attention_freq")
-    is_sparse = isinstance(sparse, (list, tuple)) and index < len(sparse) and sparse[index]
-    return "minimax_m3_sparse" if is_sparse else FULL
-
-
-def baichuan_m1(values: PartValues, count: int, index: int) -> str:
-    windows = values.get("sliding_window_layers")
-    return SLIDING if isinstance(windows, (list, tuple)) and is_among(windows, index) else FULL
-
-
-def zaya(values: PartValues, count: int, index: int) -> str:
-    windows = values.get("swa_layers")
-    slides = isinstance(windows, (list, tuple)) and index < len(windows) and windows[index]
-    return "hybrid_sliding" if slides else "hybrid"
-
-
 def deepseek_v4_name(values: PartValues, name: str) -> str:
     """Return the key of the rotary parameters of a layer type of DeepSeek-V4."""
     compressed = ("compressed_sparse_attention", "heavily_compressed_attention")
@@ -110,10 +102,6 @@ def deepseek_v4_name(values: PartValues, name: str) -> str:
 def zaya_name(values: PartValues, name: str) -> str:
     """Return the type of a layer of ZAYA, whose older configs name attention alone."""
     return {FULL: "hybrid", SLIDING: "hybrid_sliding"}.get(name, name)
-
-
-def mimo(values: PartValues, count: int, index: int) -> str:
-    return FULL if index == 0 or (index + 1) % 6 == 0 else SLIDING
 
 
 def deepseek_v4(values: PartValues, count: int, index: int) -> str:
@@ -157,16 +145,6 @@ def dots3_name(values: PartValues, name: str) -> str:
         return name
     older, newer = (FULL, "indexed_attention") if indexed in (None, True) else ("indexed_attention", FULL)
     return newer if name == older else name
-
-
-def lfm3(values: PartValues, count: int, index: int) -> str:
-    if index % 4 == 2:
-        return FULL
-    return "conv" if index % 4 or index == 0 else SLIDING
-
-
-def lfm3_vision(values: PartValues, count: int, index: int) -> str:
-    return "conv" if index < 2 or index % 2 else FULL
 
 
 def olmo_hybrid(values: PartValues, count: int, index: int) -> str:

@@ -180,11 +180,6 @@ def internlm(values: PartValues, parameters: Parameters) -> Parameters:
     return {"rope_theta": base, "rope_type": "dynamic", "factor": factor}
 
 
-def baichuan_m1(values: PartValues, parameters: Parameters) -> Parameters:
-    base = {"rope_theta": values.base("rope_theta", 1e4)}
-    return {"full_attention": base, "sliding_attention": base}
-
-
 def plamo3(values: PartValues, parameters: Parameters) -> Parameters:
     """Return the parameters of PLaMo 3: YaRN for full attention if rope_scaling_factor is not 1."""
     if any(isinstance(rule, Mapping) for rule in parameters.values()):

@@ -15,7 +15,7 @@ from rope_array._config._values import (
     PartValues,
     RotaryParameters,
     check_keys,
-    check_shape,
+    check_parameters,
     rule_name_of,
     unknown_parameters,
 )
@@ -48,8 +48,7 @@ class Reader:
 
     def _rotated_fields(self) -> dict[str, Any]:
         parameters = self._rotary_parameters()
-        check_shape(parameters)
-        self._check_nested(parameters)
+        check_parameters(parameters, self.convention)
         self._note_flat(parameters)
         if self.convention.parameters is not None:
             parameters = self.convention.parameters(self.values, dict(parameters))
@@ -66,16 +65,6 @@ class Reader:
             with suppress(ConfigError, SpecError, ArithmeticError):  # a reading of that layer raises them
                 other._rotated_fields()
         return other.values.asked
-
-    def _check_nested(self, parameters: Mapping[str, Any]) -> None:
-        """Refuse unknown parameters of any layer type, requested or not."""
-        for label, rule in parameters.items():
-            if isinstance(rule, Mapping):
-                check_keys(rule)
-                prefix = f"rope_parameters.{quoted(label)[1:-1]}"
-                for key in ("rope_type", "type"):
-                    if rule.get(key) is not None:
-                        rule_name_of(f"{prefix}.{key}", rule[key], self.convention)
 
     def _note_flat(self, parameters: Mapping[str, Any]) -> None:
         """Note rules that transformers drops in a family with parameters by layer type."""

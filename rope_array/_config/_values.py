@@ -51,14 +51,19 @@ def is_among(layers: Sequence[Any], index: int | None) -> bool:
     return index in layers
 
 
-def check_shape(parameters: Mapping[str, Any]) -> None:
-    """Refuse an object as a rotary parameter, and unknown keys that are not of a layer type."""
-    for key, value in parameters.items():
-        if isinstance(value, Mapping) and not unknown_parameters([key]):
-            raise ConfigError(f"{key} in the rotary parameters is {quoted(value)}; give a plain value.")
-    check_keys(
-        [key for key, value in parameters.items() if not isinstance(value, Mapping) and value is not None]
-    )
+def check_parameters(parameters: Mapping[str, Any], convention: Convention) -> None:
+    """Refuse unknown rotary parameters, of any layer type, and an object as a rotary parameter."""
+    flat = [key for key, value in parameters.items() if not isinstance(value, Mapping) and value is not None]
+    rules = {key: value for key, value in parameters.items() if isinstance(value, Mapping)}
+    for key, rule in rules.items():
+        if not unknown_parameters([key]):
+            raise ConfigError(f"{key} in the rotary parameters is {quoted(rule)}; give a plain value.")
+    for keys in (flat, *rules.values()):
+        check_keys(keys)
+    for key, rule in rules.items():
+        for name in ("rope_type", "type"):
+            if rule.get(name) is not None:
+                rule_name_of(f"rope_parameters.{quoted(key)[1:-1]}.{name}", rule[name], convention)
 
 
 def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
