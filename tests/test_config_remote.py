@@ -58,5 +58,5 @@ def test_every_family_is_tested_or_alike():
     assert {*REMOTE} - tested - {"bailing_moe_v3_vl:text"} == alike.keys() - tested
     for names in alike.items():
         assert names[1] in tested
-        conventions = [dataclasses.replace(convention_of(name), layer_types=None) for name in names]
+        conventions = [dataclasses.replace(convention_of(name), layer_type_of=None) for name in names]
         assert repr(conventions[0]) == repr(conventions[1])  # functions with options are never equal

@@ -52,15 +52,15 @@ class Convention:
         Computed from the part's values and the rotated width. None: by `rope_type`.
     drops
         The keys among `rope_parameters` and `rope_scaling` that the model's code ignores.
-    by_type
+    by_layer_type
         The class reads parameters by layer type only, and drops flat parameters and an older `type`.
-    types
+    rope_types
         The rope types that the module accepts (None: all).
-    type_names
+    rope_type_aliases
         Rope types with another meaning in this model, and the meaning.
     parameters
         Rewrites the rotary parameters before they are read, from the part's values and the parameters.
-    layers
+    of_layer_type
         Conventions of single layer types that differ from this convention.
     overrides
         The values of a layer type that the class sets if the config states no `per_layer_config`.
@@ -82,9 +82,9 @@ class Convention:
     variant
         Returns, from the part's content, changes of the convention, for a model type of several models, or
         the row that it is like; under "converted" the values that the class puts in place of stated ones.
-    layer_types
+    layer_type_of
         The type of a layer, from the part's values, the number of layers and the layer's index.
-    type_name
+    layer_type_alias
         The name of a layer type in the model's code, from the part's values and the stated name.
     older_keys
         Keys of older configs that the class renames, and the names of their values. Keys that the class
@@ -114,11 +114,11 @@ class Convention:
     inv_freq: Function | None = None
     attention_factor: Function | None = None
     drops: tuple[str, ...] = ()
-    by_type: bool = False
-    types: tuple[str, ...] | None = None
-    type_names: Mapping[str, str] = field(default_factory=dict)
+    by_layer_type: bool = False
+    rope_types: tuple[str, ...] | None = None
+    rope_type_aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Function | None = None
-    layers: "Mapping[str, Convention]" = field(default_factory=dict)
+    of_layer_type: "Mapping[str, Convention]" = field(default_factory=dict)
     overrides: Function | None = None
     keys: tuple[str, ...] = ()
     never: str | None = None
@@ -128,7 +128,7 @@ class Convention:
     refusal: str | None = None
     note: str | None = None
     variant: Function | None = None
-    layer_types: Function | None = None
-    type_name: Function | None = None
+    layer_type_of: Function | None = None
+    layer_type_alias: Function | None = None
     older_keys: Mapping[str, str] = field(default_factory=dict)
     remote: bool = False

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 # The modules of the functions that rows name, by the field of the convention; loaded if a row names one.
 _MODULES = {
     **dict.fromkeys(("axes", "inv_freq", "rotated"), "_maps"),
-    **dict.fromkeys(("layer_types", "type_name", "unrotated"), "_layer_types"),
+    **dict.fromkeys(("layer_type_alias", "layer_type_of", "unrotated"), "_layer_types"),
     **dict.fromkeys(("overrides", "parameters"), "_parameters"),
     "scaling": "_model_rules",
     "variant": "_variants",
@@ -44,7 +44,7 @@ def _field(name: str, value: Any, rows: Mapping[str, Row]) -> Any:
         module = import_module(f"rope_array._config.{_MODULES[name]}")
         function = getattr(module, options.pop("function"))
         return partial(function, **options) if options else function
-    if name == "layers":
+    if name == "of_layer_type":
         return {label: convention_from(row, rows) for label, row in value.items()}
     if name == "unless":
         return {

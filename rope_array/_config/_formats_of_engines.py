@@ -42,8 +42,8 @@ def _of_mlc(content: Mapping[str, Any]) -> Format | None:
     convention = replace(
         known_convention(model_type),
         theta_keys=("position_embedding_base", "rope_theta"),
-        types=("default", "longrope" if rule_key == "type" else "llama3"),
-        type_names={},
+        rope_types=("default", "longrope" if rule_key == "type" else "llama3"),
+        rope_type_aliases={},
         drops=() if rule_key else ("rope_scaling",),
     )
     # 0 is MLC's value for a size or a base that is not stated.

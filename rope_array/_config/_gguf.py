@@ -253,7 +253,7 @@ def _with_windows(convention: Convention, windows: Mapping[str, Any]) -> Convent
     return replace(
         convention,
         parameters=partial(_parameters, sliding_base=windows.get("base")),
-        layers={} if windows.get("scaled", True) else {SLIDING: unscaled},
+        of_layer_type={} if windows.get("scaled", True) else {SLIDING: unscaled},
         nope=() if windows.get("rotates", True) else (FULL,),
     )
 

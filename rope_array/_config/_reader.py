@@ -60,7 +60,7 @@ class Reader:
     def _asked_by_others(self) -> set[str]:
         """Return the keys that a layer of any type with rotation reads."""
         other = Reader(self.config_part, None)
-        for label in (None, *other.values.layer_types(), *self.convention.layers):
+        for label in (None, *other.values.layer_types(), *self.convention.of_layer_type):
             other.values.label = label
             with suppress(ConfigError, SpecError, ArithmeticError):  # a reading of that layer raises them
                 other._rotated_fields()
@@ -68,7 +68,7 @@ class Reader:
 
     def _note_flat(self, parameters: Mapping[str, Any]) -> None:
         """Note rules that transformers drops in a family with parameters by layer type."""
-        if not self.convention.by_type or not self.stated_parameters:
+        if not self.convention.by_layer_type or not self.stated_parameters:
             return
         flat = not any(isinstance(rule, Mapping) for rule in parameters.values())
         if flat and self.values.content.get("rope_parameters"):
@@ -85,7 +85,7 @@ class Reader:
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""
         self.record.note(f"{why}: no rotation")
-        convention = self.convention.layers.get(self.values.label or "", self.convention)
+        convention = self.convention.of_layer_type.get(self.values.label or "", self.convention)
         head = self.values.width(*convention.width)
         return {"head_dim": head, "rotary_dim": 0, "pairing": convention.pairing}
 
@@ -94,7 +94,7 @@ class Reader:
         labels = (
             *self.values.layer_types(),
             *self.config_part.defaults.get("labels", ()),
-            *self.convention.layers,
+            *self.convention.of_layer_type,
             *self.convention.nope,
         )
         if self.values.label is not None and self.values.index is None and self.values.label not in labels:
@@ -209,7 +209,7 @@ class Reader:
 
     def _of_one(self, rule: Mapping[str, Any], label: str) -> dict[str, Any]:
         check_keys(rule)
-        convention = self.convention.layers.get(label or self.values.label or "", self.convention)
+        convention = self.convention.of_layer_type.get(label or self.values.label or "", self.convention)
         self.values.layer = self._overrides(label)
         prefix = f"rope_parameters.{label}." if label else "rope_parameters."
         parameters = RotaryParameters(
@@ -259,9 +259,11 @@ class Reader:
         if not names and not self.config_part.foreign:
             self.record.inferred["rope_type"] = "default"
         name = next(iter(names), "default")
-        if convention.types is not None and name not in {SAME_AS.get(key, key) for key in convention.types}:
+        if convention.rope_types is not None and name not in {
+            SAME_AS.get(key, key) for key in convention.rope_types
+        }:
             raise ConfigError(
-                f"rope_type is {name!r}; {self.config_part.name} takes {listed(convention.types)}."
+                f"rope_type is {name!r}; {self.config_part.name} takes {listed(convention.rope_types)}."
             )
         return name
 

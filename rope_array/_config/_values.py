@@ -1,6 +1,6 @@
 """Read a config's values by type: check each value, name it in errors, and enter it in the record."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -66,7 +66,7 @@ def check_parameters(parameters: Mapping[str, Any], convention: Convention) -> N
                 rule_name_of(f"rope_parameters.{quoted(key)[1:-1]}.{name}", rule[name], convention)
 
 
-def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
+def check_keys(keys: Collection[Any]) -> None:
     """Refuse unknown rotary parameters."""
     if not all(isinstance(key, str) for key in keys):
         raise ConfigError("the rotary parameters have a key that is no name.")
@@ -82,7 +82,7 @@ def rule_name_of(name: str, stated_name: Any, convention: Convention) -> str:
     """Return the name of a rule, with the other names of configs resolved."""
     if not isinstance(stated_name, str):
         raise ConfigError(f"{name} is {quoted(stated_name)}; it must be a name.")
-    rule = convention.type_names.get(stated_name, stated_name)
+    rule = convention.rope_type_aliases.get(stated_name, stated_name)
     rule = SAME_AS.get(rule, rule)
     if rule in REFUSED:
         raise ConfigError(f"{name} is {stated_name!r}: {REFUSED[rule]}.")
@@ -288,7 +288,7 @@ class PartValues(TypedMapping):
         return self.types
 
     def _types(self) -> Sequence[str]:
-        type_of = self.convention.layer_types
+        type_of = self.convention.layer_type_of
         if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
             if count > MOST_LAYERS:
                 raise ConfigError(f"num_hidden_layers is {quoted(count)}; give at most {MOST_LAYERS}.")
@@ -302,8 +302,8 @@ class PartValues(TypedMapping):
 
     def newer_name(self, name: str) -> str:
         """Return the name of a layer type as the model's class converts it."""
-        newer, type_name = NEWER_NAMES.get(name, name), self.convention.type_name
-        return newer if type_name is None else type_name(self, newer)
+        newer, alias = NEWER_NAMES.get(name, name), self.convention.layer_type_alias
+        return newer if alias is None else alias(self, newer)
 
     def layer_types(self) -> tuple[str, ...]:
         """Return the distinct layer types of the model."""
