@@ -89,8 +89,6 @@ class Convention:
     older_keys
         Keys of older configs that the class renames, and the names of their values. Keys that the class
         declares in its `attribute_map` are in `_model_defaults`.
-    remote
-        The code is on the hub or in a package of its own, and not in transformers.
     """
 
     pairing: Pairing = "half"
@@ -131,4 +129,3 @@ class Convention:
     layer_type_of: Function | None = None
     layer_type_alias: Function | None = None
     older_keys: Mapping[str, str] = field(default_factory=dict)
-    remote: bool = False

@@ -79,12 +79,11 @@ def convention_of(key: str | None) -> Convention | None:
 @cache
 def known_convention(key: str) -> Convention:
     """Return the convention under the key of a known model."""
-    row = CONVENTIONS.get(key, {"like": "half"})
-    return convention_from({**row, "remote": key in REMOTE}, _ROWS)
+    return convention_from(CONVENTIONS.get(key, {"like": "half"}), _ROWS)
 
 
 def changed(convention: Convention, changes: Row) -> Convention:
     """Return a convention with changed fields, or the one that the changes are like."""
     if "like" in changes:
-        return convention_from({**changes, "remote": convention.remote}, _ROWS)
+        return convention_from(changes, _ROWS)
     return replace(convention, **{name: _field(name, value, _ROWS) for name, value in changes.items()})

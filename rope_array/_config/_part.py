@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rope_array._config._convention import Convention
+from rope_array._config._conventions import REMOTE
 from rope_array._config._model_defaults import WITHOUT
 from rope_array._errors import short
 
@@ -85,8 +86,8 @@ class ConfigPart:
 
     @property
     def in_transformers(self) -> bool:
-        """Whether transformers has the model."""
-        elsewhere = self.foreign or (self.convention is not None and self.convention.remote)
+        """Whether transformers has the model, and its code is not on the hub or in another package."""
+        elsewhere = self.foreign or self.key in REMOTE
         return not elsewhere and (bool(self.defaults) or self.key in WITHOUT)
 
     def unread(self, key: str) -> str:
