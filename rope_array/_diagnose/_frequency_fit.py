@@ -13,8 +13,9 @@ from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Llama3, Proportional, Reversed, YaRN
 
+from ._mistakes import ROUNDERS, odd_pairs
 from ._observation import EPS32, Complex, Floats, Observation
-from ._pair_hypotheses import ROUNDERS, Amplitude, PairHypothesis, Series, shortest
+from ._pair_hypotheses import Amplitude, PairHypothesis, Series, shortest
 from ._verdict import Rank
 
 # Bases of published models, the commonest first.
@@ -298,8 +299,16 @@ class FrequencyFitter:
         unsure = float((self.deviation / np.maximum(abs(self.omegas), 1e-300)).max())
         if 4 * math.sqrt(2) * self.misfit * self.jump > np.pi:
             unsure = 1.0  # pairs may make another full turn within the jump
-        fields = {"inv_freq": tuple(map(float, self.omegas))}
-        return FrequencyFit(fields, self.omegas, Rank.ESTIMATE, unsure, notes=tuple(notes))
+        omegas, close = self.omegas.copy(), 2 * self.deviation + 1e-12
+        if odd := odd_pairs(omegas, self.bases, close):
+            base, pairs = odd
+            right = base**-self.exponents
+            notes = [f"pair {i} of {len(omegas)} has {omegas[i]:.5g}, base {base:g} gives {right[i]:.5g}"
+                     for i in pairs]  # fmt: skip
+            followed = np.isin(np.arange(len(omegas)), pairs, invert=True)
+            omegas[followed] = np.copysign(right, omegas)[followed]
+        fields = {"inv_freq": tuple(map(float, omegas))}
+        return FrequencyFit(fields, omegas, Rank.ESTIMATE, unsure, notes=tuple(notes))
 
     def _fitted(self) -> Iterator[FrequencyFit]:
         """Yield fits of a base, of a factor, and of both; and with a tail of zeros."""

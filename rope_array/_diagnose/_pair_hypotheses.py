@@ -10,24 +10,10 @@ import numpy as np
 
 from rope_array._spec.spec import Pairing
 
+from ._mistakes import ROUNDERS
 from ._observation import Complex, Floats, Indices, Observation
 
 PAIRINGS: tuple[Pairing, Pairing] = ("interleaved", "half")
-
-
-def _float16(x: Floats) -> Floats:
-    with np.errstate(over="ignore"):
-        return np.clip(x, -65504.0, 65504.0).astype(np.float16).astype(np.float64)
-
-
-def _bfloat16(x: Floats) -> Floats:
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32).astype(np.float64)
-
-
-ROUNDERS = {"bfloat16": _bfloat16, "float16": _float16}
-QUANTITIES = ("angles", "positions", "cos and sin")
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,8 @@ class PairHypothesis:
 
         at, omegas = rounded(at[:, None], "angles", "positions"), rounded(omegas, "angles")
         angles = rounded(at * omegas, "angles")
-        cos, sin = rounded(np.cos(angles), "cos and sin"), rounded(np.sin(angles), "cos and sin")
+        cos = rounded(np.cos(angles), "cos and sin", "cos")
+        sin = rounded(np.sin(angles), "cos and sin", "sin")
         y = x.copy()
         for f, s, sign, out in zip(self.first, self.second, self.sign, self.out, strict=True):
             y[:, out] = amplitude * (x[:, f] * cos + sign * x[:, s] * sin)

@@ -17,11 +17,10 @@ from rope_array._spec.scaling import Linear, Reversed, YaRN
 
 from ._axis_maps import axis_fits, estimate_axes, filled_map, maps_of_models
 from ._frequency_fit import BASES, FrequencyFit, FrequencyFitter, first_fits, signed
+from ._mistakes import QUANTITIES, ROUNDERS, base_of_linspace
 from ._observation import Floats, Observation
 from ._pair_hypotheses import (
     PAIRINGS,
-    QUANTITIES,
-    ROUNDERS,
     Amplitude,
     PhaseEstimates,
     mistaken_hypotheses,
@@ -30,7 +29,7 @@ from ._pair_hypotheses import (
 )
 from ._reasons import notes_of, reason_of
 from ._report import Diagnosis, RotationExplanation, written
-from ._tried_positions import TriedPositions, intended_positions, mistaken_positions
+from ._tried_positions import TriedPositions, intended_positions, mistaken_by_name, mistaken_positions
 from ._verdict import Proposal, Rank, Trial, equally_good, judge, measure
 
 _SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
@@ -190,8 +189,8 @@ class Search:
     # Mistakes
 
     def _mistakes(self, positions: TriedPositions) -> None:
-        """Try tables that are too short; then the formulas that are no rotation."""
-        for tried in self._by_short_table(positions):
+        """Try tables that are too short, and other positions; then the formulas that are no rotation."""
+        for tried in (*self._by_short_table(positions), *mistaken_by_name(positions)):
             self._rotations(tried)
         if self._fitting():
             return
@@ -250,7 +249,7 @@ class Search:
                 ranked.append((off, len(ranked), pairs, base, sign, rounding))
         for _, _, pairs, base, sign, rounding in sorted(ranked)[:8]:
             rope = RoPE(self.head_dim, base=base, scaling=signed(None, sign), **pairs.fields)
-            text = f"{rounding[1]} are {rounding[0]}"
+            text = f"{rounding[1]} {'is' if rounding[1] in ('cos', 'sin') else 'are'} {rounding[0]}"
             mistaken, wrong = replace(pairs, formula=text), positions._replace(mistake=text)
             self._try(Proposal(rope, wrong, mistaken=mistaken, rounding=rounding))
 
@@ -384,6 +383,8 @@ def _other_names(rope: RoPE) -> Iterator[str]:
     if rope.inv_freq or rope.scaling or rope.base in BASES or rope.axes:
         return
     d = rope.rotary_dim
+    if base := base_of_linspace(rope.base, d // 2, BASES, 1e-4):
+        yield f"base {rope.base:g} is base {base:g} with exponents linspace(0, 1, {d // 2}) instead of 2i/{d}"
     for base in BASES[:4]:
         over = base ** (d / rope.head_dim)
         if d < rope.head_dim and math.isclose(over, rope.base, rel_tol=2e-3):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._mistakes import mistaken
 from ._observation import Observation
 
 
@@ -65,3 +66,9 @@ def mistaken_positions(observation: Observation) -> Iterator[TriedPositions]:
                 yield positions._replace(mistake=text)
     text = "the intended positions are not used: all tokens rotate by the same angles"
     yield TriedPositions(np.array(0), "0", observation.seq_axis, mistake=text, free=True)
+
+
+def mistaken_by_name(positions: TriedPositions) -> Iterator[TriedPositions]:
+    """Yield the positions that the table of mistakes makes of plain ones, where they line up with x."""
+    for mistake, other in mistaken(positions.pos):
+        yield positions._replace(pos=other, code=mistake.code, mistake=f"rotated by {mistake.text}")

@@ -102,6 +102,12 @@ def _claim_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
+def merged(claims: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return claims with more claims; the mappings `fixed` and `lacks` are joined."""
+    joined = {name: {**claims.get(name, {}), **added[name]} for name in ("fixed", "lacks") if name in added}
+    return {**claims, **added, **joined}
+
+
 class Findings(NamedTuple):
     """The cause of all failures together, each cause by itself, and the checks that no cause explains.
 

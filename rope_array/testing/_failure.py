@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._wrong_places import describe, element_text
+from ._explanation import describe_values
+from ._where import Place, describe, element_text
 from ._wrong_result import WrongResult
-from ._wrong_values import describe_values
 
 # `Failure.nearest` of a call that failed once, and passes when it is repeated.
 REPEATED = ("if the call is repeated",)
@@ -21,7 +21,7 @@ VALUE, GRADIENT = "the value while a gradient is recorded", "the gradient"
 class Words(NamedTuple):
     """A failure in words: the place of wrong elements and the name of their values, and the rest."""
 
-    place: str
+    place: Place | None
     values: str
     statement: str
 
@@ -50,7 +50,7 @@ class Failure(AssertionError):
         statement: str = "",
         wrong: WrongResult | None = None,
         *,
-        place: str = "",
+        place: Place | None = None,
         raised: str = "",
         call: str | None = None,
         nearest: tuple[str, ...] = (),
@@ -90,7 +90,17 @@ class Failure(AssertionError):
     @property
     def place(self) -> str:
         """The place of the wrong elements; "" if the failure is about none."""
-        return self.words.place
+        return self.words.place.text if self.words.place else ""
+
+    @property
+    def place_in_any_x(self) -> str:
+        """The place in words that hold for x of other sizes."""
+        return self.words.place.in_any_x if self.words.place else ""
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The factors of the call, such as "width=72"; recording a plain gradient is none."""
+        return tuple(factor for factor in (self.call or "").split() if factor != "gradient=contiguous")
 
     @property
     def case(self) -> str:
@@ -100,8 +110,8 @@ class Failure(AssertionError):
     @property
     def text(self) -> str:
         """The failure without its call."""
-        place, values, statement = self.words
-        return "; ".join(filter(None, (place and f"wrong: {place}", values, statement)))
+        place = f"wrong: {self.place}" if self.place else ""
+        return "; ".join(filter(None, (place, self.words.values, self.words.statement)))
 
     def __str__(self) -> str:
         text = self.text if self.call is None else self.text.removeprefix("wrong: ")

@@ -1,77 +1,79 @@
-"""Find the likely causes of failed checks, by judging the kept wrong results again.
+"""Find the likely causes of failed checks.
 
-Accept the hypothesis that explains the results of most checks, run these checks again without the wrong
-elements that it explains, and look for the next hypothesis. So each of several faults gets a name.
+Find the rotation of the plain call, and judge the failed checks once more with its claims. Group the failures
+that are left by the explanation that most kept results share, else by the simplest failing call, else by
+place.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
-from ._capability_parts import whole_of
-from ._cause import Cause, Findings
+from ._adapt import needs_no_positions, parameters_of_order, takes_arguments
+from ._candidates import candidates, with_end
+from ._cause import Cause, Findings, merged
 from ._checks import checks
-from ._claims import CAPABILITIES, REACH
-from ._factors import DTYPES, FIELDS, CallFactors, needs_of, read_call
-from ._failure import GRADIENT, Failure
+from ._claims import shorten
+from ._explanation import Explanation
+from ._factors import DTYPES
+from ._failure import GRADIENT, VALUE, Failure
 from ._find_rotation import find_rotation, of_other_positions
-from ._hypotheses import of_accuracy, of_kept_results, with_end
-from ._hypothesis import Hypothesis, merged, together
 from ._judge import DELETES_X, Judge
+from ._lacking import lacking
 from ._library_target import OwnApply
 from ._observe import OBSERVED_CHECKS
 from ._outcome import FAILED, outcome_of
-from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
-from ._wrong_result import Mask, WrongResult
 
-_MOST_CAUSES, _MOST_REJECTED = 8, 8
-# Capabilities that most checks need.
-_BASIC = ("values", "any_positions", "offset_positions")
+_MOST_CAUSES, _MOST_CHARACTERS = 8, 230
 WRITES_X = "it writes into x; return a new array"
 DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x, or claim keeps_x=REASON"
 # Code that lacks it is called with copies of x.
 _WRITES = {"lacks": {"keeps_x": "it writes into x"}}
+# The other failures are consequences of this check's.
+_SETTINGS = "settings_unchanged"
 
 
 def find_causes(target: Target, faults: Mapping[str, Failure]) -> Findings:
-    """Find the likely causes of failures, by judging the kept wrong results again.
+    """Find the likely causes of failures.
 
     Parameters
     ----------
     target
         The target that failed.
     faults
-        The faults of the failed checks, by name.
+        The failure of each failed check, by its name.
     """
-    search = _Search(target, {check.name: faults[check.name] for check in checks() if check.name in faults})
-    if not search.left:
+    failures = {check.name: faults[check.name] for check in checks() if check.name in faults}
+    if not failures:
         return Findings()
-    if fault := _signature_fault(target) or search.fault_of_state():
-        return search.only(fault)
-    if any(DELETES_X in fault.text for fault in faults.values()):
-        search.accept(Hypothesis(DONATES_X, {"written": "x"}, claims=_WRITES))
-    elif "definition" in faults:
+    if fault := _signature_fault(target) or fault_of_state(target, failures):
+        return _only(target, failures, fault)
+    first = _first_cause(target, failures)
+    if isinstance(first, str):
+        if not any(each.covers(failures["definition"].wrong) for each in candidates(target, failures)):
+            return _only(target, failures, first)
+        first = None
+    return _Search(target, failures).run(first)
+
+
+def _first_cause(target: Target, failures: Mapping[str, Failure]) -> Explanation | str | None:
+    """Return the cause of what the plain call does, to be mended first; or its fault in words."""
+    if any(DELETES_X in failure.words.statement for failure in failures.values()):
+        return Explanation(DONATES_X, facts={"written": "x"}, claims=_WRITES)
+    if "definition" in failures:
         rotation = find_rotation(target)
-        if isinstance(rotation, Hypothesis) and not rotation.text and faults["definition"].wrong is None:
+        if isinstance(rotation, Explanation) and not rotation.text and failures["definition"].wrong is None:
             # It raises for positions that are not consecutive.
             rotation = of_other_positions(target, ["offset"])
-        if isinstance(rotation, str):
-            return search.only(rotation)
-        if rotation is not None and rotation.text:
-            search.accept(rotation, is_known=True)
-    elif "inputs_unchanged" in faults and "x was written" in faults["inputs_unchanged"].text:
-        search.accept(Hypothesis(WRITES_X, {"written": "x"}, claims=_WRITES))
-    while len(search.causes) < _MOST_CAUSES and search.left and (best := search.best()):
-        if not search.accept(best):
-            break
-    search.explain_rest()
-    return search.findings()
+        return rotation if rotation is None or isinstance(rotation, str) or rotation.text else None
+    written = failures.get("inputs_unchanged")
+    if written is not None and written.words.statement == "x was written":
+        return Explanation(WRITES_X, facts={"written": "x"}, claims=_WRITES)
+    return None
 
 
 def _signature_fault(target: Target) -> str:
@@ -91,259 +93,324 @@ def _signature_fault(target: Target) -> str:
     )
 
 
+def _only(target: Target, failures: Mapping[str, Failure], fault: str) -> Findings:
+    """Return a cause that was not tried."""
+    cause = Cause(fault, failed=len(failures))
+    return Findings(cause, (cause,), _by_place(failures, failures, target.claimed))
+
+
+# ---- the search ----
+
+
+class _Group(NamedTuple):
+    """Failures with one cause."""
+
+    text: str
+    names: tuple[str, ...]
+    facts: Mapping[str, Any]
+    claims: Mapping[str, Any]
+
+
 class _Search:
-    """Accepted causes, and the faults that are left.
+    """The causes that are found, the target with their claims, and the failures that are left."""
 
-    A check belongs to the first cause that explains its kept result, once it passes with all of them.
-    """
-
-    def __init__(self, target: Target, faults: Mapping[str, Failure]):
-        self.original, self.faults = target, faults
-        self.target, self.left = target, dict(faults)
-        self.checks = {check.name: check for check in checks()}
+    def __init__(self, target: Target, failures: Mapping[str, Failure]):
+        self.original, self.failures = target, failures
+        self.target, self.left = target, dict(failures)
         self.causes: list[Cause] = []
-        self.excuses: list[Callable[[WrongResult], Mask]] = []
-        self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
-        self.rejected: set[str] = set()
-        self.faults_then: dict[str, Failure] = {}  # of each check, when that cause was accepted
-        self.pending: list[Hypothesis] = []  # accepted, but no check passes with them alone
 
-    # ---- hypotheses ----
+    def run(self, first: Explanation | None) -> Findings:
+        """Mend the first cause, and group the failures that are left."""
+        if first is not None:
+            self.target = mended(self.target, first)
+            now = _judged_again(self.target, self.left)
+            gone = tuple(name for name in self.left if name not in now)
+            self.left = now
+            self._add(_Group(first.text, gone, first.facts, _shown_claims(self.original, first)))
+        while self.left and len(self.causes) < _MOST_CAUSES and (group := self._by_explanation()):
+            self._take(group)
+        while self.left and len(self.causes) < _MOST_CAUSES and (group := self._by_call()):
+            self._take(group)
+        return self._findings()
 
-    def best(self) -> Hypothesis | None:
-        """Return the hypothesis that explains the results of most checks; None if none explains any.
+    def _take(self, group: _Group) -> None:
+        self._add(group)
+        self.left = {name: failure for name, failure in self.left.items() if name not in group.names}
 
-        An end of positions counts half: it says less than other positions do.
+    def _add(self, group: _Group) -> None:
+        """Add a cause; a cause with which no check passes becomes a part of the next."""
+        found = str(self.left.get(group.names[0], "")) if self.causes and group.names else ""
+        text = group.text
+        if self.causes and not self.causes[-1].checks:
+            last = self.causes.pop()
+            text, facts = f"{last.text}, {text}", {**last.facts, **group.facts}
+            group, found = group._replace(facts=facts, claims=merged(last.claims, group.claims)), ""
+        text += only_in(group.names, self.failures, self.original.claimed)
+        counts = len(group.names), len(self.failures)
+        self.causes.append(Cause(text, group.claims, *counts, group.names, group.facts, found))
+
+    # ---- groups ----
+
+    def _by_explanation(self) -> _Group | None:
+        """Return the failures of the explanation that most checks share."""
+        by_words = {(each.text, *each.facts.values()): each for each in candidates(self.target, self.left)}
+        scores = ((self._score(each), each) for each in by_words.values())
+        score, best = max(scores, key=lambda pair: pair[0], default=((0.0, 0), None))
+        if best is None or not score[0]:
+            return None
+        names = self._covered(best)
+        best = with_end(best, [wrong for name in names if (wrong := self.left[name].wrong)])
+        if best.claims:
+            self.target = mended(self.target, best)
+        text, claims = self._text_of(best, names), _shown_claims(self.original, best)
+        if not claims and "definition" not in self.left:
+            claims = lacking(self.original, self.failures, names)
+        self.left = {name: _without(failure, best) for name, failure in self.left.items()}
+        return _Group(text, names, best.facts, claims)
+
+    def _covered(self, explanation: Explanation) -> tuple[str, ...]:
+        return tuple(name for name, failure in self.left.items() if explanation.covers(failure.wrong))
+
+    def _score(self, explanation: Explanation) -> tuple[float, int]:
+        """Return the number of checks that an explanation covers, and in how many right elements agree.
+
+        An end of positions counts half: it says less than other positions do. A class of accuracy, an end or
+        a place that covers a single check says less than its simplest failing call.
         """
-        best, highest_score = None, 0.0
-        is_own = isinstance(self.original.rotate, OwnApply)
-        accuracy = [] if is_own else [*of_accuracy(self.target, self.left)]
-        has_end = self.target.angles == "float32"  # float32 angles are known to have one
-        last = [] if has_end else [hypothesis for hypothesis in accuracy if "furthest" in hypothesis.claims]
-        first = [hypothesis for hypothesis in accuracy if hypothesis not in last]
-        for hypothesis in (*first, *of_kept_results(self.left), *last):
-            explained = [] if hypothesis.text in self.rejected else self.explained(hypothesis)
-            score = len({name.partition("[")[0] for name in explained}) / (2 if hypothesis in last else 1)
-            # A place in one result of many may be a part of another fault.
-            lowest_score = 2 if "axis" in hypothesis.facts and len(self.left) > 1 else 0
-            if (
-                score > highest_score
-                and score >= lowest_score
-                and ("definition" not in self.left or "definition" in explained)
-            ):
-                best, highest_score = hypothesis, score
-        return best
-
-    def explained(self, hypothesis: Hypothesis) -> list[str]:
-        """Return the checks whose results a hypothesis explains; none if a result contradicts it."""
-        if any(
-            hypothesis.covers(fault) and hypothesis.is_contradicted(fault) for fault in self.left.values()
+        names = self._covered(explanation)
+        number = len(_check_names(names))
+        if not names or ("definition" in self.left and "definition" not in names):
+            return 0.0, 0
+        is_narrow = explanation.claims or "axis" in explanation.facts
+        if (
+            is_narrow
+            and number == 1
+            and (len(self.left) == 1 or any(self.left[name].factors for name in names))
         ):
-            return []
-        return [name for name, fault in self.left.items() if hypothesis.explains(fault)]
+            return 0.0, 0
+        agree = sum(_agrees(explanation, self.left[name]) for name in names)
+        return number / (2 if "furthest" in explanation.claims else 1), agree
 
-    def accept(self, hypothesis: Hypothesis, is_known: bool = False) -> bool:
-        """Run checks again as if a hypothesis holds; return whether to search on.
-
-        A known hypothesis with which no check passes becomes a part of the next cause.
-        """
-        hypothesis = with_end(hypothesis, self.left)
-        explained = [name for name, fault in self.left.items() if hypothesis.covers(fault)]
-        try:
-            target = self._mended(hypothesis)
-        except ValueError:  # the claims contradict each other
-            return self._reject(hypothesis)
-        is_excused = hypothesis.elements is not None and not hypothesis.is_claimed
-        excuses = [*self.excuses, *([hypothesis.elements] if hypothesis.elements and is_excused else [])]
-        again = explained if target is self.target else [*self.left]
-        faults = self.faults_now(again, target, excuses)
-        gone = [name for name in again if name not in faults]
-        if not gone and not (explained and is_excused and not hypothesis.claims):
-            if not is_known:
-                return self._reject(hypothesis)
-            self.pending, self.target, self.left = [hypothesis], target, {**self.left, **faults}
-            return True
-        hypothesis, self.pending = together([*self.pending, hypothesis]) if self.pending else hypothesis, []
-        cause = self._cause_of(hypothesis, explained, gone)
-        if is_excused:
-            self._take_away(hypothesis, again)
-        self._add(cause, [*explained, *gone])
-        self.target, self.excuses = target, excuses
-        self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
-        return True
-
-    def _mended(self, hypothesis: Hypothesis) -> Target:
-        """Return the target with the claims of a hypothesis, and called as if it were mended."""
-        changed: dict[str, Any] = {}
-        for name, value in hypothesis.claims.items():
-            changed[name] = {**getattr(self.target, name), **value} if name in ("fixed", "lacks") else value
-        if hypothesis.around is not None:
-            changed["rotate"] = hypothesis.around(self.target.rotate)
-        return replace(self.target, **changed) if changed else self.target
-
-    def _cause_of(self, hypothesis: Hypothesis, explained: Sequence[str], gone: Sequence[str]) -> Cause:
-        """Return the cause of an accepted hypothesis; a wrong field is named by the simplest failing call."""
-        words = self._words_of(explained) if hypothesis.facts.keys() & {"field", "inverse"} else ""
-        dtypes = {wrong.dtype for name in explained if (wrong := self.left[name].wrong)}
-        several = len(self.original.claimed & {*DTYPES}) > 1
-        # float32 is the usual dtype of calls: it says nothing.
-        where = f" in {min(dtypes)}" if several and len(dtypes) == 1 and "float32" not in dtypes else ""
-        claims = hypothesis.shown_claims(self.original) or self._lacking([*explained, *gone])
-        of_gradients = explained and all(GRADIENT in self.left[name].contexts for name in explained)
+    def _text_of(self, explanation: Explanation, names: Collection[str]) -> str:
+        """Return the text of an explanation; where it holds in part, with the place or the call."""
+        failures = [self.left[name] for name in names]
+        simplest = min(failures, key=lambda failure: len(failure.factors) or 99)
+        of_gradients = all(GRADIENT in failure.contexts for failure in failures)
         prefix = "the gradient is wrong: " if of_gradients else ""
-        return Cause(words or f"{prefix}{hypothesis.text}{where}", claims, facts=hypothesis.facts)
+        is_rotation = not explanation.claims and not {"pairs", "axis"} & {*explanation.facts}
+        says_little = {"field", "inverse"} & {*explanation.facts} or len(_check_names(names)) == 1
+        if is_rotation and says_little and 2 * sum(bool(f.factors) for f in failures) >= len(failures):
+            return _text_of_call(simplest)
+        if is_rotation and not any(_agrees(explanation, failure) for failure in failures):
+            return f"{prefix}wrong: {elements_of(failures[0])}"
+        return f"{prefix}{explanation.text}"
 
-    def _take_away(self, hypothesis: Hypothesis, again: Sequence[str]) -> None:
-        """Leave out the explained elements in the results of the checks that are not run again."""
-        for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
-            if wrong is not None and hypothesis.elements is not None:
-                wrong.take_away(hypothesis.elements(wrong))
+    def _by_call(self) -> _Group | None:
+        """Return the failures of the simplest failing call; of later ones, only if two checks share it."""
+        name = min(self.left, key=self._rank)
+        failure = self.left[name]
+        names = tuple(other for other in self.left if _is_alike(self.left[other], failure))
+        is_plain = "definition" in self.left and not failure.factors
+        claims = {} if "definition" in self.left else lacking(self.original, self.failures, names)
+        if (self.causes or is_plain) and len(_check_names(names)) < 2 and not claims:
+            return None
+        facts = dict(factor.split("=", 1) for factor in failure.factors)
+        return _Group(shorten(_text(name, failure), _MOST_CHARACTERS), names, facts, claims)
 
-    def _reject(self, hypothesis: Hypothesis) -> bool:
-        self.rejected.add(hypothesis.text)
-        return len(self.rejected) < _MOST_REJECTED
-
-    def _add(self, cause: Cause, names: Sequence[str]) -> None:
-        for name in names:
-            if self.owner.setdefault(name, len(self.causes)) == len(self.causes):
-                self.faults_then[name] = self.left[name]
-        self.causes.append(cause)
-
-    def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Failure]:
-        """Run checks again; return the faults of the checks that still fail."""
-        try:
-            judge = Judge(target, thorough=True)  # only checks that failed are run
-        except Exception:  # the target's own, in a trial call
-            return {name: self.left.get(name, Failure("")) for name in names}
-        judge.excuses, judge.explains = [*excuses], not judge.is_slow
-        kept_faults = [self.left.get(name, Failure("")) for name in names]
-        if all(fault.wrong is not None for fault in kept_faults):  # no observer has to watch
-            judge.observed = {name: Failure("") for name in OBSERVED_CHECKS if name not in names}
-        failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
-        return {name: judge.faults[name] for name in failed}
-
-    def fault_of_state(self) -> str:
-        """Return the fault of results that depend on earlier calls, or ""."""
-        compiled = bool(self.original.compiled) or self.original.arrays.calls < 1000
-        return depend_on_others(
-            self.left, lambda name: bool(self.faults_now([name], self.original, ())), compiled
+    def _rank(self, name: str) -> tuple[bool, bool, bool, int, int]:
+        """Return a key that is smallest for the failure whose words say most."""
+        failure = self.left[name]
+        alike = _check_names(n for n, other in self.left.items() if _words(other) == _words(failure))
+        every = len(_check_names(self.left))
+        # An exception in one check of several may be a consequence of wrong results in another.
+        is_common = 2 * len(alike) >= every and (len(alike) == every or not failure.raised)
+        is_statement = not failure.place and not failure.factors
+        return (
+            name != _SETTINGS,
+            name != "definition",
+            not (is_statement and is_common),
+            len(failure.factors) or 99,
+            -len(alike),
         )
 
-    # ---- failures that no hypothesis explains ----
-
-    def explain_rest(self) -> None:
-        """Add causes for the failures left: lacking capabilities, then findings that several checks share."""
-        if "definition" not in self.left:
-            for withdrawal in self._withdrawals():
-                self.accept(withdrawal)
-        self.owner = {name: number for name, number in self.owner.items() if name not in self.left}
-        requirements = {name: self.checks[name].requirement for name in self.left}
-        for shared in shared_findings(self.left, requirements) if self.left else ():
-            if "definition" in self.left and not shared.factors:
-                break
-            facts = dict(factor.split("=", 1) for factor in shared.factors)
-            self._add(Cause(shared.text, facts=facts), shared.names)
-            self.left = {name: fault for name, fault in self.left.items() if name not in shared.names}
-
-    def _withdrawals(self) -> Iterator[Hypothesis]:
-        """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
-        names = {capability for name in self.left for capability in self.checks[name].needs}
-        failing = self.target.claimed & names - {*_BASIC, *REACH}
-        if takes_two(self.target.arguments):  # every call is one of a tuple
-            failing -= {name for name in failing if whole_of(name) == "tuple"}
-        needing = self._checks_needing()
-        claimed = {name for name in failing if lacks_wholly(name, self.left, needing.get(name, ()))}
-        right = tuple(name for name in DTYPES if name in self.target.claimed - claimed)
-        if right and claimed & {*DTYPES}:
-            wrong = [name for name in DTYPES if name in claimed]
-            text = self._words_needing(wrong) or f"wrong results in {' and '.join(wrong)}"
-            yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
-        for name in CAPABILITIES:
-            if name in claimed and name not in DTYPES:
-                text = self._words_needing([name]) or _lack_text(name)
-                yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
-
-    def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the claim to lack the capability that most of these checks need, if all of it fails."""
-        if "definition" in self.faults or isinstance(self.original.rotate, OwnApply):
-            return {}
-        plain, need_counts = CallFactors(), Counter[str]()
-        for name in names:
-            call = read_call(self.faults[name].call or "", plain)
-            need_counts.update(
-                {*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH}
-            )
-        needing = self._checks_needing()
-        for name, count in need_counts.most_common():
-            affected = needing.get(name, ())
-            if name not in _BASIC and 2 * count >= len(names) and lacks_wholly(name, self.faults, affected):
-                return self._without(name)
-        return {}
-
-    def _without(self, name: str) -> dict[str, Any]:
-        """Return the claim to lack a capability."""
-        if name not in FIELDS:
-            return {"lacks": {name: "wrong results"}}
-        return {"fields": tuple(field for field in FIELDS if field in self.target.claimed and field != name)}
-
-    def _words_of(self, names: Sequence[str]) -> str:
-        """Return the words of the simplest failing call, if most of these checks show one; else ""."""
-        faults_with_calls = {name: self.left[name] for name in names if factors_of(self.left[name])}
-        if not faults_with_calls or 2 * len(faults_with_calls) < len(names):
-            return ""
-        requirements = {name: self.checks[name].requirement for name in faults_with_calls}
-        text = next(shared_findings(faults_with_calls, requirements)).text
-        return text if text.startswith(("wrong with", "the gradient")) else ""
-
-    def _words_needing(self, capabilities: Sequence[str]) -> str:
-        """Return the words of the simplest failing call of the checks that need capabilities, or ""."""
-        names = [name for name in self.left if {*capabilities} & {*self.checks[name].needs}]
-        return "" if self.causes else self._words_of(names)
-
-    def _checks_needing(self) -> dict[str, list[str]]:
-        """Return the names of the checks that apply to the target, by the capabilities that they need."""
-        judge = Judge(self.target)
-        needing: dict[str, list[str]] = {}
-        for check in (check for check in self.checks.values() if check.inapplicable(judge) is None):
-            for name in set(check.needs):
-                needing.setdefault(name, []).append(check.name)
-        return needing
-
-    # ---- the findings ----
-
-    def only(self, fault: str) -> Findings:
-        """Return a cause that was not tried."""
-        cause = Cause(fault, failed=len(self.faults))
-        return Findings(cause, (cause,), by_place(self.faults, self.faults, self.original.claimed))
-
-    def findings(self) -> Findings:
-        """Return the causes with the checks that they explain."""
-        count = len(self.faults)
-        causes: list[Cause] = []
-        for number, cause in enumerate(self.causes):
-            names = tuple(name for name in self.faults
-                          if self.owner.get(name) == number and name not in self.left)  # fmt: skip
-            if names:
-                text = f"{cause.text}{only_in(names, self.faults, self.original.claimed)}"
-                finding = str(self.faults_then[names[0]]) if causes else ""
-                causes.append(
-                    replace(cause, text=text, explained=len(names), failed=count, checks=names, found=finding)
-                )
-        unexplained = by_place(self.left, self.faults, self.original.claimed)
+    def _findings(self) -> Findings:
+        causes = tuple(cause for cause in self.causes if cause.checks)
+        unexplained = _by_place(self.left, self.failures, self.original.claimed)
         if not causes:
             return Findings(unexplained=unexplained)
         claims: dict[str, Any] = {}
         for cause in causes:
             claims = merged(claims, cause.claims)
-        explained = tuple(name for name in self.faults if name not in self.left)
+        explained = tuple(name for name in self.failures if name not in self.left)
         facts = {name: value for cause in causes for name, value in cause.facts.items()}
         text = ", ".join(cause.text for cause in causes)
-        return Findings(
-            Cause(text, claims, len(explained), count, explained, facts), tuple(causes), unexplained
+        whole = Cause(text, claims, len(explained), len(self.failures), explained, facts)
+        return Findings(whole, causes, unexplained)
+
+
+def _agrees(explanation: Explanation, failure: Failure) -> bool:
+    """Return whether right elements are as the explanation gives them, too."""
+    if failure.wrong is None or explanation.elements is None:
+        return False
+    return bool(explanation.elements(failure.wrong).all())
+
+
+def _without(failure: Failure, explanation: Explanation) -> Failure:
+    """Return a failure without the wrong elements that are explained, if others are left."""
+    if failure.wrong is None or explanation.elements is None or explanation.claims:
+        return failure
+    wrong = failure.wrong.without(explanation.elements(failure.wrong))
+    return failure if wrong is failure.wrong else Failure.of(failure, wrong=wrong, _words=None)
+
+
+def _shown_claims(target: Target, explanation: Explanation) -> Mapping[str, Any]:
+    """Return the claims that a user may make: none for a library, which has all, and none to write x."""
+    hidden = isinstance(target.rotate, OwnApply) or "written" in explanation.facts
+    return {} if hidden else explanation.claims
+
+
+def mended(target: Target, explanation: Explanation) -> Target:
+    """Return the target with the claims of an explanation, and called as if it were mended."""
+    changed: dict[str, Any] = {
+        name: {**getattr(target, name), **value} if name in ("fixed", "lacks") else value
+        for name, value in explanation.claims.items()
+    }
+    if explanation.around is not None:
+        changed["rotate"] = explanation.around(target.rotate)
+    try:
+        return replace(target, **changed) if changed else target
+    except ValueError:  # the claims contradict each other
+        return target
+
+
+def _judged_again(target: Target, failures: Mapping[str, Failure]) -> dict[str, Failure]:
+    """Run checks again; return the failures of the checks that still fail."""
+    try:
+        judge = Judge(target, thorough=True)  # only checks that failed are run
+    except Exception:  # the target's own, in a trial call
+        return dict(failures)
+    judge.explains = not judge.is_slow
+    if all(failure.wrong is not None for failure in failures.values()):  # no observer has to watch
+        judge.observed = {name: Failure() for name in OBSERVED_CHECKS if name not in failures}
+    failed = [check.name for check in checks()
+              if check.name in failures and outcome_of(check, judge)[0] == FAILED]  # fmt: skip
+    return {name: judge.faults[name] for name in failed}
+
+
+# ---- failures that depend on other calls ----
+
+
+def fault_of_state(target: Target, failures: Mapping[str, Failure]) -> str:
+    """Return the fault of results that depend on earlier calls, by running a few checks again; or ""."""
+    names = [name for name in failures if not name.startswith(("threads", "first_call", "definition"))]
+    if "definition" in failures or not names:
+        return ""
+    # A setting that is changed for good is as the call leaves it, when the check is run again.
+    setting = failures[_SETTINGS].words.statement if _SETTINGS in failures else ""
+    if _judged_again(target, {"definition": Failure()}):
+        return setting or (
+            f"right at first, and wrong for good after some call: the first check to fail is {names[0]}, and "
+            "now the plain call is wrong too; a call leaves something behind"
         )
+    count = 1 if target.compiled or target.arrays.calls < 1000 else 5
+    sample = names[:: max(1, (len(names) - 1) // max(1, count - 1))][:count]
+    right_now = [name for name in sample if not _judged_again(target, {name: failures[name]})]
+    if 2 * len(right_now) <= len(sample):
+        return ""
+    fail = "fails" if len(right_now) == 1 else "fail"
+    return setting or (
+        f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if "
+        "run again"
+    )
 
 
-def _lack_text(capability: str) -> str:
-    meaning = CAPABILITIES[capability]
-    verb, _, taken = meaning.partition(" ")
-    return f"wrong results with {taken}" if verb == "takes" else f'not true of it: "{meaning}"'
+# ---- failures in words ----
+
+
+def _check_names(names: Any) -> set[str]:
+    """Return names without their dtypes."""
+    return {name.partition("[")[0] for name in names}
+
+
+def _words(failure: Failure) -> tuple[str, ...]:
+    """Return the words that alike failures have in common."""
+    if failure.place:
+        return (*failure.contexts, failure.place_in_any_x, failure.words.values)
+    return (*failure.contexts, failure.words.statement)
+
+
+def _is_alike(failure: Failure, chosen: Failure) -> bool:
+    """Return whether a failure's call has the factors of another's, and fails in the same way."""
+    if _words(failure) == _words(chosen) and not (failure.factors and not chosen.factors):
+        return True
+    names, chosen_names = ({factor.partition("=")[0] for factor in f.factors} for f in (failure, chosen))
+    if not chosen_names or not chosen_names <= names or chosen.contexts not in ((), failure.contexts):
+        return False
+    return _observed(failure) == _observed(chosen)
+
+
+def _observed(failure: Failure) -> str:
+    """Return a fault without wrong elements and without an exception, such as "x was written"."""
+    return "" if failure.place or failure.raised else failure.words.statement
+
+
+def _text(name: str, failure: Failure) -> str:
+    """Return a failure in a few words."""
+    check, _, dtype = name.partition("[")
+    where, context = f" in {dtype[:-1]}" if dtype else "", ": ".join(failure.contexts)
+    if failure.factors or (failure.call is not None and failure.place):
+        return _text_of_call(failure)
+    if not failure.place:
+        raises = f"{check} raises " if failure.raised and not context else ""
+        return f"{raises}{': '.join(filter(None, (context, failure.words.statement)))}"
+    if failure.contexts[:1] == (GRADIENT,):
+        return f"the gradient is wrong{where}: {elements_of(failure)}"
+    return f"{f'{context}, ' if context else ''}wrong results{where}: {elements_of(failure)}"
+
+
+def _text_of_call(failure: Failure) -> str:
+    """Return the simplest failing call, the nearest right calls, and the elements."""
+    call = dict(factor.split("=", 1) for factor in (failure.call or "").split())
+    cotangent = call.pop("gradient", "")
+    shown = " ".join(f"{name}={value}" for name, value in call.items())
+    right = ", ".join(text for text in failure.nearest if text != "without gradient")
+    of_cotangent = f" for a cotangent that is {cotangent}" if cotangent not in ("", "contiguous") else ""
+    text = f"{_subject(failure, cotangent)}{f' with {shown}' if shown else ''}{of_cotangent}"
+    return f"{text}{f', right {right}' if right else ''}: {elements_of(failure)}"
+
+
+def _subject(failure: Failure, cotangent: str) -> str:
+    if GRADIENT in failure.contexts:
+        return "the gradient is wrong"
+    context = next((context for context in failure.contexts if context != VALUE), "")
+    wrong = "the result is wrong while a gradient is recorded" if cotangent else "wrong"
+    return f"{context}: {wrong}" if context else wrong
+
+
+def elements_of(failure: Failure) -> str:
+    """Return the place of the wrong elements, and their values if they are known; or the statement."""
+    _, values, statement = failure.words
+    place = failure.place if failure.factors else failure.place_in_any_x
+    vague = place in ("all elements", "most elements", "nearly all elements", "scattered elements")
+    return values if values and vague else ", ".join(filter(None, (place, values))) or statement
+
+
+def _by_place(
+    failures: Mapping[str, Failure], failed: Collection[str], claimed: Collection[str]
+) -> dict[str, Any]:
+    """Return the names of checks by the place of their wrong elements, or by their failure."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, failure in failures.items():
+        place = failure.place_in_any_x or shorten(str(failure))
+        groups[place] = (*groups.get(place, ()), name)
+    return {f"{place}{only_in(names, failed, claimed)}": names for place, names in groups.items()}
+
+
+def only_in(names: Collection[str], failed: Collection[str], claimed: Collection[str]) -> str:
+    """Return ", in float16 only" if checks of a dtype fail, and none of them in the other dtypes."""
+    dtypes = {name.partition("[")[2][:-1] for name in names}
+    other_dtypes = {dtype for dtype in DTYPES if dtype in claimed} - dtypes
+    others = (f"{check}[{dtype}]" for check in _check_names(names) for dtype in other_dtypes)
+    if "" in dtypes or not dtypes or not other_dtypes or any(name in failed for name in others):
+        return ""
+    return f", in {' and '.join(sorted(dtypes))} only"

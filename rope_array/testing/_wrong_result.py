@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._definition import apply_definition
-from ._wrong_places import rows_of_positions
+from ._where import rows_of_positions
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -48,8 +48,8 @@ class WrongResult:
         Returns the bound of a class of accuracy: see `_contract.allowed`.
     places
         The indices along each axis that were kept; None for all.
-    cache
-        Answers of functions of the wrong elements, by the function's subject.
+    named
+        The explanation of the values, before rows were left out: see `_explanation.named`.
     """
 
     y: Floats
@@ -66,7 +66,7 @@ class WrongResult:
     flushes: bool = True
     allowed: Any = None
     places: tuple[NDArray[np.intp], ...] | None = None
-    cache: dict[Any, Any] = field(default_factory=dict)
+    named: Any = field(default=False, repr=False)
 
     @property
     def pos(self) -> Any:
@@ -87,31 +87,40 @@ class WrongResult:
         limit[..., a] = limit[..., b] = np.maximum(self.bound[..., a], self.bound[..., b])
         return 2 * limit
 
-    def take_away(self, mask: Mask) -> None:
-        """Leave out wrong elements that have a known cause."""
-        self.mask = self.mask & ~mask
-        self.cache = {}
+    @cached_property
+    def _within(self) -> dict[Any, Mask]:
+        return {}
+
+    def within(self, accuracy: Any, dtype: str | None = None) -> Mask:
+        """Return which elements are within the bound of another class of accuracy, or of another dtype."""
+        key = accuracy, dtype
+        if key not in self._within:  # many ends of positions are tried with each class
+            self._within[key] = self.near(self.exact, self.bound_of(accuracy, dtype))
+        return self._within[key]
+
+    def bound_of(self, accuracy: Any, dtype: str | None = None) -> Floats:
+        """Return the largest allowed errors in another class of accuracy, or in another dtype."""
+        bound: Floats = self.allowed(
+            self.x, dtype or self.dtype, self.fields, exact=self.exact, pos=self.given_pos,
+            inverse=self.inverse, flushes=self.flushes, accuracy=accuracy,
+        )  # fmt: skip
+        return bound
 
     def near(self, values: Any, limit: Any) -> Mask:
         """Return where the result is `values`, within a limit."""
         with np.errstate(all="ignore"):
             return np.asarray(np.abs(self.y - values) <= limit)
 
-    def within(self, accuracy: Any, dtype: str | None = None) -> Mask:
-        """Return which elements are within the bound of another class of accuracy, or of another dtype."""
-        key = "within", accuracy, dtype
-        if key not in self.cache:
-            bound = self.allowed(
-                self.x, dtype or self.dtype, self.fields, exact=self.exact, pos=self.given_pos,
-                inverse=self.inverse, flushes=self.flushes, accuracy=accuracy,
-            )  # fmt: skip
-            self.cache[key] = self.near(self.exact, bound)
-        mask: Mask = self.cache[key]
-        return mask
-
     def is_all(self, values: Mask) -> bool:
         """Return whether a property holds for every wrong element."""
         return bool(values[self.mask].all())
+
+    def of_pairs(self, chosen: Any) -> Mask:
+        """Return a mask of both members of pairs: by a mask of pairs, or by one of rows and pairs."""
+        mask = np.zeros(self.mask.shape, bool)
+        for member in self.pairs:
+            mask[..., member] = chosen
+        return mask
 
     def places_along(self, axis: int) -> NDArray[np.intp]:
         """Return the indices along an axis that were kept."""
@@ -129,6 +138,53 @@ class WrongResult:
         places = (*kept, np.arange(self.mask.shape[-1]))
         return replace(self, **arrays, given_pos=pos[chosen], places=places)
 
+    def without(self, explained: Mask) -> WrongResult:
+        """Return the wrong result without elements that have a known cause; itself if none is left."""
+        mask = self.mask & ~explained
+        return replace(self, mask=mask, named=False) if mask.any() else self
+
+    # ---- other rotations ----
+
+    def rotated_by(
+        self,
+        pos: NDArray[Any] | None = None,
+        inverse: bool | None = None,
+        limit: Floats | None = None,
+        **changed: Any,
+    ) -> Mask:
+        """Return the elements that a rotation by other positions, another direction or other fields gives.
+
+        A field that is None is left out. No elements if a few wrong rows have none: a comparison with all
+        rows takes long.
+        """
+        none = np.zeros(self.mask.shape, bool)
+        pos = self.row_positions if pos is None else pos
+        if pos is None or pos.shape != none.shape[:-1]:
+            return none
+        fields = {name: value for name, value in {**self.fields, **changed}.items() if value is not None}
+        call = {"inverse": self.inverse if inverse is None else inverse, **fields}
+        width: int = self.x.shape[-1]
+        limits = self.limit if limit is None else limit
+        x, y, limit = (array.reshape(-1, width) for array in (self.x, self.y, limits))
+        limit = limit.max(axis=-1, keepdims=True)  # other rotations may have other pairs
+        mask, rows = self.mask.reshape(-1, width), pos.ravel()
+        chosen = np.flatnonzero(mask.any(axis=-1))
+        few = chosen[:: max(1, len(chosen) // _SAMPLE)][:_SAMPLE]
+        hits = _given(x[few], y[few], limit[few], rows[few], call)
+        if not (hits & mask[few]).any() or len(np.unique(pos)) * width // 2 > _MOST_COSINES:
+            return none
+        return _given(x, y, limit, rows, call).reshape(none.shape)
+
+
+def _given(x: Floats, y: Floats, limit: Floats, pos: NDArray[Any], call: Mapping[str, Any]) -> Mask:
+    """Return the elements of y that a rotation of x gives."""
+    try:
+        rotated = apply_definition(x, pos, **call)
+    except (ValueError, TypeError, OverflowError):
+        return np.zeros(x.shape, bool)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.abs(y - rotated) <= limit)
+
 
 def _kept_indices(lead: Mask, axis: int) -> NDArray[np.intp]:
     """Return indices of an axis: the first and last, the ends of wrong runs, and some between."""
@@ -137,44 +193,3 @@ def _kept_indices(lead: Mask, axis: int) -> NDArray[np.intp]:
     count = len(wrong)
     indices = [0, count - 1, *ends[:2], *(ends[:2] + 1), *ends[-2:], *(ends[-2:] + 1)]
     return np.unique([*indices, *np.linspace(0, count - 1, _MOST_INDICES - 4)]).astype(np.intp)
-
-
-def rotated_by(
-    wrong: WrongResult,
-    pos: Callable[[NDArray[Any]], NDArray[Any] | None] | None = None,
-    fields: Mapping[str, Any] | None = None,
-    inverse: bool | None = None,
-) -> Mask:
-    """Return the elements that a rotation by other positions, fields or direction gives.
-
-    No elements if a few wrong rows have none: a comparison with all rows takes long.
-    """
-    none = np.zeros(wrong.mask.shape, bool)
-    row_positions = wrong.row_positions
-    positions = row_positions if pos is None or row_positions is None else pos(row_positions)
-    if positions is None or positions.shape != none.shape[:-1]:
-        return none
-    width: int = wrong.x.shape[-1]
-    arrays = [array.reshape(-1, width) for array in (wrong.x, wrong.y, wrong.limit)]
-    given_by = partial(
-        _given_in_rows, fields=wrong.fields if fields is None else fields,
-        inverse=wrong.inverse if inverse is None else inverse,
-    )  # fmt: skip
-    mask = wrong.mask.reshape(-1, width)
-    chosen = np.flatnonzero(mask.any(axis=-1))
-    sample = chosen[:: max(1, len(chosen) // _SAMPLE)][:_SAMPLE]
-    hits = given_by([array[sample] for array in arrays], positions.ravel()[sample])
-    if not (hits & mask[sample]).any() or len(np.unique(positions)) * width // 2 > _MOST_COSINES:
-        return none
-    return given_by(arrays, positions.ravel()).reshape(none.shape)
-
-
-def _given_in_rows(arrays: list[Any], pos: NDArray[Any], fields: Mapping[str, Any], inverse: bool) -> Mask:
-    x, y, limit = arrays
-    limit = limit.max(axis=-1, keepdims=True)  # other rotations may have other pairs
-    try:
-        rotated = apply_definition(x, pos, inverse=inverse, **fields)
-    except (ValueError, TypeError, OverflowError):
-        return np.zeros(x.shape, bool)
-    with np.errstate(all="ignore"):
-        return np.asarray(np.abs(y - rotated) <= limit)

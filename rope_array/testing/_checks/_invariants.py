@@ -6,7 +6,7 @@ from rope_array.testing._call import make, make_at, plain_call
 from rope_array.testing._failure import Failure
 from rope_array.testing._judge import Judge, check
 from rope_array.testing._observe import rotated
-from rope_array.testing._wrong_places import describe
+from rope_array.testing._where import describe
 
 from ._accuracy import positions_in
 
