@@ -224,7 +224,8 @@ MAY_IMPORT = {
     "testing._command": ".testing numpy ._command._output",
     "testing.plugin": ".testing numpy ._command._check pytest",
     **dict.fromkeys(
-        ["testing._library_target", "testing._find_rotation"], ".testing numpy late . ._spec.scaling"
+        ["testing._library_target", "testing._find_rotation"],
+        ".testing ._diagnose._mistakes numpy late . ._spec.scaling",
     ),
     "testing._compilers": ".testing numpy late jax torch",
     "testing._modes": ".testing numpy late torch",
@@ -234,11 +235,11 @@ MAY_IMPORT = {
     # Its definition and its tolerances import no other part of it.
     "testing._angles": ".testing._rules numpy",
     "testing._definition": ".testing._rules .testing._angles numpy",
-    "testing._index_words": "numpy",
-    "testing._wrong_places": ".testing._index_words numpy",
-    "testing._wrong_result": ".testing._definition .testing._wrong_places numpy",
-    "testing._wrong_values": ".testing._wrong_places .testing._wrong_result numpy",
-    "testing._failure": ".testing._wrong_places .testing._wrong_result .testing._wrong_values numpy",
+    "testing._where": "numpy",
+    "testing._wrong_result": ".testing._definition .testing._where numpy",
+    # Only to explain wrong results, which the definition alone finds.
+    "testing._explanation": ".testing._where .testing._wrong_result ._diagnose._mistakes numpy",
+    "testing._failure": ".testing._explanation .testing._where .testing._wrong_result numpy",
     "testing._contract": ".testing._definition .testing._failure .testing._wrong_result numpy",
 }
 

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import sample
-from faults import named, refusing
+from faults import named, refusing, to_bfloat16
 
 import rope_array as ra
-from rope_array.testing import Target, _find_rotation, check_backend, run_checks
+from rope_array.testing import Target, _find_causes, _find_rotation, check_backend, run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
 from rope_array.testing._failure import Failure
-from rope_array.testing._find_causes import DONATES_X, find_causes
+from rope_array.testing._find_causes import DONATES_X, fault_of_state, find_causes
 from rope_array.testing._judge import DELETES_X, Judge
 from rope_array.testing._outcome import outcome_of
-from rope_array.testing._shared_findings import depend_on_others, shared_findings
+from rope_array.testing._where import Place
 
 FLOAT32 = {"dtypes": ("float32",)}
 
@@ -84,59 +84,135 @@ def by_position_ids(x, pos):
 
 
 float32_halves = with_fields(pairing="half", angles="float32")
-INT16, HALF, ANGLES = {"positions": "pos converted to int16"}, {"pairing": "half"}, {"angles": "float32"}
-END, SLICE = {"furthest": 65535}, {"rotary_start": 4, "rotary_dim": 8}
+
+
+def first_tokens(batches):
+    """Return code that leaves the first token of sequences as it is, like a kernel for packed sequences."""
+
+    def rotate(x, pos):
+        y = ra.apply(x, pos)
+        if x.ndim == 4:
+            y[batches, :, 0] = x[batches, :, 0]
+        return y
+
+    return rotate
+
+
+def counting_on(x, pos):
+    """Give rows after a restart the position of the row before plus 1: 0 1 2 0 1 as 0 1 2 3 4."""
+    pos = np.asarray(pos)
+    if pos.ndim and pos.dtype.kind in "iu":
+        steps = np.diff(pos.astype(np.int64), axis=-1, prepend=0)
+        pos = np.cumsum(np.where(steps < 0, 1, steps), axis=-1)
+    return ra.apply(x, pos)
+
+
+def with_frequencies(change):
+    """Return code whose frequencies of n pairs are `change` of the right ones."""
+
+    def rotate(x, pos):
+        n = x.shape[-1] // 2
+        omega = change(10000.0 ** (-np.arange(n) / n))
+        angle = np.asarray(pos)[..., None] * omega
+        angle = angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+        return by_tables(x, np.cos(angle), np.sin(angle))
+
+    return rotate
+
+
+def pair_5(omega):
+    return np.where(np.arange(len(omega)) == 5, 0.94 * omega, omega)
+
+
+def rounded_tables(cos_dtype, sin_dtype):
+    def rotate(x, pos):
+        cos, sin = tables(x, pos)
+        return by_tables(x, cos.astype(cos_dtype).astype(float), sin.astype(sin_dtype).astype(float))
+
+    return rotate
+
+
+def row_61(x, pos):
+    y = ra.apply(x, pos)
+    if x.ndim > 1:
+        y[..., 61:62, :] = 0
+    return y
+
+
+HALF, ANGLES, END = {"pairing": "half"}, {"angles": "float32"}, {"furthest": 65535}
+SLICE = {"rotary_start": 4, "rotary_dim": 8}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192.0}
 ACCURACY = "definition accuracy_small accuracy_2e16 accuracy_2e20"
-# Faults, the checks that run, and the facts of each cause; then the claims that end all failures.
+IN_USE = "definition accuracy_small accuracy_2e16 positions_of_a_batch ranks many_rows sizes_and_fields"
+# The code, the checks that run, words of each cause, and the claims of all causes.
 CAUSES = {
     "three": (three_faults,
               "definition widths accuracy_2e16 accuracy_2e20 accuracy_int32 many_heads sizes_and_fields",
-              [{"pairs": (31,), "num_pairs": 32}, INT16, {"axis": "head", "first": 32}]),
+              ["pair 31 of 32", "int16 beyond position 32,767", "heads from 32 on"], {"furthest": 32767}),
     "scaling and rows": (no_scaling_and_rows_to_512,
                          "definition many_rows positions_of_many_batches scaling_linear",
-                         [{"axis": "row", "first": 512}, {"field": "scaling"}]),
+                         ["rows from 512 on", "without scaling"], {}),
     "half and inverse": (
         lambda x, pos, inverse=False: x.copy() if inverse else ra.apply(x, pos, pairing="half"),
-        "definition inverse direction", [HALF, {"lacks": ["inverse"]}]),
+        "definition inverse direction", ["half pairing", "with inverse"], {"fixed": HALF, "fields": ()}),
     "first batch": (at(lambda pos: pos[0] if pos.ndim == 2 else pos),
                     "definition positions_of_a_batch positions_of_many_batches",
-                    [{"positions": "the positions of batch 0"}]),
-    "sign": (at(np.abs), "accuracy_negative accuracy_float calls_far_and_near", [{"positions": "|pos|"}]),
+                    ["the positions of batch 0"], {}),
+    "sign": (at(np.abs), "accuracy_negative accuracy_float calls_far_and_near", ["|pos|"],
+             {"lacks": {"negative_positions": "wrong results"}}),
     "widths": (lambda x, pos: ra.apply(x, pos) * x.dtype.type(1.01 if x.shape[-1] > 64 else 1),
-               "definition widths", [{"width": "66"}]),
+               "definition widths", ["width=66"], {}),
     "last features": (lambda x, pos: np.concatenate([ra.apply(x, pos)[..., :-2], x[..., -2:]], -1),
-                      ACCURACY, [{"axis": "feature", "last": 2}]),
-    "base and inverse": (with_fields(base=1e6, inverse=True), ACCURACY, [{"base": 1e6, "inverse": True}]),
-    "pos + 1": (at(lambda pos: pos + 1), ACCURACY, [{"positions": "pos + 1"}]),
-    "float64": (lambda x, pos: ra.apply(x.astype(np.float64), pos), "definition kind",
-                [{"dtype": "float64"}]),
-    "in place": (in_place, "definition inputs_unchanged no_aliasing", [{"written": "x"}]),
-    "layout, half and angles": (with_fields(seq_axis=-3, pairing="half", angles="float32"),
-                                f"direction {ACCURACY}", {"layout": "bshd", "fixed": HALF, **ANGLES, **END}),
-    "slice": (with_fields(**SLICE), ACCURACY, {"fixed": SLICE}),
+                      ACCURACY, ["the last 2 features"], {}),
+    "base and inverse": (with_fields(base=1e6, inverse=True), ACCURACY, ["1e+06, rotated by the inverse"],
+                         {"fixed": {"base": 1e6}}),
+    "pos + 1": (at(lambda pos: pos + 1), ACCURACY, ["pos + 1"], {}),
+    "float64": (lambda x, pos: ra.apply(x.astype(np.float64), pos), "definition kind", ["is float64"], {}),
+    "in place": (in_place, "definition inputs_unchanged no_aliasing", ["writes into x"], {}),
+    "layout, half and angles": (
+        with_fields(seq_axis=-3, pairing="half", angles="float32"), f"direction {ACCURACY}",
+        ["(b, s, h, d), half", "float32 angles", "65,535"],
+        {"layout": "bshd", "fixed": HALF, **ANGLES, **END}),
+    "slice": (with_fields(**SLICE), ACCURACY, ["feature 4"], {"fixed": SLICE}),
     "a quarter": (lambda x, pos: ra.apply(x, pos, rotary_dim=x.shape[-1] // 8 * 2), ACCURACY,
-                  {"fixed": {"rotary_dim": 16}, "head_dim": 64}),
-    "llama3": (with_fields(pairing="half", base=5e5, scaling=ra.Llama3(8.0)), ACCURACY,
+                  ["the first 16 features"], {"fixed": {"rotary_dim": 16}, "head_dim": 64}),
+    "llama3": (with_fields(pairing="half", base=5e5, scaling=ra.Llama3(8.0)), ACCURACY, ["llama3"],
                {"fixed": {**HALF, "base": 5e5, "scaling": LLAMA3}}),
-    "arange": (lambda x, pos: ra.apply(x, np.arange(x.shape[-2])), "definition", {"positions": "arange"}),
-    "batch": (by_position_ids, f"{ACCURACY} positions_of_a_batch ranks", {"positions": "batch"}),
+    "arange": (lambda x, pos: ra.apply(x, np.arange(x.shape[-2])), "definition", ["from 0"],
+               {"positions": "arange"}),
+    "batch": (by_position_ids, f"{ACCURACY} positions_of_a_batch ranks", ["(B, S)"], {"positions": "batch"}),
     "row": (refusing(lambda x, p, s: np.shape(p) != (1, x.shape[-2]), base_only=True), "definition",
-            {"positions": "row"}),
+            ["(1, S)"], {"positions": "row"}),
     "offset": (refusing(lambda x, p, s: (np.diff(p) != 1).any(), base_only=True), "definition",
-               {"positions": "offset"}),
+               ["consecutive"], {"positions": "offset"}),
     "end": (at(lambda pos: pos + (pos >= 8192)), "accuracy_2e16 long_sequences_from_an_offset",
-            {"furthest": 8191}),
+            ["beyond position 8,191"], {"furthest": 8191}),
     "16 bits": (lambda x, pos: ra.apply(x.astype(np.float32), pos).astype(x.dtype), ACCURACY,
-                {"dtypes": ("float16", "float32")}),
-    "own": (in_own_arithmetic, ACCURACY, {"arithmetic": "own"}),
+                ["in float64"], {"dtypes": ("float16", "float32")}),
+    "own": (in_own_arithmetic, ACCURACY, ["in their own dtype, in float16 only"], {"arithmetic": "own"}),
+    # A claim with which fewer calls are tried, such as one of layout=1hsd, would hide these.
+    "first token": (first_tokens(np.s_[:]), IN_USE, ["row 0, equal to x"], {}),
+    "first token of later batches": (first_tokens(np.s_[1:]), IN_USE, ["row 0 of batch 1, equal to x"], {}),
+    "packed": (counting_on, IN_USE, ["the row before plus 1 after a restart"], {}),
+    "linspace": (with_frequencies(lambda omega: 10000.0 ** -np.linspace(0, 1, len(omega))), IN_USE,
+                 ["linspace(0, 1, d/2)"], {}),
+    "float32 linspace": (
+        with_frequencies(lambda omega: 1 / 10000.0 ** np.linspace(0, 1, len(omega), dtype=np.float32)),
+        IN_USE, ["linspace(0, 1, d/2)"], {}),
+    "bfloat16 frequencies": (with_frequencies(to_bfloat16), IN_USE, ["frequencies rounded to bfloat16"], {}),
+    "one frequency": (with_frequencies(pair_5), IN_USE,
+                      ["pair 5 of 8 has 0.0029725, base 10000 gives 0.0031623"], {}),
+    "tables": (rounded_tables("float16", "float16"), IN_USE, ["cos and sin rounded to float16"], {}),
+    "cos": (rounded_tables("float16", "float64"), IN_USE, ["by cos rounded to float16"], {}),
+    "sin": (rounded_tables("float64", "float16"), IN_USE, ["by sin rounded to float16"], {}),
+    "row 61": (row_61, IN_USE, ["right with rows=1,1,61: row 61 (the last), zeros"], {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
-    rotate, only, expected = CAUSES[name]
+    rotate, only, words, expected = CAUSES[name]
     claims = {} if name in ("16 bits", "own") else FLOAT32
     report = run_checks(rotate, only=only.split(), **claims)
     explained = [name for cause in report.causes for name in cause.checks]
@@ -144,10 +220,15 @@ def test_each_fault_is_a_cause_with_the_checks_that_it_explains(name):
     assert sorted(explained) == sorted(failed)
     assert all(cause.checks for cause in report.causes)
     assert (report.cause.explained, report.cause.failed) == (len(failed), len(failed))
-    if isinstance(expected, list):
-        assert [{**cause.facts} for cause in report.causes] == expected
-    else:
-        assert report.cause.claims == expected
+    assert len(report.causes) == len(words)
+    for word in words:
+        assert any(word in cause.text for cause in report.causes)
+    assert report.cause.claims == expected
+    if (
+        expected
+        and report.cause.stated == expected
+        and not {"inverse", "positions"} & report.cause.facts.keys()
+    ):
         assert check_backend(rotate, only=sample(*only.split()), **{**claims, **expected}).ok
 
 
@@ -155,8 +236,7 @@ def test_causes_are_in_the_order_in_which_they_are_mended():
     """The next finding is of code with the causes before mended; one check may have two causes."""
     first, second = run_checks(float32_halves, only=["direction", "definition"], **FLOAT32).causes
     assert (first.checks, first.found, second.checks) == (("direction",), "", ("definition",))
-    assert "; within the error of float32 angles; " in second.found
-    assert "half pairing" not in second.found
+    assert "float32 angles" in second.found
     report = run_checks(float32_halves, only=["definition"], **FLOAT32)
     assert report.cause.claims == {"fixed": HALF, **ANGLES}
 
@@ -322,7 +402,7 @@ def test_the_verdict_is_first_and_its_command_can_be_pasted():
     options = ["--claim", "furthest=16777216", "--claim", "angles=float32", "--expect", "norm=a reason"]
     lines = list(lines_of(report, ["check", "mylib:rotate", *options]))
     assert lines[0].startswith(f"FAILED: {len(report.of('failed'))} of ")
-    assert "half pairing, wrong results beyond position 65,535; try --claim" in " ".join(lines[:3])
+    assert "half pairing" in " ".join(lines[:3])
     assert [line for line in lines if line.startswith("  python -m rope_array")] == [
         "  python -m rope_array check mylib:rotate --claim angles=float32 --expect 'norm=a reason' "
         "--claim pairing=half --claim furthest=65535"
@@ -408,40 +488,40 @@ def test_the_call_of_an_observer_is_the_simplest():
 
 # ---- findings that checks share ----
 
-WRONG = Failure("equal to x, unchanged", place="row 100", call="rows=1,1,101")
-STALE = {"place": "row 2"}
-WRITTEN = "positions were written since the last call"
-VMAP = Failure(place="all elements", contexts=("vmap over positions",))
+PLAIN = Target(ra.apply, declared=True)
+VALUES, ROW_100 = Failure("3 of 9 elements", place=Place("row 100", "row 100")), "rows=1,1,101"
+WRONG = Failure.of(VALUES, call=ROW_100)
+STALE = Failure.of(VALUES, call="reach=0", contexts=("positions were written since the last call",))
+VMAP = Failure.of(VALUES, contexts=("vmap over positions",))
 LINEAR = Failure("ValueError: Linearization", raised="ValueError", contexts=("compiled",))
-# Faults by check, and the checks of the first finding.
+# Failures by check, and the checks of the first cause.
 SHARED = {
     "like calls": (
-        {"many_rows": WRONG, "inputs_unchanged": Failure("pos was written", call="rows=2,3,5 width=32"),
-         "many_elements": WRONG},
-        ("many_rows", "many_elements"),
+        {"many_rows[float32]": WRONG, "kind": Failure("it is a list", call="rows=2,3,5 width=32"),
+         "many_elements[float32]": WRONG},
+        {"many_rows[float32]", "many_elements[float32]"},
     ),
     "positions that were written": (
-        {"positions_written_in_place": Failure(**STALE, call="reach=0", contexts=(WRITTEN,)),
-         "calls_at_other_positions": Failure(**STALE, call="rows=1,1,4 reach=10")},
-        ("positions_written_in_place",),
+        {"positions_written_in_place": STALE, "kind": Failure.of(VALUES, call="rows=1,1,4 reach=9")},
+        {"positions_written_in_place"},
     ),
-    "wrong results before an exception": (
-        {"vmap_positions": VMAP, "jit_gradient": LINEAR},
-        ("vmap_positions",),
-    ),
-    "an exception": ({"jit_gradient": LINEAR}, ("jit_gradient",)),
+    "wrong results before an exception": ({"norm": VMAP, "linear": LINEAR}, {"norm"}),
+    "an exception": ({"linear": LINEAR}, {"linear"}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_the_first_finding_that_checks_share(name):
-    faults, names = SHARED[name]
-    assert next(shared_findings(faults, dict.fromkeys(faults, "It is right."))).names == names
+def test_the_first_finding_that_checks_share(name, monkeypatch):
+    failures, names = SHARED[name]
+    monkeypatch.setattr(_find_causes, "fault_of_state", lambda *_: "")
+    assert {*find_causes(PLAIN, failures).causes[0].checks} == names
 
 
-def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others():
-    kind_fault = {"kind": Failure("the result is float64")}
-    failed = {"settings_unchanged": Failure("the call changed jax_enable_x64"), **kind_fault}
-    assert depend_on_others(failed, lambda name: False, True) == "the call changed jax_enable_x64"
-    assert depend_on_others(failed, lambda name: name == "kind", False) == ""
-    assert "kind" in depend_on_others(kind_fault, lambda name: False, True)
+def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others(monkeypatch):
+    failed = {"settings_unchanged": Failure("the call changed jax_enable_x64")}
+    failed["kind"] = Failure("the result is float64")
+    assert fault_of_state(PLAIN, failed) == "the call changed jax_enable_x64"  # passes if run again
+    monkeypatch.setattr(
+        _find_causes, "_judged_again", lambda target, names: {**names} if "kind" in names else {}
+    )
+    assert fault_of_state(PLAIN, {"kind": Failure()}) == ""

@@ -85,7 +85,6 @@ AFTER_A_RESTART = "the position of the row before plus 1 after a restart"
 POSITIONS = (
     PositionMistake("pos + 1", "pos + 1", lambda pos: pos + 1),
     PositionMistake("pos - 1", "pos - 1", lambda pos: pos - 1),
-    PositionMistake("2 pos", "2 * pos", lambda pos: 2 * pos),
     PositionMistake("the row's index", "np.arange(pos.shape[-1])",
                     _of_rows(lambda pos: np.arange(pos.shape[-1]))),
     PositionMistake("the position of row 0", "pos[..., :1]", _of_rows(lambda pos: pos[..., :1])),

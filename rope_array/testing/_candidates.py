@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ._contract import Accuracy
-from ._explanation import Explanation, named
+from ._explanation import Explanation, elements_of, named
 from ._failure import Failure
 from ._where import axis_names
 from ._wrong_result import Mask, WrongResult
@@ -38,7 +38,7 @@ def candidates(target: Any, failures: Mapping[str, Failure]) -> Iterator[Explana
             yield name
     for wrong in wrong_results:
         yield from _by_pairs(wrong)
-        yield from _by_axis(wrong)
+        yield from _by_axis(wrong, wrong_results)
     if "definition" not in failures:
         yield from (each for each in _ends(target, judged, classes) if any(map(each.covers, judged)))
 
@@ -46,15 +46,16 @@ def candidates(target: Any, failures: Mapping[str, Failure]) -> Iterator[Explana
 # ---- places ----
 
 
-def _by_axis(wrong: WrongResult) -> Iterator[Explanation]:
+def _by_axis(wrong: WrongResult, wrong_results: list[WrongResult]) -> Iterator[Explanation]:
     """Yield the rows, heads and batches from an index on, if nearly all elements there are wrong."""
     for axis, name in enumerate(axis_names(wrong.mask.ndim)[:-1]):
         places = wrong.places_along(axis)
-        first = int(
-            places[np.flatnonzero(np.moveaxis(wrong.mask, axis, 0).reshape(len(places), -1).any(-1))[0]]
-        )
+        chosen = np.moveaxis(wrong.mask, axis, 0).reshape(len(places), -1).any(axis=-1)
+        first = int(places[chosen.argmax()])
         explanation = _from(name, first, named(wrong))
-        if first and explanation.covers(wrong):
+        if first and all(
+            _is_full(explanation, other) for other in wrong_results if explanation.covers(other)
+        ):
             yield explanation
 
 
@@ -64,13 +65,20 @@ def _from(name: str, first: int, value: Explanation | None) -> Explanation:
         if name in names:
             axis = names.index(name)
             np.moveaxis(mask, axis, 0)[wrong.places_along(axis) >= first] = True
-        alike = wrong.mask | (value.elements(wrong) if value and value.elements else False)
-        return mask if mask.any() and alike[mask].mean() >= _SHARE else np.zeros(mask.shape, bool)
+        return mask
 
     plural = "batches" if name == "batch" else f"{name}s"
     place = f"{plural} after the first" if first == 1 else f"{plural} from {first:,} on"
-    text = f"wrong results in {place}{f': {value.text}' if value else ''}"
+    values = f": {value.text}" if value is not None and not value.facts else ""
+    text = f"wrong results in {place}{values}"
     return Explanation(text, elements, {"axis": name, "first": first})
+
+
+def _is_full(explanation: Explanation, wrong: WrongResult) -> bool:
+    """Return whether nearly all elements at a place are wrong, or like the wrong ones."""
+    place, value = elements_of(explanation, wrong), named(wrong)
+    alike = wrong.mask if value is None or value.facts else wrong.mask | elements_of(value, wrong)
+    return bool(np.asarray(alike[place]).mean() >= _SHARE)
 
 
 # ---- pairs of another frequency ----
@@ -124,10 +132,11 @@ def _shift_of(wrong: WrongResult, pair: int) -> float | None:
 def _pairs_text(wrong: WrongResult, pairs: list[int], shifts: list[Any]) -> str:
     """Name the pairs with their frequencies, as a base gives the others."""
     count, base = len(wrong.pairs[0]), wrong.fields.get("base") or 10000.0
-    if len(pairs) > 2:
-        return f"pairs {', '.join(map(str, pairs))} of {count} have other frequencies"
-    if any(wrong.fields.get(name) for name in ("inv_freq", "scaling", "axes")):
-        return f"pair {' and '.join(map(str, pairs))} of {count} has another frequency"
+    if len(pairs) > 2 or any(wrong.fields.get(name) for name in ("inv_freq", "scaling", "axes")):
+        noun, verb = (
+            ("pair", "has another frequency") if len(pairs) == 1 else ("pairs", "have other frequencies")
+        )
+        return f"{noun} {', '.join(map(str, pairs))} of {count} {verb}"
     right = [base ** (-pair / count) for pair in pairs]
     sign = -1 if wrong.inverse else 1
     return "; ".join(
@@ -193,9 +202,9 @@ def with_end(explanation: Explanation, wrong_results: list[WrongResult]) -> Expl
 
 def _right_positions(explanation: Explanation, wrong: WrongResult) -> Any:
     """Return the positions of right rows that other positions would rotate otherwise."""
-    if explanation.elements is None or wrong.row_positions is None:
+    if wrong.row_positions is None:
         return np.zeros(0)
-    rows = ~wrong.mask.any(axis=-1) & ~explanation.elements(wrong).all(axis=-1)
+    rows = ~wrong.mask.any(axis=-1) & ~elements_of(explanation, wrong).all(axis=-1)
     return np.abs(wrong.row_positions[rows])
 
 

@@ -16,6 +16,7 @@ from ._libraries import MODES as MODES_OF_LIBRARIES
 
 Target = Any  # of `_target`, which imports this module
 
+NOT_OF_NUMPY = "not a dtype of NumPy's own; name it in dtypes"
 # Fields of a call, not of an embedding: `fixed` cannot hold them.
 CALL_FIELDS = ("inverse", "seq_axis")
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
@@ -185,7 +186,7 @@ def _by_dtypes(target: Target) -> dict[str, str]:
         reasons = {name: "not among its dtypes" for name in DTYPES if name not in target.dtypes}
         return reasons | ({"mixed_dtypes": "takes one dtype"} if len(target.dtypes) == 1 else {})
     if target.arrays.name.startswith("numpy"):
-        return {"bfloat16": "not a dtype of NumPy's own; name it in dtypes"}
+        return {"bfloat16": NOT_OF_NUMPY}
     return {}
 
 

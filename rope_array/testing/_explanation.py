@@ -59,11 +59,11 @@ class Explanation(NamedTuple):
 def named(wrong: WrongResult) -> Explanation | None:
     """Return the explanation of the values of the wrong elements, if they have a name."""
     if wrong.named is False:
-        explanations = (each for each in _explanations(wrong) if wrong.is_all(_elements(each, wrong)))
+        explanations = (each for each in _explanations(wrong) if wrong.is_all(elements_of(each, wrong)))
         first = next(explanations, None)
-        if first is not None and first.facts and not _elements(first, wrong).all():
+        if first is not None and first.facts and not elements_of(first, wrong).all():
             # Another rotation may hold for the right elements, too: |pos|, not the inverse.
-            whole = (each for each in explanations if each.facts and _elements(each, wrong).all())
+            whole = (each for each in explanations if each.facts and elements_of(each, wrong).all())
             first = next(whole, first)
         wrong.named = first
     explanation: Explanation | None = wrong.named
@@ -74,11 +74,12 @@ def describe_values(wrong: WrongResult) -> tuple[str, Mask | None]:
     """Return a phrase on the values of the wrong elements, and a mask of all elements like them."""
     if (explanation := named(wrong)) is None:
         return "", None
-    alike = _elements(explanation, wrong)
+    alike = elements_of(explanation, wrong)
     return explanation.text, alike if explanation in _SIMPLE else alike & box_of(wrong.mask)
 
 
-def _elements(explanation: Explanation, wrong: WrongResult) -> Mask:
+def elements_of(explanation: Explanation, wrong: WrongResult) -> Mask:
+    """Return the elements of a wrong result that an explanation of values explains."""
     assert explanation.elements is not None
     return explanation.elements(wrong)
 
@@ -173,12 +174,15 @@ def _by_frequencies(name: str) -> Explanation:
     """Return the rotation by a series of other frequencies."""
 
     def elements(wrong: WrongResult) -> Mask:
-        if any(wrong.fields.get(field) is not None for field in ("inv_freq", "scaling", "axes")):
+        float32 = wrong.accuracy._replace(angles="float32")
+        others = ("inv_freq", "scaling", "axes")
+        if any(wrong.fields.get(field) is not None for field in others) or wrong.is_all(
+            wrong.within(float32)
+        ):
             return np.zeros(wrong.mask.shape, bool)
         omegas = FREQUENCIES[name](wrong.fields.get("base") or 10000.0, len(wrong.pairs[0]))
         # The frequencies may be float32 numbers: allow the error of float32 angles.
-        limit = 2 * wrong.bound_of(wrong.accuracy._replace(angles="float32"))
-        return wrong.rotated_by(limit=limit, base=None, inv_freq=tuple(omegas.tolist()))
+        return wrong.rotated_by(limit=2 * wrong.bound_of(float32), base=None, inv_freq=tuple(omegas.tolist()))
 
     return Explanation(f"rotated with {name}", elements, {"frequencies": name})
 

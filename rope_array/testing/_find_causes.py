@@ -163,8 +163,7 @@ class _Search:
         if best.claims:
             self.target = mended(self.target, best)
         text, claims = self._text_of(best, names), _shown_claims(self.original, best)
-        if not claims and "definition" not in self.left:
-            claims = lacking(self.original, self.failures, names)
+        claims = claims or self._lacking(names)
         self.left = {name: _without(failure, best) for name, failure in self.left.items()}
         return _Group(text, names, best.facts, claims)
 
@@ -182,11 +181,7 @@ class _Search:
         if not names or ("definition" in self.left and "definition" not in names):
             return 0.0, 0
         is_narrow = explanation.claims or "axis" in explanation.facts
-        if (
-            is_narrow
-            and number == 1
-            and (len(self.left) == 1 or any(self.left[name].factors for name in names))
-        ):
+        if is_narrow and number == 1 and any(self.left[name].factors for name in names):
             return 0.0, 0
         agree = sum(_agrees(explanation, self.left[name]) for name in names)
         return number / (2 if "furthest" in explanation.claims else 1), agree
@@ -199,10 +194,15 @@ class _Search:
         prefix = "the gradient is wrong: " if of_gradients else ""
         is_rotation = not explanation.claims and not {"pairs", "axis"} & {*explanation.facts}
         says_little = {"field", "inverse"} & {*explanation.facts} or len(_check_names(names)) == 1
-        if is_rotation and says_little and 2 * sum(bool(f.factors) for f in failures) >= len(failures):
-            return _text_of_call(simplest)
+        if (
+            not explanation.claims
+            and says_little
+            and 2 * sum(bool(f.factors) for f in failures) >= len(names)
+        ):
+            pairs = f"; {explanation.text}" if "pairs" in explanation.facts else ""
+            return f"{_text_of_call(simplest)}{pairs}"
         if is_rotation and not any(_agrees(explanation, failure) for failure in failures):
-            return f"{prefix}wrong: {elements_of(failures[0])}"
+            return f"{prefix}wrong: {_elements_text(failures[0])}"
         return f"{prefix}{explanation.text}"
 
     def _by_call(self) -> _Group | None:
@@ -211,11 +211,19 @@ class _Search:
         failure = self.left[name]
         names = tuple(other for other in self.left if _is_alike(self.left[other], failure))
         is_plain = "definition" in self.left and not failure.factors
-        claims = {} if "definition" in self.left else lacking(self.original, self.failures, names)
+        claims = self._lacking(names)
         if (self.causes or is_plain) and len(_check_names(names)) < 2 and not claims:
             return None
         facts = dict(factor.split("=", 1) for factor in failure.factors)
-        return _Group(shorten(_text(name, failure), _MOST_CHARACTERS), names, facts, claims)
+        return _Group(shorten(_text(names, failure), _MOST_CHARACTERS), names, facts, claims)
+
+    def _lacking(self, names: Collection[str]) -> Mapping[str, Any]:
+        """Return the claim to lack a capability with which these failures go away; {} if there is none."""
+        claims = {} if "definition" in self.left else lacking(self.original, self.failures, names)
+        now = mended(self.target, Explanation("", claims=claims))
+        if claims and _judged_again(now, {name: self.left[name] for name in names}):
+            return {}
+        return claims
 
     def _rank(self, name: str) -> tuple[bool, bool, bool, int, int]:
         """Return a key that is smallest for the failure whose words say most."""
@@ -260,7 +268,10 @@ def _without(failure: Failure, explanation: Explanation) -> Failure:
     if failure.wrong is None or explanation.elements is None or explanation.claims:
         return failure
     wrong = failure.wrong.without(explanation.elements(failure.wrong))
-    return failure if wrong is failure.wrong else Failure.of(failure, wrong=wrong, _words=None)
+    if wrong is failure.wrong:
+        return failure
+    # A part of a large result has lost its rows: keep the words on all of it.
+    return Failure.of(failure, wrong=wrong, _words=None if wrong.places is None else failure.words)
 
 
 def _shown_claims(target: Target, explanation: Explanation) -> Mapping[str, Any]:
@@ -354,18 +365,19 @@ def _observed(failure: Failure) -> str:
     return "" if failure.place or failure.raised else failure.words.statement
 
 
-def _text(name: str, failure: Failure) -> str:
-    """Return a failure in a few words."""
-    check, _, dtype = name.partition("[")
-    where, context = f" in {dtype[:-1]}" if dtype else "", ": ".join(failure.contexts)
+def _text(names: Collection[str], failure: Failure) -> str:
+    """Return a failure of checks in a few words."""
+    context, several = ": ".join(failure.contexts), len(_check_names(names)) > 1
+    check = "" if context or several else min(_check_names(names))
     if failure.factors or (failure.call is not None and failure.place):
         return _text_of_call(failure)
     if not failure.place:
-        raises = f"{check} raises " if failure.raised and not context else ""
+        raises = f"{check} raises " if failure.raised and check else ""
         return f"{raises}{': '.join(filter(None, (context, failure.words.statement)))}"
     if failure.contexts[:1] == (GRADIENT,):
-        return f"the gradient is wrong{where}: {elements_of(failure)}"
-    return f"{f'{context}, ' if context else ''}wrong results{where}: {elements_of(failure)}"
+        return f"the gradient is wrong: {_elements_text(failure)}"
+    where = f"{context}, wrong results" if context else f"wrong results{f' in {check}' if check else ''}"
+    return f"{where}: {_elements_text(failure)}"
 
 
 def _text_of_call(failure: Failure) -> str:
@@ -376,7 +388,7 @@ def _text_of_call(failure: Failure) -> str:
     right = ", ".join(text for text in failure.nearest if text != "without gradient")
     of_cotangent = f" for a cotangent that is {cotangent}" if cotangent not in ("", "contiguous") else ""
     text = f"{_subject(failure, cotangent)}{f' with {shown}' if shown else ''}{of_cotangent}"
-    return f"{text}{f', right {right}' if right else ''}: {elements_of(failure)}"
+    return f"{text}{f', right {right}' if right else ''}: {_elements_text(failure)}"
 
 
 def _subject(failure: Failure, cotangent: str) -> str:
@@ -387,7 +399,7 @@ def _subject(failure: Failure, cotangent: str) -> str:
     return f"{context}: {wrong}" if context else wrong
 
 
-def elements_of(failure: Failure) -> str:
+def _elements_text(failure: Failure) -> str:
     """Return the place of the wrong elements, and their values if they are known; or the statement."""
     _, values, statement = failure.words
     place = failure.place if failure.factors else failure.place_in_any_x

@@ -12,8 +12,9 @@ from typing import Any
 from ._capability_parts import parts_joined, whole_of
 from ._cause import options_of
 from ._checks import subjects
-from ._claims import shorten
+from ._claims import NOT_OF_NUMPY, shorten
 from ._contract import ANGLES, ARITHMETIC
+from ._factors import DTYPES
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._report import Report
 
@@ -41,6 +42,9 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
     for reason in plain["own"]["outdated"] if plain["own"] else ():
         yield from wrapped(f"But {reason}.", 2)
     yield from _advice(plain, command)
+    if plain["declines"].get("bfloat16") == NOT_OF_NUMPY:
+        dtypes = ",".join(name for name in DTYPES if name in {*plain["claimed"], "bfloat16"})
+        yield f"bfloat16 was not tried: --claim dtypes={dtypes} tries it, by ml_dtypes."
     yield from _header(plain)
     yield from _calls(plain)
     yield from _failures(plain, verbose)

@@ -87,7 +87,7 @@ def _joined(features: tuple[str, str], rows: list[tuple[str, str]], shape: tuple
 
 def _in_order(phrases: list[str]) -> str:
     first, *others = phrases
-    at = "at" if others and "position" in others[0][:20] else "of"
+    at = "at" if others and "position" in others[0][:12] else "of"
     return f"{first} {at} {', '.join(others)}" if others else first
 
 
