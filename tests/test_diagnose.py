@@ -200,6 +200,7 @@ def test_a_base_is_preferred_to_an_estimate_of_its_own_output():
     assert diagnose(x, rope.apply(x, range(8)), range(8)).rope == rope
 
 
+SERIES = 10000.0 ** (-np.arange(32) / 32)
 # Fields of a rope, and a note that names them otherwise.
 NOTED = {
     "exponents over head_dim": (
@@ -207,6 +208,11 @@ NOTED = {
         "base 10000 with exponents over head_dim",
     ),
     "ntk": ({"scaling": ra.NTKAware(4.0)}, "NTKAware(factor=4)"),
+    "linspace": ({"inv_freq": tuple((10000.0 ** -np.linspace(0, 1, 32)).tolist())}, "linspace(0, 1, 32)"),
+    "one pair": (
+        {"inv_freq": tuple(np.where(np.arange(32) == 5, 0.2, SERIES).tolist())},
+        "pair 5 of 32 has 0.2, base 10000 gives 0.23714",
+    ),
     "other frequencies": ({"inv_freq": tuple(np.linspace(0.01, 1, 32)[::-1].tolist())}, "no rule"),
 }
 
@@ -495,6 +501,7 @@ MISTAKES = [
     (lambda x: half(x, COS, SIN, (1, 1)), "same sign", {"direction": 1, **HALF}),
     (lambda x: half(x, COS, SIN, (-1, -1)), "same sign", {"direction": -1, **HALF}),
     (one_sign_of_a_slice, "same sign", {"rotary_dim": 16, "attention_factor": 1.5, **HALF}),
+    (by(np.r_[5:69]), "the row before plus 1 after a restart", HALF, np.r_[5:45, :24]),
     (np.copy, "nothing was rotated", {"rotary_dim": 0, "code": "x"}),
     (VJEPA2, "features pair interleaved", {"pairing": "interleaved"}),
     (REPEATED, "features pair half", HALF),
@@ -517,7 +524,7 @@ def test_only_a_factor(factor, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("quantity", ["angles", "positions", "frequencies", "cos and sin"])
+@pytest.mark.parametrize("quantity", ["angles", "positions", "frequencies", "cos and sin", "cos", "sin"])
 def test_numbers_of_16_bits(dtype, quantity):
     pos, omegas = np.arange(4000, 4256)[:, None].astype(float), 10000.0 ** (-np.arange(0, 32, 2) / 32)
 
@@ -526,8 +533,9 @@ def test_numbers_of_16_bits(dtype, quantity):
 
     angles = narrow(narrow(pos, "angles", "positions") * narrow(omegas, "angles", "frequencies"), "angles")
     x = features(1, 2, 256, 32)
-    y = half(x, narrow(np.cos(angles), "cos and sin"), narrow(np.sin(angles), "cos and sin"))
-    mistaken(x, y, np.arange(4000, 4256), f"{quantity} are {dtype}", pairing="half")
+    cos, sin = narrow(np.cos(angles), "cos", "cos and sin"), narrow(np.sin(angles), "sin", "cos and sin")
+    verb = "is" if quantity in ("cos", "sin") else "are"
+    mistaken(x, half(x, cos, sin), np.arange(4000, 4256), f"{quantity} {verb} {dtype}", pairing="half")
 
 
 # ---- ambiguous data ----

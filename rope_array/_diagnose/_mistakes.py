@@ -62,23 +62,22 @@ def _converted_to(dtype: str) -> Convert:
     return convert
 
 
-# Packed sequences: positions 0 1 2 3 0 1 2 used as 0 1 2 3 4 1 2, or as 0 1 2 3 4 5 6.
-def _restarts(pos: Positions) -> Positions:
-    return np.diff(pos, axis=-1, prepend=pos[..., :1]) < 0
-
-
-def _plus_1_at_restarts(pos: Positions) -> Positions:
-    return np.where(_restarts(pos), np.roll(pos, 1, -1) + 1, pos)
+# Packed sequences: positions 0 1 2 3 0 1 2 used as 0 1 2 3 4 5 6, or as 0 1 2 3 4 1 2.
+def _steps(pos: Positions) -> Positions:
+    return np.diff(pos, axis=-1, prepend=0)
 
 
 def _counting_on(pos: Positions) -> Positions:
-    steps = np.where(_restarts(pos), 1, np.diff(pos, axis=-1, prepend=pos[..., :1]))
-    return np.asarray(pos[..., :1] + np.cumsum(steps, -1))
+    return np.asarray(np.cumsum(np.where(_steps(pos) < 0, 1, _steps(pos)), -1))
 
 
 def _never_back(pos: Positions) -> Positions:
     later = np.frompyfunc(lambda before, now: before + 1 if now < before else now, 2, 1)
     return np.asarray(later.accumulate(pos, axis=-1).astype(pos.dtype))
+
+
+def _next_at_restarts(pos: Positions) -> Positions:
+    return np.where(_steps(pos) < 0, np.roll(pos, 1, -1) + 1, pos)
 
 
 AFTER_A_RESTART = "the position of the row before plus 1 after a restart"
@@ -88,13 +87,17 @@ POSITIONS = (
     PositionMistake("the row's index", "np.arange(pos.shape[-1])",
                     _of_rows(lambda pos: np.arange(pos.shape[-1]))),
     PositionMistake("the position of row 0", "pos[..., :1]", _of_rows(lambda pos: pos[..., :1])),
+    PositionMistake(AFTER_A_RESTART,
+                    "np.cumsum(np.where(np.diff(pos, prepend=0) < 0, 1, np.diff(pos, prepend=0)), -1)",
+                    _of_rows(_counting_on)),
+    PositionMistake(AFTER_A_RESTART,
+                    "np.frompyfunc(lambda p, q: p + 1 if q < p else q, 2, 1).accumulate(pos, -1).astype(int)",
+                    _of_rows(_never_back)),
     PositionMistake("the position of row 0 plus the row's index", "pos[..., :1] + np.arange(pos.shape[-1])",
                     _of_rows(lambda pos: pos[..., :1] + np.arange(pos.shape[-1]))),
-    PositionMistake(AFTER_A_RESTART, "counting_on(pos)", _of_rows(_counting_on)),
-    PositionMistake(AFTER_A_RESTART, "never_back(pos)", _of_rows(_never_back)),
     PositionMistake("the position of the row before plus 1 at a restart",
                     "np.where(np.diff(pos, prepend=0) < 0, np.roll(pos, 1, -1) + 1, pos)",
-                    _of_rows(_plus_1_at_restarts)),
+                    _of_rows(_next_at_restarts)),
     PositionMistake("the position of the next row", "np.roll(pos, -1, -1)",
                     _of_rows(lambda pos: np.roll(pos, -1, -1))),
     PositionMistake("the position of the previous row", "np.roll(pos, 1, -1)",
@@ -117,10 +120,12 @@ POSITIONS = (
 
 
 def mistaken(pos: Positions) -> Iterator[tuple[PositionMistake, Positions]]:
-    """Yield the mistakes that change these positions, with the positions that they make of them."""
+    """Yield the mistakes that change these positions, with the positions that they make, each once."""
+    seen = [pos]
     for mistake in POSITIONS:
         other = mistake.convert(pos)
-        if other is not None and not np.array_equal(other, pos):
+        if other is not None and not any(np.array_equal(other, before) for before in seen):
+            seen.append(other)
             yield mistake, other
 
 

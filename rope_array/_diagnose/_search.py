@@ -190,7 +190,7 @@ class Search:
 
     def _mistakes(self, positions: TriedPositions) -> None:
         """Try tables that are too short, and other positions; then the formulas that are no rotation."""
-        for tried in (*self._by_short_table(positions), *mistaken_by_name(positions)):
+        for tried in (*self._by_short_table(positions), *mistaken_by_name(positions, self.sample.on_host)):
             self._rotations(tried)
         if self._fitting():
             return

@@ -68,7 +68,8 @@ def mistaken_positions(observation: Observation) -> Iterator[TriedPositions]:
     yield TriedPositions(np.array(0), "0", observation.seq_axis, mistake=text, free=True)
 
 
-def mistaken_by_name(positions: TriedPositions) -> Iterator[TriedPositions]:
-    """Yield the positions that the table of mistakes makes of plain ones, where they line up with x."""
+def mistaken_by_name(positions: TriedPositions, on_host: bool) -> Iterator[TriedPositions]:
+    """Yield the positions that the table of mistakes makes of plain positions."""
     for mistake, other in mistaken(positions.pos):
-        yield positions._replace(pos=other, code=mistake.code, mistake=f"rotated by {mistake.text}")
+        code = mistake.code.replace("pos", "np.asarray(pos)") if on_host else mistake.code
+        yield positions._replace(pos=other, code=code, mistake=f"rotated by {mistake.text}")
