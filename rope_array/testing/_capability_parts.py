@@ -41,7 +41,12 @@ PARTS: dict[str, dict[str, str]] = {
     "widths": _levels("width", MODEL_WIDTHS),
     "wide_heads": _levels("width", WIDE_WIDTHS),
     "broadcast_positions": _levels("positions", BROADCAST),
-    "python_positions": {name: f"kind=python_{name}" for name in ("int", "range", "list", "tuple")},
+    "python_positions": {
+        "int": "kind=python_int positions=scalar",
+        "range": "kind=python_range order=ascending",
+        "list": "kind=python_list",
+        "tuple": "kind=python_tuple",
+    },
     "narrow_positions": _levels("kind", ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")),
     "float_positions": _levels("kind", ("float32", "float64")),
     "tuple": {"1": "in_tuple=one", "2": "in_tuple=True", "3": "in_tuple=three"},

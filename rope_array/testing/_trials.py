@@ -173,15 +173,7 @@ def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
         call = call.replace(in_tuple="fewer_heads")
     inputs = make(j, call)
     x = tuple(x.array for x in inputs.xs) if inputs.in_tuple else inputs.xs[0].array
-    if (python_type := call.kind.removeprefix("python_")) == call.kind:
-        return x, inputs.pos, inputs.spec
-    return x, _python_positions(python_type, len(inputs.pos), j.target.reach + 1), inputs.spec
-
-
-def _python_positions(python_type: str, rows: int, count: int) -> Any:
-    """Return positions below `count` as a list or a tuple; or a range, or the last as an int."""
-    row, count = [i % count for i in range(rows)], min(rows, count)
-    return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[python_type]
+    return x, inputs.pos, inputs.spec
 
 
 # ---- contexts: each yields calls, of which a target with the capability takes one ----
