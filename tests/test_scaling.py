@@ -4,9 +4,11 @@ import dataclasses
 import math
 import pickle
 import re
+import tomllib
 
 import docs_blocks
 import numpy as np
+import oracle
 import pytest
 from refusals import faults_of, refusals, refused
 
@@ -26,70 +28,33 @@ LONG = {
     "factor": 32.0,
 }
 
-# ---- golden tables: float32 of the named library; by default 8 pairs and base 10000 ----
-# test_float32_angles.py has YaRN, Llama 3, dynamic NTK and the proportional rule, of transformers.
-
-GOLDEN = {
-    "alpha, HunYuan": (
-        ra.NTKAware(4.0), {},
-        "1 .2594128 .06729501 .01745719 .004528618 .001174782 .0003047534 7.905694e-05",
-    ),
-    "fixed, vLLM": (
-        ra.NTKAware(4.0, "fixed"), {},
-        ".8408964 .2236068 .05946036 .01581139 .004204482 .001118034 .0002973018 7.905694e-05",
-    ),
-    "mixed, vLLM": (
-        ra.NTKAware(4.0, "mixed", mixed_b=0.75), {},
-        ".7471925 .1937045 .05146221 .01386797 .003773949 .001034626 .0002853084 7.905694e-05",
-    ),
-    "ntk_factor, diffusers": (ra.NTKAware(4.0, "base"), {}, "1 .2659148 .07071068"),
-    "dynamic, keras-hub": (ra.NTKAware(4.0, "every_pair"), {}, ".2050838 .0648532 .02050838"),
-    "longrope at 4096, transformers": (
-        ra.LongRoPE(**LONG, length=4096), {},
-        "1 .2874798 .08333334 .02432521 .007142857 .002108185 .000625 .0001860163",
-    ),
-    "longrope at 4097, transformers": (
-        ra.LongRoPE(**LONG, length=4097), {},
-        ".5 .1054092 .025 .006324556 .001666667 .000451754 .000125 3.513642e-05",
-    ),
-    # The periods of a head of 16: 1, 3.162278, 10, 31.62278; and 0.5, 2, 8, 32.
-    "periods, DINOv3": (
-        ra.Periods(), {"base": 100.0, "axes": ra.Axes.axial(8, 8)},
-        "6.283185 1.986918 .6283185 .1986918 6.283185 1.986918 .6283185 .1986918",
-    ),
-    "periods between two, DINOv3": (
-        ra.Periods(0.5, 32.0), {"axes": ra.Axes.axial(8, 8)}, "12.56637 3.141593 .7853982 .1963495"
-    ),
-}  # fmt: skip
+GOLDEN = tomllib.loads((oracle.GOLDEN / "rules.toml").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+NAMES = vars(scaling) | {"RoPE": RoPE, "Axes": ra.Axes, "LONG": LONG, "NAN": math.nan, "INF": math.inf}
+NAMES["rope"] = lambda rule, **fields: RoPE(16, scaling=rule, **fields)
+
+
+def evaluate(call):
+    """Make a rule or a rope of a text."""
+    return eval(call, NAMES)
+
+
+# ---- golden numbers ----
+
+
+@pytest.mark.parametrize("name", GOLDEN["frequencies"])
 def test_golden_frequencies(name):
-    rule, fields, numbers = GOLDEN[name]
-    wanted = [float(n) for n in numbers.split()]
-    rope = RoPE(**{"head_dim": 16, "scaling": rule, **fields})
+    call, *wanted = GOLDEN["frequencies"][name]
+    rope = evaluate(call)
     np.testing.assert_allclose(rope.frequencies[: len(wanted)], wanted, rtol=1e-6)
     narrow = dataclasses.replace(rope, angles="float32")
     np.testing.assert_allclose(narrow.frequencies[: len(wanted)], wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rule", "wanted"),
-    [
-        (ra.YaRN(40.0, 4096, mscale=0.0, mscale_all_dim=0.707), 1.36888795),  # 0 counts as missing
-        (ra.YaRN(40.0, 4096, attention_factor=1.5, mscale=1.0, mscale_all_dim=0.7), 1.5),
-        (ra.YaRN(0.5, 4096), 1.0),
-        (ra.LongRoPE(**LONG, length=1), 1.19023807),
-        (ra.LongRoPE(**{**LONG, "factor": 1.0}, length=1), 1.0),
-        (ra.LongRoPE(**{**LONG, "factor": None}, length=1), 1.0),
-        (ra.LongRoPE(**LONG, attention_factor=2.0, length=1), 2.0),
-        (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4096), 1.1),
-        (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4097), 1.2),
-    ],
-    ids=str,
-)
-def test_golden_amplitudes(rule, wanted):
-    assert RoPE(16, scaling=rule).amplitude == pytest.approx(wanted, rel=1e-8)
+@pytest.mark.parametrize(("call", "wanted"), GOLDEN["amplitudes"].items())
+def test_golden_amplitudes(call, wanted):
+    assert RoPE(16, scaling=evaluate(call)).amplitude == pytest.approx(wanted, rel=1e-8)
 
 
 # ---- against the definition ----
@@ -169,7 +134,9 @@ def test_every_rule_has_a_formula_golden_numbers_and_a_row_of_the_page():
     rules = {*scaling.RULES} - {ra.Reversed}
     assert {rope_type_of(rule) for rule in rules} == FORMULAS.keys()
     by_transformers = {ra.Linear, ra.DynamicNTK, ra.YaRN, ra.Llama3, ra.LongRoPE, ra.Proportional}
-    assert {type(rule) for rule, _, _ in GOLDEN.values()} | by_transformers == rules
+    assert {
+        type(evaluate(call).scaling) for call, *_ in GOLDEN["frequencies"].values()
+    } | by_transformers == rules
     page = (docs_blocks.DOCS / "scaling.md").read_text("utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == scaling.__all__
 
@@ -248,9 +215,7 @@ def test_invalid_lengths(length):
 
 @refusals("scaling")
 def test_refused(call, error, words):
-    names = {"NAN": math.nan, "INF": math.inf, "LONG": LONG}
-    names["rope"] = lambda rule, **fields: RoPE(16, scaling=rule, **fields)
-    refused(error, words, lambda: eval(call, vars(ra) | vars(scaling) | names))
+    refused(error, words, lambda: evaluate(call))
 
 
 def test_numbers_become_plain_ones():
