@@ -4,6 +4,7 @@ import rope_array as ra
 from rope_array import Axes, RoPE
 from rope_array.testing._library_target import as_records
 
+BLOCKS = {"coordinates": (0, 0, 0, 0, 1, 1, 1, 1), "widths": (8, 8), "blocks": 2}
 # In numbers, as the definition takes them; `rope` has the record of each rule and map.
 FIELDS = {
     "plain": {},
@@ -28,12 +29,11 @@ FIELDS = {
     "float32 angles": {"angles": "float32"},
     "two axes": {"axes": {"coordinates": (0, 0, 0, 0, 1, 1, 1, 1)}},
     "three axes": {"axes": {"coordinates": (0, 1, 2, 0, 1, 2, 0, 0)}},
-    "blocks": {
-        "pairing": "half", "axes": {"coordinates": (0, 0, 0, 0, 1, 1, 1, 1), "widths": (8, 8), "blocks": 2}
-    },
+    "blocks": {"pairing": "half", "axes": BLOCKS},
+    "interleaved blocks": {"axes": BLOCKS},
 }  # fmt: skip
 BASIC = "plain", "half", "partial", "mixed"  # each pairing, a slice, an amplitude and another base
-OF_AXES = "two axes", "three axes", "blocks"
+WITHOUT_AXES = [name for name, fields in FIELDS.items() if "axes" not in fields]
 
 
 def fields_of(*names):

@@ -9,6 +9,7 @@ from pathlib import Path
 import child
 import numpy as np
 import pytest
+import ropes
 import svg_files
 from compare import words
 from matplotlib import rcParams
@@ -151,15 +152,11 @@ def test_arrows_end_at_the_rotated_pair():
 
 # ---- figures ----
 
-
-OTHERS = {
-    "float32": ra.RoPE(16, scaling=ra.Linear(2.0), angles="float32"),
-    "part": ra.RoPE(16, rotary_dim=8, rotary_start=4, pairing="half", out_pairing="interleaved"),
-}
+LAYOUTS = "float32 angles", "slice to interleaved"
 
 
 @pytest.mark.parametrize("function", DRAWN, ids=NAMES)
-@pytest.mark.parametrize("rope", [*ROPES.values(), *OTHERS.values()], ids=[*ROPES, *OTHERS])
+@pytest.mark.parametrize("rope", [*ROPES.values(), *map(ropes.rope, LAYOUTS)], ids=[*ROPES, *LAYOUTS])
 def test_every_plot_takes_every_rope(function, rope):
     """On axes of its own or on axes given, with labels."""
     ax = function(rope, ax=Figure().subplots()) if rope is LLAMA else function(rope)

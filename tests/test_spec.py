@@ -15,6 +15,7 @@ import oracle
 import pytest
 from compare import words
 from refusals import refusals, refused
+from ropes import WITHOUT_AXES, fields_of
 from test_errors import Long
 
 import rope_array as ra
@@ -24,6 +25,7 @@ from rope_array._spec.plan import Plan
 from rope_array._spec.spec import Fields, plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, compute_dtype, eps, ulp
+from rope_array.testing._library_target import as_records
 
 pytestmark = pytest.mark.neutral
 
@@ -32,16 +34,10 @@ DEFAULTS |= dict.fromkeys(["out_pairing", "scaling", "axes", "inv_freq", "attent
 DEFAULTS |= {"angles": "exact", "max_position": None}
 FIELDS = [*DEFAULTS]
 
-ROPES = {
-    "default": {"head_dim": 8},
-    "half": {"head_dim": 8, "base": 500_000.0, "pairing": "half"},
-    "slice": {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "out_pairing": "half"},
+ROPES = {name: {"head_dim": 16, **as_records(fields)} for name, fields in fields_of(*WITHOUT_AXES).items()}
+ROPES |= {
     "odd": {"head_dim": 7, "rotary_dim": 6, "pairing": "half", "out_pairing": "interleaved"},
-    "explicit": {"head_dim": 4, "inv_freq": (1.0, 0.3), "attention_factor": 1.25},
-    "identity": {"head_dim": 8, "rotary_dim": 0},
-    "float32": {"head_dim": 8, "angles": "float32"},
-    "scaled": {"head_dim": 8, "scaling": ra.YaRN(4.0, 2048), "pairing": "half"},
-    "limited": {"head_dim": 8, "max_position": 10},
+    "limited": {"head_dim": 16, "max_position": 10},
     "given, exact": {"head_dim": 4, "inv_freq": (1.0, 0.25)},
     "given, float32": {"head_dim": 4, "inv_freq": (1.0, 0.25), "angles": "float32"},
 }
@@ -187,7 +183,8 @@ COPIES |= {f"pickle {n}": lambda rope, n=n: pickle.loads(pickle.dumps(rope, n)) 
 def test_copies_are_equal_and_work(fields):
     rope = RoPE(**fields)
     x = np.arange(2.0 * rope.head_dim).reshape(2, -1)
-    for copied in (*(method(rope) for method in COPIES.values()), eval(repr(rope), vars(ra))):
+    written = eval(repr(rope), vars(ra) | {"YaRN": ra.YaRN})
+    for copied in (*(method(rope) for method in COPIES.values()), written):
         assert type(copied) is RoPE
         assert copied == rope
         assert hash(copied) == hash(rope)
