@@ -426,7 +426,7 @@ GRAPHS = {
             by_full_width(ra.RoPE(16, pairing=pairing, axes=ra.Axes.axial(8, 8, blocks=blocks))),
             COORDINATES,
         )
-        for pairing in ("half", "plain")
+        for pairing in ("half", "interleaved")
         for blocks in (False, True)
     },
 }
