@@ -1,13 +1,10 @@
 """``python -m rope_array backends``: list the backends."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from rope_array._command._output import refuse, show
-
-_WIDTH = 100
+from rope_array._command._output import hanging, refuse, show
 
 
 def add_backends(commands: Any) -> None:
@@ -65,5 +62,4 @@ def _table(listed: Sequence[Any]) -> Iterator[str]:
         rows.append((b.name, b.serves, usable_text[b.usable], about))
     first, second = (min(max(len(row[i]) for row in rows), 40) for i in (0, 1))
     for name, serves, usable, about in rows:
-        start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "
-        yield from textwrap.wrap(start + about, _WIDTH, subsequent_indent=" " * len(start)) or [start]
+        yield from hanging(f"{name:<{first}}  {serves:<{second}}  {usable:<6}  ", about)

@@ -1,16 +1,15 @@
 """A model's rotary embedding in words and tables, read from its config."""
 
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite, pi
 from typing import Any
 
 import rope_array as ra
+from rope_array._command._output import hanging
 from rope_array.config import Reading, read, read_layers
 
-_WIDTH = 100
 _ROWS = 8  # pairs in the table of frequencies
 
 
@@ -31,7 +30,7 @@ def report(config: str, part: str | None, layer_type: str | int | None, length: 
     model_type = first.model_type or first.inferred.get("format") or "no model_type"
     yield f"{config}: {model_type}{where}"
     if len(groups) > 1:
-        yield from _wrapped(f"The layers differ: the model has {len(groups)} rotary embeddings.")
+        yield from hanging("", f"The layers differ: the model has {len(groups)} rotary embeddings.")
     for indices, reading in groups:
         yield ""
         yield from _layers(indices, sum(len(layers) for layers, _ in groups), layer_type)
@@ -42,12 +41,14 @@ def report(config: str, part: str | None, layer_type: str | int | None, length: 
 def _layers(indices: tuple[int, ...], count: int, layer_type: str | int | None) -> list[str]:
     """Return the line that names the layers of a rope."""
     if layer_type is not None:
-        return _wrapped(f"Layer type {layer_type}:")
+        return hanging("", f"Layer type {layer_type}:")
     if not indices:
         return []
     if len(indices) == count:
-        return _wrapped(f"All {count} layers share one rotary embedding.")
-    return _wrapped(f"Layer{'s' if len(indices) > 1 else ''} {_ranges(indices)} ({len(indices)} of {count}):")
+        return hanging("", f"All {count} layers share one rotary embedding.")
+    return hanging(
+        "", f"Layer{'s' if len(indices) > 1 else ''} {_ranges(indices)} ({len(indices)} of {count}):"
+    )
 
 
 def _ranges(indices: Sequence[int]) -> str:
@@ -60,12 +61,10 @@ def _ranges(indices: Sequence[int]) -> str:
 
 def _of_rope(reading: Reading, length: int | None) -> Iterator[str]:
     rope = reading.rope if length is None else reading.rope.at_length(length)
-    yield from _wrapped(" ".join(_sentences(rope, reading)))
+    yield from hanging("", " ".join(_sentences(rope, reading)))
     if rope.rotary_dim:
         yield ""
-        yield from textwrap.wrap(
-            repr(rope), _WIDTH, initial_indent="  ", subsequent_indent=" " * 7, break_on_hyphens=False
-        )
+        yield from hanging("  RoPE(", repr(rope).removeprefix("RoPE("))
         yield from _frequency_table(rope, reading.context)
 
 
@@ -261,7 +260,7 @@ def _is_fact(note: str) -> bool:
 
 def _bullets(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from textwrap.wrap(f"* {text}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from hanging("  * ", text)
 
 
 def _section(title: str, values: dict[str, Any]) -> Iterator[str]:
@@ -287,9 +286,4 @@ def _aligned(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield rows with the second cells in one column, wrapped."""
     width = min(max((len(name) for name, _ in rows), default=0), 44)
     for name, text in rows:
-        start = f"  {name:<{width}}  "
-        yield from textwrap.wrap(start + text, _WIDTH, subsequent_indent=" " * len(start)) or [start]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH)
+        yield from hanging(f"  {name:<{width}}  ", text)

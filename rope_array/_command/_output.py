@@ -2,7 +2,10 @@
 
 import os
 import sys
+import textwrap
 from contextlib import suppress
+
+WIDTH = 100  # of a line
 
 
 class OutputError(Exception):
@@ -54,3 +57,9 @@ def _discard_output() -> None:
 def escaped(text: str) -> str:
     """Escape control characters: a terminal obeys them, and other packages' messages may hold them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def hanging(start: str, text: str) -> list[str]:
+    """Return the lines of a text that begins after `start` and is wrapped to its column."""
+    indent = " " * len(start)
+    return textwrap.wrap(start + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [start]

@@ -1,12 +1,11 @@
 """The demo: rotate a text's queries and keys on every library installed, and compare with the definition."""
 
 import sys
-import textwrap
 
 import numpy as np
 
 import rope_array as ra
-from rope_array._command._output import refuse, show
+from rope_array._command._output import hanging, refuse, show
 from rope_array._demo._libraries import display_name, installed
 from rope_array._demo._measure import STARTS, DtypeCase, Floats, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
@@ -111,7 +110,7 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
 
 def _show_missing_kernel() -> None:
     for reason in {b.description for b in ra.backends() if b.name == "native" and b.usable is False}:
-        show(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
+        show("\n".join(hanging("   ", _printable(f"Slower here: {reason}"))))
 
 
 def _show_row(library: ArrayLibrary, case: DtypeCase) -> bool:
