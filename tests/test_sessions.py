@@ -7,9 +7,13 @@ import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
+import conftest
 import pytest
 
+from rope_array._backends import _native
+from rope_array._backends._native.checkout import hash_of_sources
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -99,3 +103,22 @@ def test_the_nearest_tests_of_a_change_come_first(reach, path):
     tests = [test.removeprefix("tests/test_").removesuffix(".py") for test in reach.tests_of([path])]
     assert [test for test in tests if test in REACHED[path]] == REACHED[path]
     assert tests[0] == REACHED[path][0] or path.startswith("tests/")
+
+
+# ---- options and lines of pytest ----
+
+
+def test_a_kernel_of_other_sources_is_named_first(monkeypatch):
+    terminal = mock.Mock()
+    session = mock.Mock(**{"config.pluginmanager.get_plugin.return_value": terminal})
+    for sources, lines in ((hash_of_sources(ROOT), 0), ("", 0), ("of other sources", 1)):
+        monkeypatch.setattr(_native, "kernel", SimpleNamespace(SOURCES=sources))
+        conftest.pytest_sessionstart(session)
+        assert terminal.write_line.call_count == lines
+
+
+def test_after_some_seconds_no_test_begins():
+    for seconds in (None, 1e9):
+        conftest.pytest_runtest_setup(mock.Mock(**{"config.getoption.return_value": seconds}))
+    with pytest.raises(pytest.skip.Exception, match="not begun after 0 seconds"):
+        conftest.pytest_runtest_setup(mock.Mock(**{"config.getoption.return_value": 0.0}))
