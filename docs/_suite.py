@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rope_array._command._check import add_check
 from rope_array._registry import RECORDS
-from rope_array.testing._call import views_of
+from rope_array.testing._call import plain_x, views_of
 from rope_array.testing._capability_parts import PARTS
 from rope_array.testing._checks import subjects
 from rope_array.testing._claims import CAPABILITIES
@@ -82,7 +82,7 @@ def _levels_of_numpy(name: str) -> Iterator[str]:
     """Yield the levels that a library makes: the layouts of NumPy, which has all."""
     if name == "layout":
         judge = Judge(resolve("numpy"))
-        yield from (layout for layout, _, _ in views_of(judge, judge.x()))
+        yield from (layout for layout, _, _ in views_of(judge, plain_x(judge)))
         yield from BROADCAST_AXES
 
 

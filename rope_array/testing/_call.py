@@ -92,6 +92,11 @@ def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
     return CallInputs(xs, larger_arrays, bool(call.in_tuple), pos, numbers, spec_of(j, call))
 
 
+def plain_x(j: Judge) -> Input:
+    """Return the array of the plain call."""
+    return inputs_of(j, plain_call(j), 0)[0][0]
+
+
 def make_at(j: Judge, numbers: Any, seed: int = 0, kind: str | None = None, **values: Any) -> CallInputs:
     """Make the arguments of a call at these positions; `values` of factors replace the plain ones.
 
@@ -154,9 +159,10 @@ def matches_batches(j: Judge, lead: int) -> bool:
     if lead == 2 or (j.target.declared and j.target.angles == "exact"):
         return True
     if lead not in j.matched_ranks:
-        x = j.x(*(2, 3, 4)[:lead], 5, 16)
-        y = j.try_call(x, j.pos(np.stack([j.row(3, 5), j.row(23, 5)]))) if lead in (1, 3) else None
-        j.matched_ranks[lead] = y is not None and tuple(y.shape) == x.values.shape
+        pos, shape = np.stack([j.row(3, 5), j.row(23, 5)]), (*(2, 3, 4)[:lead], 5)
+        inputs = make_at(j, pos, rows=shape, positions="BS")
+        y = j.try_call(inputs.x, inputs.pos) if lead in (1, 3) else None
+        j.matched_ranks[lead] = y is not None and tuple(y.shape) == inputs.xs[0].values.shape
     return j.matched_ranks[lead]
 
 

@@ -59,7 +59,7 @@ def under(mode: str, watch: Watch) -> Context:
     """
 
     def checked(j: Judge, call: CallFactors, seed: int) -> bool:
-        served, is_new = False, _num_fields(j, call) <= (0 if j.is_slow else 1)
+        served, is_new = False, _num_fields(j, call) <= (0 if j.budget.is_slow else 1)
         for name, setting in settings_of(j.lib, mode).items():
             if not is_taken(call.dtype, mode, name):
                 continue
@@ -91,7 +91,7 @@ def _watch(j: Judge, call: CallFactors, seed: int, setting: Setting, records: bo
     try:
         with setting():
             j.settings = j.lib.defaults()
-            if j.is_slow and _num_fields(j, call):
+            if j.budget.is_slow and _num_fields(j, call):
                 served = may_refuse(check_alone)(j, call, seed)
             else:
                 served = watch_call(j, call, seed, inputs) is not None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import is_valid, plain_call, spec_of, views_of
+from ._call import is_valid, plain_call, plain_x, spec_of, views_of
 from ._factors import FACTORS, FEW_FIELDS, WIDTH, CallFactors
 from ._judge import Judge
 from ._named_values import BROADCAST_AXES
@@ -116,7 +116,7 @@ def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _known_levels(j: Judge, name: str) -> Sequence[Any]:
     if name == "layout":  # each library has its own
-        views = [layout for layout, _, _ in views_of(j, j.x())] if j.claims("strides") else []
+        views = [layout for layout, _, _ in views_of(j, plain_x(j))] if j.claims("strides") else []
         return [*views, *(BROADCAST_AXES if j.lib.has_strides else ())]
     return FACTORS[name].levels
 

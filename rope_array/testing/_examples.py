@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from ._failure import Failure
 from ._judge import Check, Judge
 from ._observe import check_call
 from ._row import check_calls
+from ._rules import RULES
 from ._target import Target
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
@@ -74,8 +74,8 @@ def _check_given(j: Judge, texts: Sequence[str]) -> None:
         count = math.prod(case.rows) * case.width
         assert count <= _MOST_GIVEN, f"case {text!r}: x has {count:,} elements; give {_MOST_GIVEN:,} at most"
         cases.append(case)
-    j.watched_every = 1
-    check_calls(j, cases, None, _check_observed_call)
+    with j.budget.watching(1):
+        check_calls(j, cases, None, _check_observed_call)
 
 
 def _check_observed_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
@@ -85,7 +85,7 @@ def _check_observed_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     served = check_call(j, call, seed)
     for check, fault in j.observed.items():
         if check not in j.reported:
-            j.watched_every = 1  # a simpler call is watched, too
+            j.budget.watched_every = 1  # a simpler call is watched, too
             raise Failure.of(fault, context=check)
     return served
 
@@ -173,23 +173,19 @@ def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
 def _draw_reach(j: Judge, draw: _Draw) -> int:
     """Return the largest position of a call, or the smallest if it is negative."""
     if not (j.claims("any_positions") or j.claims("offset_positions")):
-        return min(j.target.reach, NEAR)
-    reach = int(draw.magnitude(1, min(j.target.reach, FAR)))
+        return int(min(j.target.reach, NEAR))
+    reach, depth = int(draw.magnitude(1, min(j.target.reach, FAR))), int(j.target.depth)
     negative = j.claims("any_positions", "negative_positions") and draw.chance(0.1)
-    return -min(reach, j.target.depth) if negative else reach
+    return -min(reach, depth) if negative else reach
 
 
 def _draw_rule(draw: _Draw) -> str:
-    """Return a rule in JSON without spaces."""
-    factor, trained = draw.magnitude(1, 64), draw.one((64, 2048, 4096, 8192))
-    length, ramp = draw.whole(1, 4 * trained), {"original_max_position_embeddings": trained}
-    rule = draw.one(
-        (
-            {"rope_type": "linear"},
-            {"rope_type": "ntk"},
-            {"rope_type": "dynamic", "max_position_embeddings": trained, "length": length},
-            {"rope_type": "yarn", **ramp},
-            {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ramp},
-        )
-    )
-    return json.dumps({**rule, "factor": factor}, separators=(",", ":"))
+    """Return a rule with another factor, trained context and length, of those that it has."""
+    name, trained = draw.one([*RULES]), draw.one((64, 2048, 4096, 8192))
+    values = {
+        "factor": draw.magnitude(1, 64),
+        "original_max_position_embeddings": trained,
+        "max_position_embeddings": trained,
+        "length": draw.whole(1, 4 * trained),
+    }
+    return ":".join([name, *(f"{key}={values[key]}" for key in RULES[name].parameters if key in values)])

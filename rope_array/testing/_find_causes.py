@@ -300,7 +300,7 @@ def _judged_again(target: Target, failures: Mapping[str, Failure]) -> dict[str, 
         judge = Judge(target, thorough=True)  # only checks that failed are run
     except Exception:  # the target's own, in a trial call
         return dict(failures)
-    judge.explains = not judge.is_slow
+    judge.explains = not judge.budget.is_slow
     if all(failure.wrong is not None for failure in failures.values()):  # no observer has to watch
         judge.observed = {name: Failure() for name in OBSERVED_CHECKS if name not in failures}
     failed = [check.name for check in checks()

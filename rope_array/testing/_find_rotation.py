@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rope_array._diagnose._mistakes import base_of_linspace, odd_pairs
 
+from ._call import make_at
 from ._cause import merged
 from ._claims import one_line
 from ._contract import Accuracy, assert_contract, eps
@@ -169,7 +170,7 @@ def _probe(target: Target, setup: CallSetup, width: int = WIDTH) -> Probe | Exce
         # Use positions that differ from the row indices, if the target takes any.
         count = min(_MOST_ROWS, target.reach + 1)
         pos = np.arange(count) if setup.rows else judge.row(3, count)
-        x = judge.x(*SIZES[:2], count, width)
+        x = make_at(judge, pos, rows=(*SIZES[:2], count), width=width).xs[0]
         with judge.lib.running(), np.errstate(all="ignore"):
             y = judge.call(x, judge.pos(pos))
             if not hasattr(y, "dtype"):

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from ._budget import Budget
 from ._capability_parts import PARTS, whole_of
 from ._claims import describe, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
-from ._factors import DTYPES, SIZES, WIDTH
+from ._factors import DTYPES, WIDTH
 from ._failure import Failure, difference
 from ._libraries import rounded
 from ._library_target import Declined
@@ -70,6 +71,8 @@ class Judge:
         The fault of each failed check, by the check's name.
     calls
         The calls of the check that runs.
+    budget
+        How many calls checks make, and costly observers watch.
     kept
         Earlier results with their bits, to see whether a later call writes to them.
     observed
@@ -82,10 +85,6 @@ class Judge:
         The plain call, once it is made by `_call.plain_call`.
     is_observed
         Whether the calls for observers were made.
-    judges_values
-        Whether the values of results are judged; not while the calls for observers are made.
-    watched_every
-        Costly observers watch one call in this number; none if it is 0.
     explains
         Whether a failed check looks for the simplest call that fails.
     announce
@@ -110,17 +109,11 @@ class Judge:
         self.observed: dict[str, Failure] = {}
         self.reported: set[str] = set()
         self.is_observed = False
-        self.judges_values = True
-        self.watched_every = 48
+        self.budget = Budget(self.lib.calls, target.compiled)
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether calls of new shapes take long, so that a check makes a few only."""
-        return bool(self.lib.calls < 1000 or self.target.compiled)
 
     @property
     def dtype(self) -> str:
@@ -145,12 +138,6 @@ class Judge:
         """The default head_dim of checks."""
         return self.target.width_of(WIDTH)
 
-    def x(self, *shape: int, dtype: str | None = None, seed: int = 0) -> Input:
-        """Make an array of random numbers; `Target.width_of` may replace the last size."""
-        *lead, width = shape or (*SIZES, WIDTH)
-        values = np.random.default_rng(seed).standard_normal((*lead, self.target.width_of(width)))
-        return self.array(values, dtype)
-
     def array(self, values: NDArray[Any], dtype: str | None = None) -> Input:
         """Make an array of these numbers, rounded to its dtype."""
         dtype = dtype or self.dtype
@@ -162,13 +149,6 @@ class Judge:
         values = np.asarray(self.within(values))
         dtype = dtype or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
         return self.lib.asarray(values.astype(dtype))
-
-    def positions(self, count: int = SIZES[2]) -> NDArray[np.int64]:
-        """Return small positions of the kind that the target takes."""
-        if self.claims("any_positions"):
-            drawn = np.random.default_rng(7).permutation(min(600, self.target.reach + 1))[:count]
-            return np.resize(drawn, count).astype(np.int64)
-        return self.row(3, count)
 
     def row(self, start: int, count: int) -> NDArray[np.int64]:
         """Return consecutive positions, from `start` or as near to it as the target's claims allow."""

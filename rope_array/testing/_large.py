@@ -33,37 +33,32 @@ class _Large(NamedTuple):
     rows: NDArray[np.intp]
 
 
-def _repeated(
-    j: Judge,
-    shape: tuple[int, ...],
-    start: int,
-    dtype: str | None,
-    per_batch: bool,
-    distinct: int,
-    seq_axis: int,
-) -> _Large:
-    shape = (
-        tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
-        + shape[3:]
-    )
-    most_rows = shape[2] if j.claims("any_positions") else j.target.reach + 1
-    shape = (*shape[:2], min(shape[2], most_rows), j.target.width_of(shape[3]))
-    index = [np.arange(n) % period for n, period in zip(shape, _PERIODS, strict=False)]
+def _repeated(j: Judge, call: CallFactors, has_fields: bool) -> _Large:
+    """Return a call's arguments: at few positions if exact angles take long, by fields or a wide head."""
+    distinct = 7 if has_fields or call.width > 64 else _PERIODS[2]
+    shape = [min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", call.rows, strict=True)]
+    takes_any, width = j.claims("any_positions"), j.target.width_of(call.width)
+    shape[2] = min(shape[2], shape[2] if takes_any else j.target.reach + 1)
+    index = [np.arange(n) % period for n, period in zip(shape, _PERIODS, strict=True)]
     rows = np.arange(shape[2])
-    if j.claims("any_positions"):
-        numbers = j.wrap(start + 13 * (np.arange(min(shape[2], _PERIODS[2])) % distinct))
+    if takes_any:
+        numbers = j.wrap(3 + 13 * (np.arange(min(shape[2], _PERIODS[2])) % distinct))
     else:  # consecutive: judge some rows only
-        index[2], numbers, rows = rows, j.row(start, shape[2]), some_rows(shape[2])
+        index[2], numbers, rows = rows, j.row(3, shape[2]), some_rows(shape[2])
     sizes = [int(places.max()) + 1 for places in index]
-    if per_batch:
-        numbers = np.stack([j.wrap(numbers + b) if j.claims("any_positions") else _row_of_batch(j, numbers, b)
-                            for b in range(sizes[0])])  # fmt: skip
-    block = np.random.default_rng(8).standard_normal((*sizes, shape[3]))
-    x = j.array(np.moveaxis(block[np.ix_(*index)], 2, seq_axis), dtype)
+    if per_batch := call.positions == "BS":
+        later = (j.wrap(numbers + b) if takes_any else _row_of_batch(j, numbers, b) for b in range(sizes[0]))
+        numbers = np.stack([*later])
+    block = np.random.default_rng(8).standard_normal((*sizes, width))
+    x = j.array(np.moveaxis(block[np.ix_(*index)], 2, _seq_axis(call)), call.dtype)
     first = [np.unique(places, return_index=True)[1] for places in index]
     pos = numbers[np.ix_(index[0], index[2])] if per_batch else numbers[index[2]]
-    values = np.moveaxis(x.values, seq_axis, 2)
+    values = np.moveaxis(x.values, _seq_axis(call), 2)
     return _Large(x, pos, values[np.ix_(*first)], numbers, tuple(index), rows)
+
+
+def _seq_axis(call: CallFactors) -> int:
+    return 2 if call.seq_axis is None else int(call.seq_axis)
 
 
 def _row_of_batch(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
@@ -78,36 +73,6 @@ def some_rows(count: int) -> NDArray[np.intp]:
     return np.unique([row for row in candidates if 0 <= row < count]).astype(np.intp)
 
 
-def check_large(
-    j: Judge,
-    shape: tuple[int, ...],
-    *,
-    start: int = 3,
-    dtype: str | None = None,
-    per_batch: bool = False,
-    layout: str | None = None,
-    **spec: Any,
-) -> bool:
-    """Rotate a large array whose parts repeat, and judge it by the exact result of one part.
-
-    Return False if the target refuses the call.
-    """
-    # Exact angles of each field and each wide head take long: use few positions.
-    distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
-    seq_axis = spec.get("seq_axis", 2)
-    large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
-    try:
-        y = j.call(with_layout(j, large.x, layout)[0], j.pos(large.pos), **spec)
-    except Declined:
-        return False
-    j.check_kind(y, large.x)
-    numbers = j.numbers(y)
-    if not _is_right(j, np.moveaxis(numbers, seq_axis, 2), large, {**spec, "seq_axis": 2}):
-        j.check_values(numbers, large.x, large.pos, **spec)  # all rows, for the message
-        raise AssertionError(f"an x of shape {large.x.values.shape} is not rotated correctly")
-    return True
-
-
 def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) -> bool:
     b, h, s = large.places
     used, kept = np.unique(s[large.rows], return_inverse=True)
@@ -120,16 +85,25 @@ def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) ->
 
 
 def check_large_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
-    """Make and judge a call of many rows, heads or batches; return False if the target refuses it.
+    """Make a call of many rows, heads or batches, and judge it by the exact result of one part.
 
-    Raise ValueError for a call with a factor that has no meaning for large arrays, whose parts repeat.
+    Return False if the target refuses it. Raise ValueError for a call with a factor that has no meaning for
+    large arrays, whose parts repeat.
     """
     if ignored := {*call.differing(plain_call(j))} - _OF_LARGE_CALLS:
         raise ValueError(f"a large call ignores {', '.join(sorted(ignored))}")
-    shape, per_batch = (*call.rows, call.width), call.positions == "BS"
-    return check_large(
-        j, shape, dtype=call.dtype, per_batch=per_batch, layout=call.layout, **spec_of(j, call)
-    )
+    spec = spec_of(j, call)
+    large = _repeated(j, call, bool(spec))
+    try:
+        y = j.call(with_layout(j, large.x, call.layout)[0], j.pos(large.pos), **spec)
+    except Declined:
+        return False
+    j.check_kind(y, large.x)
+    numbers = j.numbers(y)
+    if not _is_right(j, np.moveaxis(numbers, _seq_axis(call), 2), large, {**spec, "seq_axis": 2}):
+        j.check_values(numbers, large.x, large.pos, **spec)  # all rows, for the message
+        raise AssertionError(f"an x of shape {large.x.values.shape} is not rotated correctly")
+    return True
 
 
 def check_consecutive(j: Judge, call: CallFactors, seed: int = 0) -> bool:

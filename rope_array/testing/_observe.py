@@ -64,14 +64,6 @@ class Observer(NamedTuple):
 # ---- the observers ----
 
 
-def _is_chosen(j: Judge, watched: Watched, turn: int, at_most_one_in: int = 1) -> bool:
-    """Return whether a costly observer watches a call; of calls for observers, one in `at_most_one_in`."""
-    if not j.watched_every:
-        return False
-    every = j.watched_every if j.judges_values else max(j.watched_every, at_most_one_in)
-    return watched.seed % every == turn % every
-
-
 def _nothing(j: Judge, inputs: CallInputs) -> None:
     """Observe results only."""
 
@@ -147,7 +139,7 @@ def _written_results(j: Judge, watched: Watched, kept: list[tuple[Any, bytes]]) 
 
 def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Write into results, and look at x, positions, an earlier result and the next call."""
-    if not _is_chosen(j, watched, 1):
+    if not j.budget.watches(watched.seed, 1):
         return
     inputs, first = _bits_of_inputs(j, watched.inputs), watched.results
     bits, second = [j.lib.snapshot(y) for y in first], watched.again()
@@ -169,7 +161,7 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
 def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
     """Compare with a second call, and with calls of some rows, heads or batches."""
     call, inputs = watched.call, watched.inputs
-    if not _is_chosen(j, watched, 2) or not j.claims("values"):
+    if not j.budget.watches(watched.seed, 2) or not j.claims("values"):
         return
     full_numbers = [j.numbers(y) for y in watched.results]
     again = [j.numbers(y) for y in watched.again()]
@@ -194,7 +186,7 @@ def _differing(actual: list[Any], expected: list[Any], text: str) -> Iterator[Fa
 
 def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[tuple[str, Any, Any]]:
     """Yield a phrase, an index into x, and the positions of the indexed rows."""
-    if len(call.rows) != 3 or call.seq_axis is not None or 0 in call.rows or j.is_slow:
+    if len(call.rows) != 3 or call.seq_axis is not None or 0 in call.rows or j.budget.is_slow:
         return
     batches, heads, rows = call.rows
     yield "if x is contiguous and alone", np.s_[:], inputs.pos
@@ -212,7 +204,7 @@ def _parts_of_call(j: Judge, call: CallFactors, inputs: CallInputs) -> Iterator[
 def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
     """Write to the positions, and judge the next call by them."""
     inputs = watched.inputs
-    if not _is_chosen(j, watched, 3):
+    if not j.budget.watches(watched.seed, 3):
         return
     # Other dtypes may have no sum, or end at these positions.
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(inputs.pos):
@@ -229,7 +221,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Failure]:
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Call again under unusual settings, as a call may set one to its usual value."""
-    if not _is_chosen(j, watched, 0, at_most_one_in=3):
+    if not j.budget.watches(watched.seed, 0, at_most_one_in=3):
         return
     # `settings` predates the first call, which may have changed them for good.
     changed = changes(j.settings, j.lib.defaults())
@@ -334,7 +326,7 @@ def watch_call(j: Judge, call: CallFactors, seed: int, inputs: CallInputs) -> li
     except Declined:
         return None
     results = results_of(j, inputs, y)
-    numbers = [j.numbers(y) for y in results] if j.claims("values") and j.judges_values else []
+    numbers = [j.numbers(y) for y in results] if j.claims("values") and j.budget.judges_values else []
 
     def again() -> tuple[Any, ...]:
         return results_of(j, inputs, j.call(inputs.x, inputs.pos, **inputs.spec))

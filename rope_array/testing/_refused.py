@@ -107,9 +107,9 @@ def refuses_gradient(judge: Any, error: Exception) -> bool:
 
 def takes_gradient(judge: Any, dtype: str) -> bool:
     """Return whether the plain call in a dtype is served while its gradient is recorded."""
-    x, pos = judge.x(dtype=dtype), judge.pos(judge.positions())
+    x, pos, spec = import_module(f"{__package__}._trials").arguments_of(judge, f"dtype={dtype}")
     try:
-        judge.lib.pullback(lambda array: judge.bare_call(array, pos, {}), x.array)
+        judge.lib.pullback(lambda array: judge.bare_call(array, pos, dict(spec)), x)
     except Exception:  # the target's own
         return False
     return True

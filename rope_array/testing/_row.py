@@ -93,7 +93,7 @@ def _run_row(j: Judge, row: CheckRow, dtype: str | None) -> None:
     if row.together is None:
         check_calls(j, calls, row.few, row.context)
     else:
-        row.together(j, [*itertools.islice(calls, row.few if j.is_slow else None)])
+        row.together(j, j.budget.few(calls, row.few))
 
 
 def check_calls(
@@ -105,7 +105,7 @@ def check_calls(
 ) -> None:
     """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
     is_many = isinstance(context, Transformed) and is_one_program(j)
-    calls = [*itertools.islice(calls, few if j.is_slow and not is_many else None)]
+    calls = j.budget.few(calls, None if is_many else few)
     if isinstance(context, Transformed):
         context = context.of_calls(j, calls)
     served = 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from . import _contexts as contexts
-from ._call import plain_call
+from ._call import plain_call, plain_x
 from ._capability_parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._contexts import fresh_call
 from ._cover import OF_ANOTHER_SHAPE, Cover, pairs_among, pairs_of, single_fields
@@ -346,7 +346,7 @@ def _far_and_near(j: Judge) -> Iterator[CallFactors]:
 
 def _at_many_positions(j: Judge) -> Iterator[CallFactors]:
     """Yield 140 calls at different positions, then repeat some of the first calls."""
-    few = j.is_slow or j.lib.is_lazy(j.x().array)
+    few = j.budget.is_slow or j.lib.is_lazy(plain_x(j).array)
     for start in (*range(20 if few else 140), 0, 1, 64):
         order = f"order={start},{start + 1}" if j.claims("any_positions") else ""
         yield from read_calls(j, f"rows=1,1,2 reach={start + 8} {order}")
@@ -432,7 +432,7 @@ STATE_ROWS = [
 def _of_large_calls(j: Judge) -> Iterator[CallFactors]:
     """Yield large calls of each dtype, in fours."""
     rows = min(120, j.target.reach + 1)
-    for dtype in j.dtypes[: 1 if j.is_slow else None]:
+    for dtype in j.budget.few(j.dtypes, 1):
         yield from read_calls(j, f"rows=1,6,{rows} width=64 reach=119|152|119|139", dtype=dtype)
 
 
@@ -441,7 +441,7 @@ def _of_each_field(j: Judge) -> Iterator[CallFactors]:
     fields = [c for c in single_fields(j) if not any(getattr(c, name) for name in OF_ANOTHER_SHAPE)][1:]
     fields += read_calls(j, "positions=BS")
     reach = j.target.reach
-    for i, call in enumerate(fields[:1] if j.is_slow else fields):
+    for i, call in enumerate(j.budget.few(fields, 1)):
         large = call.replace(rows=(1, 2, min(1000, reach // 2 + 1)), dtype=j.dtypes[-(i % 2)])
         yield from (large.replace(reach=min(far, reach)) for far in (90, 300))
 
@@ -449,7 +449,7 @@ def _of_each_field(j: Judge) -> Iterator[CallFactors]:
 def _of_growing_tables(j: Judge) -> Iterator[CallFactors]:
     """Yield calls of new tables, each further away than the one before."""
     furthest = min(j.target.reach - 4, 59_000)
-    for _ in range(1 if j.is_slow else 3):
+    for _ in j.budget.few(range(3), 1):
         new = fresh_call(j, plain_call(j))
         yield from (new.replace(reach=reach) for reach in (8, furthest // 16, furthest // 4, furthest))
 

@@ -27,7 +27,7 @@ class _Trials:
     """Simpler calls of a target, and how each of them failed."""
 
     def __init__(self, j: Judge, context: Callable[[Judge, CallFactors, int], bool]):
-        self.judge, self.context, self.left = j, context, _FEW_TRIES if j.is_slow else _TRIES
+        self.judge, self.context, self.left = j, context, _FEW_TRIES if j.budget.is_slow else _TRIES
         self.faults: dict[CallFactors, Failure | None] = {}
 
     def fails(self, call: CallFactors) -> bool:
@@ -40,15 +40,13 @@ class _Trials:
         return self.faults[call] is not None
 
     def _fault_of(self, call: CallFactors) -> Failure | None:
-        j, watched_every = self.judge, self.judge.watched_every
-        if watched_every != 1:  # only a fault that an observer saw is looked for with costly observers
-            j.watched_every = 0
-        try:
-            self.context(j, call, 0)
-        except Exception as error:
-            return Failure.of(error)
-        finally:
-            j.watched_every = watched_every
+        budget = self.judge.budget
+        # Only a fault that an observer saw is looked for with costly observers.
+        with budget.watching(1 if budget.watched_every == 1 else 0, budget.judges_values):
+            try:
+                self.context(self.judge, call, 0)
+            except Exception as error:
+                return Failure.of(error)
         return None
 
 

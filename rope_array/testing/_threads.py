@@ -48,7 +48,8 @@ class AtOnce:
             series = [[inputs] for inputs in group]
             if self.in_turn:
                 series = [[*group[i:], *group[:i]] for i in range(0, len(group), 2)]
-            times = 1 if self.times < 25 and j.lib.is_lazy(group[0].xs[0].array) else self.times
+            is_long = (self.group or self.in_turn) and j.lib.is_lazy(group[0].xs[0].array)
+            times = 1 if is_long else self.times
             with j.part(f"with {calls[start].text(plain_call(j))}" if self.group else ""):
                 _check_at_once(j, series, times)
 

@@ -1,6 +1,6 @@
 """The plain call, which everything else needs."""
 
-from rope_array.testing._call import CallInputs, make_at
+from rope_array.testing._call import CallInputs, make, plain_call
 from rope_array.testing._claims import one_line
 from rope_array.testing._judge import Judge, check
 from rope_array.testing._library_target import Declined
@@ -15,9 +15,10 @@ _CALLED = (
 @check()
 def definition(j: Judge) -> None:
     """Each pair is rotated counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
+    plain = plain_call(j)
     for head_dim in (16, 64):
         with j.if_served():
-            _check_first_call(j, make_at(j, j.positions(), rows=(2, 3, 5), width=head_dim))
+            _check_first_call(j, make(j, plain.replace(width=j.target.width_of(head_dim))))
 
 
 def _check_first_call(j: Judge, inputs: CallInputs) -> None:

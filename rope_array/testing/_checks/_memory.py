@@ -25,7 +25,7 @@ def many_results_are_kept(j: Judge) -> None:
     inputs = [make(j, plain_call(j).replace(rows=(1, 2, 3)), seed) for seed in range(2)]
     x, pos = [one.xs[0] for one in inputs], inputs[0].pos
     num_calls = 9 if j.lib.is_lazy(x[0].array) else 262
-    for spec in field_specs(j)[: 1 if j.is_slow else None]:
+    for spec in j.budget.few(field_specs(j), 1):
         with j.part(f"with {spec}" if spec else ""):
             _check_kept(j, x, pos, min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
 

@@ -1,7 +1,7 @@
 """The checks of the observers, which watch every call of every row, and some calls made for them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
@@ -59,8 +59,7 @@ def _watched_for(name: str) -> Callable[[Judge, CallFactors, int], bool]:
         observed_before = j.observed
         j.observed = {check: Failure("") for check in OBSERVED_CHECKS if check != name}
         try:
-            with _observing(j), suppress(Exception):
-                j.watched_every = 1
+            with j.budget.watching(1, judges_values=False), suppress(Exception):
                 check_call(j, call, seed)
             if name in j.observed:
                 raise j.observed[name]
@@ -71,26 +70,14 @@ def _watched_for(name: str) -> Callable[[Judge, CallFactors, int], bool]:
     return watched
 
 
-@contextmanager
-def _observing(j: Judge) -> Iterator[None]:
-    """Judge no values of the calls inside, which other checks judge."""
-    every_before, j.judges_values = j.watched_every, False
-    try:
-        yield
-    finally:
-        j.watched_every, j.judges_values = every_before, True
-
-
 def _observe(j: Judge) -> None:
-    """Make calls that all observers watch."""
+    """Make calls that all observers watch; other checks judge their values."""
     j.is_observed = True
-    with _observing(j):
-        for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
-            if j.is_slow and seed >= _FEW:
-                break
-            if not j.is_slow:
-                j.watched_every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
-            with suppress(Exception):  # the checks of these calls report it
-                check_call(j, call, seed)
+    calls = j.budget.few((call for cover in _COVERS for call in cover.calls(j)), _FEW)
+    for seed, call in enumerate(calls):
+        every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
+        every = j.budget.watched_every if j.budget.is_slow else every
+        with j.budget.watching(every, judges_values=False), suppress(Exception):  # other checks report it
+            check_call(j, call, seed)
     if not j.calls.served:
         j.raise_refused("refuses every call")

@@ -82,7 +82,7 @@ def calls_after_an_exception(j: Judge) -> None:
         changed -= {"environment variables"} if j.target.compiled else set()  # a compiler's own
         changed |= lasting
         assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
-    for spec in () if j.is_slow else field_specs(j)[1:]:
+    for spec in j.budget.few(field_specs(j)[1:], 0):
         _raises(j, inputs.x, j.pos(j.row(3, 7)), spec)
         with j.part(f"after a call with {spec} that may raise"):
             rotated(j, inputs)
@@ -112,7 +112,7 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
 def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
     plain = plain_call(j)
-    for spec in field_specs(j)[: 2 if j.is_slow else None]:
+    for spec in j.budget.few(field_specs(j), 2):
         new = plain if "inv_freq" in spec else fresh_call(j, plain)  # as many as pairs of the usual head
         inputs = make(j, new)
         inputs = inputs._replace(spec={**inputs.spec, **spec})
