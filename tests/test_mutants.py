@@ -1,6 +1,8 @@
 """Tests of the checks: every mutant fails the checks named for it, and correct code passes."""
 
+import json
 import time
+from pathlib import Path
 
 import faults
 import pytest
@@ -26,6 +28,7 @@ def of_library(name, library):
 
 MUTANTS = faults.load_mutants()
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 OBSERVED = {each.check for each in OBSERVERS}
 
 
@@ -78,3 +81,13 @@ def test_slow_code_is_called_less_often_from_threads(monkeypatch):
     (named,) = (check for check in checks() if check.name == "threads_of_many_positions")
     assert outcome_of(named, Judge(Target(rotate)))[0] == PASSED
     assert 72 < len(calls) < 400  # 864 otherwise, and the trial calls
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*-kill-matrix-*.json")), ids=lambda path: path.stem)
+def test_a_kill_matrix_has_the_checks_and_mutants_of_today(path):
+    """A matrix of an older suite says nothing about today's checks: the session `matrix` runs it again."""
+    numbers = json.loads(path.read_text("utf-8"))["numbers"]
+    killers = {name for names in numbers["mutants"].values() for name in names}
+    applied = {name for names in numbers["applied"].values() for name in names}
+    assert (killers | applied) - {base_name(check) for check in checks()} == set()
+    assert numbers["mutants"].keys() - BY_NAME.keys() == set()
