@@ -122,8 +122,8 @@ def vllm_operator():
 
 # ---- compiled: functions of (xs, source), which return a tuple ----
 
-QK, VIEWS = "q and k", "q and k, views"
-FORMS = (("x", WIDTH), (QK, WIDTH), ("x", PARTIAL), (VIEWS, WIDTH))
+VIEWS = "q and k, views"
+FORMS = (("x", WIDTH), ("q and k", WIDTH), ("x", PARTIAL), (VIEWS, WIDTH))
 
 
 def compiled():
@@ -137,39 +137,41 @@ def compiled():
 def calls_compiled(arrays, rotary_dim, dtype, by_positions, pairing):
     """Yield the calls forward, and forward and backward."""
     torch._dynamo.reset()
-    generator, heads = torch.Generator().manual_seed(0), (HEADS, KV_HEADS)[: 1 + (arrays != "x")]
-    xs = tuple(torch.randn(1, n, LENGTH, WIDTH, generator=generator).to(getattr(torch, dtype)) for n in heads)
-    if arrays == VIEWS:
-        xs = tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in xs)
+    xs, rope = tensors(arrays, dtype), ra.RoPE(WIDTH, base=BASE, pairing=pairing, rotary_dim=rotary_dim)
     leaves, grads = tuple(x.clone().requires_grad_() for x in xs), tuple(x.flip(-1) for x in xs)
-    rope, pos = ra.RoPE(WIDTH, base=BASE, pairing=pairing, rotary_dim=rotary_dim), torch.arange(LENGTH)
-    rotation = rope.rotation(pos, like=xs[0])
-    tables = tuple(table[None] for table in rotation.full_width(xs[0].dtype))
-
-    def ours(xs, source):
-        return rope.apply(xs, source) if by_positions else source.apply(xs)
-
-    source, functions = pos if by_positions else rotation, {}
-    for name, function in {"x * 2": twice, "ours": ours}.items():
-        functions[name] = torch.compile(function, dynamic=False, fullgraph=True), source
-    functions["eager"] = ours, source
-    for model in ("Llama", "Cohere")[: 1 + (pairing == "interleaved")]:
-        function = torch.compile(theirs(model, rotary_dim, by_positions), dynamic=False, fullgraph=True)
-        if by_positions:
-            functions[model] = function, pos[None]
-        else:  # Llama's function takes tables for half pairs
-            is_other = model == "Llama" and pairing == "interleaved"
-            functions[model] = function, tuple(map(for_half, tables)) if is_other else tables
+    functions = functions_compiled(rope, by_positions, xs[0])
     forward = {name: partial(function, xs, given) for name, (function, given) in functions.items()}
     both = {name: partial(differentiated, *row, leaves, grads) for name, row in functions.items()}
+    alike = {"ours", "Cohere" if pairing == "interleaved" else "Llama"}
     for step, rows in (("forward", forward), ("forward and backward", both)):
-        alike = {"ours", "Cohere" if pairing == "interleaved" else "Llama"}
         check({name: rows[name] for name in alike}, rows["eager"](), TOLERANCE[dtype])
         yield step, rows
 
 
-def twice(xs, source):
-    return tuple(x * 2 for x in xs)
+def tensors(arrays, dtype):
+    """Return x, or q and k; as views, in the memory order of a projection's result."""
+    generator, heads = torch.Generator().manual_seed(0), (HEADS, KV_HEADS)[: 1 + (arrays != "x")]
+    xs = tuple(torch.randn(1, n, LENGTH, WIDTH, generator=generator).to(getattr(torch, dtype)) for n in heads)
+    return xs if arrays != VIEWS else tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in xs)
+
+
+def functions_compiled(rope, by_positions, like):
+    """Return name: (function, its source)."""
+    compile, pos = partial(torch.compile, dynamic=False, fullgraph=True), torch.arange(LENGTH)
+    rotation = rope.rotation(pos, like=like)
+    tables = tuple(table[None] for table in rotation.full_width(like.dtype))
+    source, given = (pos, pos[None]) if by_positions else (rotation, tables)
+
+    def ours(xs, source):
+        return rope.apply(xs, source) if by_positions else source.apply(xs)
+
+    twice = compile(lambda xs, source: tuple(x * 2 for x in xs))
+    rows = {"x * 2": (twice, source), "eager": (ours, source), "ours": (compile(ours), source)}
+    llama, cohere = (compile(theirs(model, rope.rotary_dim, by_positions)) for model in ("Llama", "Cohere"))
+    if rope.pairing == "half":
+        return rows | {"Llama": (llama, given)}
+    halves = given if by_positions else tuple(map(for_half, tables))  # Llama's function is for half pairs
+    return rows | {"Llama": (llama, halves), "Cohere": (cohere, given)}
 
 
 def differentiated(function, source, leaves, grads):

@@ -7,12 +7,11 @@ from rope_array import RoPE, apply
 from ._note import Note
 from ._timed import NotServedError, Rotate, Timed, compiled, compiled_on_gpu, jitted
 
-NAMES = ("numpy", "torch", "jax")
-NOTES = {name: Note(f"`python -m rope_array check {name}`") for name in NAMES}
+NOTES = {name: Note(f"`python -m rope_array check {name}`") for name in ("numpy", "torch", "jax")}
 
 
 def targets() -> list[str]:
-    return list(NAMES)
+    return list(NOTES)
 
 
 def timed(arrays):
