@@ -277,7 +277,7 @@ def changed(session: nox.Session) -> None:
     args = ("-Cbuild-dir=build/changed", "-Ccmake.define.ROPE_ARRAY_THIS_PROCESSOR=ON")
     build_wheel(session, ROOT, NOX / "dist-changed", *args)
     install(session, dist=NOX / "dist-changed")
-    options = ("--models", "--study", "--seconds=80", "--dist=load", "-m", "not primary and not slow")
+    options = ("--models", "--study", "--seconds=60", "--dist=load", "-m", "not primary and not slow")
     pytest(session, ",".join(libraries), *options, *tests)
 
 
