@@ -167,7 +167,9 @@ def build_wheel(session: nox.Session, source: Path, out: Path, *args: str, code:
 # ---- when a session runs ----
 
 
-def runs(when: str, name: str = "", *, shared: bool = False, reads: tuple[str, ...] = (), **options: object):
+def runs(
+    when: str, name: str = "", *, shared: bool = False, reads: tuple[str, ...] = (), **options: Any
+) -> Callable[[Run], Run]:
     """Return a decorator that defines a session, in an environment of its own or in that of `shared`.
 
     `when` has "push": by default; "night": by `nightly`, with every case; "reached": by default if the change
@@ -268,7 +270,7 @@ def changed(session: nox.Session) -> None:
     tests = reach.tests_of(paths)
     if not tests:
         session.skip("no test reads what has changed")
-    # Those that the change and its nearest tests name, in a mark too.
+    # The libraries that the change or its nearest test names, in a mark too.
     marks = re.findall(r"\blibrary\(.*\)", (ROOT / tests[0]).read_text("utf-8"))
     words = reach.words_of(" ".join(["numpy", *paths, tests[0], *marks]))
     libraries = [name for name in LIBRARIES if name in words]
