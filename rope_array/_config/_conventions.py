@@ -84,6 +84,8 @@ def known_convention(key: str) -> Convention:
 
 def changed(convention: Convention, changes: Row) -> Convention:
     """Return a convention with changed fields, or the one that the changes are like."""
+    if not changes:
+        return convention
     if "like" in changes:
         return convention_from(changes, _ROWS)
     return replace(convention, **{name: _field(name, value, _ROWS) for name, value in changes.items()})

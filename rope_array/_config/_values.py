@@ -298,7 +298,10 @@ class PartValues(TypedMapping):
             raise ConfigError(f"layer_types is {quoted(types)}; it must be a list of names.")
         if len(types) > MOST_LAYERS:
             raise ConfigError(f"layer_types has {len(types)} values; give at most {MOST_LAYERS}.")
-        return types if self.stated("layer_types") is None else [*map(self.newer_name, types)]
+        if self.stated("layer_types") is None:
+            return types
+        newer_names = {name: self.newer_name(name) for name in dict.fromkeys(types)}
+        return [newer_names[name] for name in types]
 
     def newer_name(self, name: str) -> str:
         """Return the name of a layer type as the model's class converts it."""
