@@ -3,18 +3,40 @@
 Each takes the content of the config's part. See `conventions.toml` for the rows that are named.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rope_array._config._values import value_at
 from rope_array._errors import short
 
 Content = Mapping[str, Any]
 Row = dict[str, Any]
 
 
-def deepseek_v2(content: Content) -> Row:
-    has_latent = content.get("use_mla") is not False and content.get("qk_rope_head_dim") != 0
-    return {} if has_latent else {"like": "deepseek_v2_llama"}
+def _is_stated(content: Content, keys: Sequence[str]) -> bool:
+    return any(value_at(content, key) is not None for key in keys)
+
+
+def _has_value(content: Content, pair: tuple[str, Any]) -> bool:
+    value = value_at(content, pair[0])
+    return bool(value == pair[1]) and isinstance(value, bool) is isinstance(pair[1], bool)
+
+
+# The conditions of a case, by what the case states for them.
+_CONDITIONS: dict[str, Callable[[Content, Any], bool]] = {
+    "stated": _is_stated,  # one of the keys
+    "missing": lambda content, keys: not _is_stated(content, keys),
+    "null": lambda content, key: content.get(key, 0) is None,
+    "value": _has_value,  # a key and its value
+}
+
+
+def first_of(content: Content, cases: Sequence[Row]) -> Row:
+    """Return the changes of the first case whose conditions hold; none if there is no such case."""
+    for case in cases:
+        if all(holds(content, case[name]) for name, holds in _CONDITIONS.items() if name in case):
+            return {name: value for name, value in case.items() if name not in _CONDITIONS}
+    return {}
 
 
 def chatglm(content: Content) -> Row:
@@ -29,14 +51,6 @@ def divides_positions(content: Any) -> bool:
     """Return whether `rope_ratio` divides positions, as in ChatGLM2-6B-32K."""
     name = content.get("_name_or_path")
     return isinstance(name, str) and "chatglm2" in name.lower()
-
-
-def baichuan(content: Content) -> Row:
-    """Distinguish 7B, which rotates, from 13B: only the class of 7B has max_position_embeddings."""
-    if content.get("max_position_embeddings") is not None:
-        return {}
-    is_13b = content.get("model_max_length") is not None
-    return {"like": "baichuan_13b" if is_13b else "baichuan_of_no_size"}
 
 
 def qwen(content: Content) -> Row:
@@ -57,18 +71,6 @@ def _by_powers(content: Content, keys: tuple[str, ...]) -> str:
     )
 
 
-def xverse(content: Content) -> Row:
-    return {} if content.get("rope_theta") is not None else {"like": "xverse_without_base"}
-
-
-def mpt(content: Content) -> Row:
-    attention = content.get("attn_config")
-    if content.get("block_overrides"):
-        return {"like": "mpt_of_blocks"}
-    has_rope = isinstance(attention, Mapping) and attention.get("rope") is True
-    return {} if has_rope else {"like": "mpt_unrotated"}
-
-
 def nomic_bert(content: Content) -> Row:
     """Distinguish the configs of the hub's own code, which has GPT-2's names of the sizes."""
     if content.get("n_embd") is None:
@@ -84,26 +86,12 @@ def nomic_bert(content: Content) -> Row:
     return {"like": "nomic_bert_of_hub", "pairing": pairing}
 
 
-def zaya(content: Content) -> Row:
-    """Distinguish the configs of ZAYA's own code, which have keys that transformers' conversion drops."""
-    is_older = any(
-        content.get(key) is not None for key in ("cca", "swa_layers", "swa_rotary_base", "zaya_layers")
-    )
-    return {"like": "zaya_before_transformers"} if is_older else {}
-
-
 def olmo_hybrid(content: Content) -> Row:
     """Take a null base for no rotation, as the code does."""
     rules = (content.get(name) for name in ("rope_scaling", "rope_parameters"))
     stated = {key: value for rule in rules if isinstance(rule, Mapping) for key, value in rule.items()}
     base = (stated if "rope_theta" in stated else content).get("rope_theta", 0)
     return {"never": "rope_theta is null"} if base is None else {}
-
-
-def null_head_dim(content: Content) -> Row:
-    """Take a head_dim of null for none, and not for the class's default."""
-    is_null = content.get("head_dim", 0) is None
-    return {"width": ["hidden_size/num_attention_heads"]} if is_null else {}
 
 
 # Content that the model's class converts
