@@ -8,12 +8,15 @@ The steps of a reading:
 
 1. `_document` loads the config, from a file with `_file`. `_locate` finds the part to read, with its class's
    defaults (`_model_defaults`), and the convention of its model (`_conventions`, by the rows of
-   conventions.toml). The `ConfigPart` (`_part`) keeps the record.
-2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values; functions that a
-   convention names make parameters, `_parameters`, and layer types, `_layer_types`).
-3. `_layer_rope` makes the fields of the rope (with `_maps`); the scaling rule by its `rope_type` (`_rules`),
+   conventions.toml): a `ConfigPart` (`_part`), which no reading changes.
+2. The functions that a convention names adapt what a family states otherwise to the keys of Llama's config in
+   transformers 5: `_variants` its content, `_layer_types` the types of its layers, `_parameters` its rotary
+   parameters.
+3. `_reader` reads one layer by these keys (`_layers`: its type, and why it may not rotate), with a record of
+   its own. `_values` reads and checks values, and enters them in the record.
+4. `_layer_rope` makes the fields of the rope (with `_maps`); the scaling rule by its `rope_type` (`_rules`),
    from the parameters of one layer type (`_layer`).
-4. `_unused_keys` refuses or notes rotary keys that no step has read, and `_unread_values` refuses defaults
+5. `_unused_keys` refuses or notes rotary keys that no step has read, and `_unread_values` refuses defaults
    of a class where the config states the values in another place or by another name.
 """
 
