@@ -240,8 +240,8 @@ _LEADS = (SIZES, (1, 2, 150), (1, 512, 150))
 _WIDE = (512, 576, 2048)
 
 
-class _Trial(NamedTuple):
-    """A trial call of a backend; it only asks for the reason to decline, if positions are served."""
+class _SampleCall(NamedTuple):
+    """A call of usual sizes; it only asks for the reason to decline, if positions are served."""
 
     lib: ArrayLibrary
     lead: tuple[int, ...]
@@ -262,22 +262,22 @@ class _Trial(NamedTuple):
         return ""
 
 
-def _trials(lib: ArrayLibrary, backend: str) -> Iterator[_Trial]:
+def _sample_calls(lib: ArrayLibrary, backend: str) -> Iterator[_SampleCall]:
     """Yield calls to try, the usual first: two checks' sizes, and many heads for one head_dim."""
     floats = sorted(_dtypes(lib), key=lambda name: name != "float32")
     for by_tables, lead in itertools.product((False, True), _LEADS):
         widths = _HEAD_DIMS if lead == SIZES else (64, 128)
         for width, dtype, fields in itertools.product(widths, floats, _PAIRINGS):
-            yield _Trial(lib, lead, width, dtype, OwnApply(backend, fields, by_tables))
+            yield _SampleCall(lib, lead, width, dtype, OwnApply(backend, fields, by_tables))
 
 
 def _find_served(lib: ArrayLibrary, backend: str) -> tuple[OwnApply, dict[str, Any]]:
     """Find a call that a backend serves; return how to make it, and claims of its dtypes and head_dims."""
     _check_known(lib, backend)
     declined = dict[str, None]()
-    for trial in _trials(lib, backend):
-        if not (reason := trial.decline_reason()):
-            return OwnApply(backend, trial.rotate.fields, trial.rotate.by_tables), _claims_of(trial)
+    for call in _sample_calls(lib, backend):
+        if not (reason := call.decline_reason()):
+            return OwnApply(backend, call.rotate.fields, call.rotate.by_tables), _claims_of(call)
         declined[reason] = None
     raise ValueError(
         f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
@@ -285,14 +285,14 @@ def _find_served(lib: ArrayLibrary, backend: str) -> tuple[OwnApply, dict[str, A
     )
 
 
-def _claims_of(trial: _Trial) -> dict[str, Any]:
-    reasons = {name: trial._replace(dtype=name).decline_reason() for name in _dtypes(trial.lib)}
+def _claims_of(call: _SampleCall) -> dict[str, Any]:
+    reasons = {name: call._replace(dtype=name).decline_reason() for name in _dtypes(call.lib)}
     claims: dict[str, Any] = {
         "lacks": {name: f"the backend declines it: {why}" for name, why in reasons.items() if why}
     }
-    if trial.width != WIDTH and trial.lead == SIZES:  # else a backend for large arrays, or for all widths
+    if call.width != WIDTH and call.lead == SIZES:  # else a backend for large arrays, or for all widths
         widths = sorted({*_HEAD_DIMS, *_WIDE})
-        claims["head_dim"] = [w for w in widths if not trial._replace(width=w).decline_reason()]
+        claims["head_dim"] = [w for w in widths if not call._replace(width=w).decline_reason()]
     return claims
 
 
