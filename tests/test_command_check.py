@@ -138,20 +138,12 @@ def test_json_has_no_infinity(check):
     assert json.loads(out, parse_constant=pytest.fail)["worst"]["small"] is None
 
 
-MESSAGES = {
-    "unexpected pass": ("norm,definition", (*FEW, "--expect", "norm=why"), 1, "FAILED: 1 of 2"),
-    "cause": ("definition,direction,base", FEW[2:], 1, "half pairing; try --claim pairing=half"),
-    "not applicable": ("definition,inv_freq", FEW, 0, "1 do not apply; --verbose lists them."),
-    "verbose": ("definition,inv_freq", (*FEW, "--verbose"), 0, "Not applicable (1): "),
-}
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-def test_messages_of_a_report(name, check):
-    only, options, status, text = MESSAGES[name]
-    done, out, _ = check("mylib:rotate", *options, "--only", only)
-    assert done == status
-    assert text in " ".join(out.split())
+@pytest.mark.parametrize(
+    ("option", "text"), [("", "--verbose lists them"), ("--verbose", "Not applicable (1)")]
+)
+def test_verbose_tells_why_a_check_does_not_apply(option, text, check):
+    status, out, _ = check("mylib:rotate", *FEW, "--only", "definition,inv_freq", *option.split())
+    assert (status, text in out) == (0, True)
 
 
 def test_a_random_call_that_fails_is_printed_as_a_command(check):
