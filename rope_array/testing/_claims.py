@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ._adapt import takes_two
-from ._capability_parts import PARTS
+from ._capability_parts import PARTS, TABLE
 from ._factors import DTYPES, FIELDS, WIDTH
 from ._libraries import MODES as MODES_OF_LIBRARIES
 
@@ -21,76 +21,10 @@ NOT_OF_NUMPY = "not a dtype of NumPy's own; name it in dtypes"
 CALL_FIELDS = ("inverse", "seq_axis")
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
 
-# Each capability: words that follow "the target", and the trial call, as `_factors.read_call` reads it. "" is
-# the plain call, or a call for each part; None is no trial. `_trials.CONTEXTS` makes some calls in another
-# way. The values of fields change the result, for an x of any even width from 6 on.
-_TABLE: dict[str, tuple[str, str | None]] = {
-    "base": ("takes base", "base=50.0"),
-    "rotary_dim": ("takes rotary_dim", "rotary_dim=2"),
-    "rotary_start": ("takes rotary_start", "rotary_start=2"),
-    "pairing": ("takes pairing", "pairing=half"),
-    "out_pairing": ("takes out_pairing", "out_pairing=half"),
-    "inv_freq": ("takes inv_freq", "inv_freq=halving"),
-    "array_frequencies": ("takes inv_freq in an array of x's library, for each head or for all", None),
-    "attention_factor": ("takes attention_factor", "attention_factor=2.0"),
-    "scaling": ("takes scaling", ""),
-    "axes": ("takes axes", "axes=alternating"),
-    "inverse": ("takes inverse", "inverse=True"),
-    "seq_axis": ("takes seq_axis", "rows=2,5,5 seq_axis=-3"),  # as many heads as rows
-    "values": ("computes values, not only shapes", None),
-    "any_positions": ("takes positions in any order", None),
-    "offset_positions": ("takes positions that start anywhere", None),
-    "batch_positions": ("takes positions of shape (B, S)", "positions=BS"),
-    "head_positions": ("takes positions of shape (B, H, S)", "positions=BHS"),
-    "broadcast_positions": ("takes a scalar position, and positions with axes of size 1", ""),
-    "python_positions": ("takes an int, a range, a list or a tuple as positions", ""),
-    "negative_positions": ("takes negative positions", "reach=-5"),
-    "float_positions": ("takes float positions", ""),
-    "narrow_positions": ("takes positions of every integer dtype", ""),
-    "wide_positions": ("takes positions beyond 32 bits", None),
-    "reaches_2e16": ("takes positions beyond 4,095", None),
-    "reaches_2e20": ("takes positions beyond 2^16", None),
-    "reaches_2e24": ("takes positions beyond 2^20", None),
-    "reaches_int32": ("takes positions beyond 2^24", None),
-    "ranks": ("takes x of any number of axes", ""),
-    "narrow_heads": ("takes a head_dim below 16", None),
-    "widths": ("takes the head_dims of models, 16 to 256", None),
-    "wide_heads": ("takes a head_dim beyond 256", None),
-    "odd_width": ("takes an odd head_dim with an even rotary_dim", "width=17 rotary_dim=4"),
-    "keeps_x": ("does not write or delete x", None),
-    "zero_size": ("takes arrays without elements", ""),
-    "strides": ("takes arrays of any strides", ""),
-    "tuple": ("takes several arrays in a tuple", ""),
-    "mixed_dtypes": ("takes a tuple of arrays of two dtypes", "in_tuple=two_dtypes"),
-    "nonfinite": ("keeps NaN and infinities in their pair", None),
-    "nonfinite_rows": ("keeps NaN and infinities in their vector", None),
-    "same_bits": ("rotates a row to the same bits in every batch, slice and tuple", None),
-    "threads": ("can be called from several threads at once", None),
-    "gradient": ("is differentiable", ""),
-    "no_grad": ("takes a call under torch.no_grad()", ""),
-    "inference_mode": ("takes a call under torch.inference_mode()", ""),
-    "autocast": ("takes a call under torch.autocast()", ""),
-    "default_dtype": ("takes a call under another default dtype of the library", ""),
-    "default_device": ("takes a call under another default device of the library", ""),
-    "deterministic": ("takes a call with PyTorch's deterministic algorithms", ""),
-    "vmap": ("takes a call that the library's vmap maps over x", "rows=4,2,3,5"),
-    "vmap_positions": (
-        "takes a call that the library's vmap maps over positions",
-        "rows=4,2,3,5 positions=BS",
-    ),
-    "jvp": ("is differentiable in forward mode", ""),
-    "shards": ("takes the part of a sequence that each device has, under jax.shard_map", "rows=2,3,16"),
-    "float16": ("takes float16", "dtype=float16"),
-    "bfloat16": ("takes bfloat16", "dtype=bfloat16"),
-    "float32": ("takes float32", None),
-    "float64": ("takes float64", "dtype=float64"),
-    "lazy": ("returns arrays that are computed later", None),
-    "jit": ("can be compiled by its library", ""),
-}
-CAPABILITIES = {name: text for name, (text, _) in _TABLE.items()}
+CAPABILITIES = {name: capability.words for name, capability in TABLE.items()}
 # The trial call of each capability that has one, and of each part.
-TRIALS = {name: call for name, (_, call) in _TABLE.items() if call is not None and name not in PARTS}
-for _name in (name for name in PARTS if _TABLE[name][1] is not None):
+TRIALS = {name: c.trial for name, c in TABLE.items() if c.trial is not None and not c.parts}
+for _name in (name for name in PARTS if TABLE[name].trial is not None):
     TRIALS |= {f"{_name}[{label}]": call for label, call in PARTS[_name].items()}
 MODES = (*MODES_OF_LIBRARIES, "shards")
 # Ranges of positions: the capability that each needs, its first and its last position.

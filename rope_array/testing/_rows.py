@@ -14,7 +14,7 @@ from itertools import combinations
 
 from . import _contexts as contexts
 from ._call import plain_call, plain_x
-from ._capability_parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
+from ._capability_parts import INTEGERS, MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._contexts import fresh_call
 from ._cover import OF_ANOTHER_SHAPE, Cover, pairs_among, pairs_of, single_fields
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, CallFactors
@@ -248,7 +248,7 @@ COVER_ROWS = [
             {**{name: FEW_FIELDS[name] for name in (*_SAME_ANGLES, "base")}, "dtype": True, "layout": True,
              "order": True, "width": [16, 64, 80, 128, 256], "rows": [(3, 2, 3), (2, 3, 2), (2, 1, 1)],
              "positions": ["S", "BS", "BHS", ""], "reach": [NEAR, 5000, FAR, -NEAR],
-             "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"]},
+             "kind": [*INTEGERS, "float"]},
             [*combinations(("dtype", "width", "reach", "positions"), 3),
              *(("width", "reach", name) for name in _SAME_ANGLES),
              *(("dtype", "reach", name) for name in _SAME_ANGLES),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from ._capability_parts import INTEGERS
 from ._cover import Cover, pairs_among, pairs_of
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
 from ._named_values import AXES
@@ -68,7 +69,7 @@ GRADIENT_ROWS = [
         "The value while a gradient is recorded, and the gradient, are right at far positions of each dtype.",
         [Cover(
             {"gradient": ["contiguous"], "reach": [4001, 2**16, FAR], "positions": ["S", "BS", "BHS"],
-             "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"], "dtype": True,
+             "kind": [*INTEGERS, "float"], "dtype": True,
              "width": [16, 128], "pairing": 1},
             [("kind", "reach"), ("positions", "reach"), ("dtype", "width", "pairing")], alone=True,
         )], ("gradient", "offset_positions"), few=3,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from . import _contexts as contexts
 from . import _transformed as transformed
 from ._call import fits, plain_call
-from ._capability_parts import MODEL_WIDTHS
+from ._capability_parts import INTEGERS, MODEL_WIDTHS
 from ._cover import Cover, pairs_among, single_fields
 from ._factors import FEW_FIELDS, SIMPLE_FIELDS, CallFactors
 from ._judge import Judge
@@ -54,7 +54,7 @@ _PROGRAMS = (
     ),
     Cover({"rows": [(1, 1, 1100)], "pairing": 1}, [("pairing",)], alone=True),
     Cover(
-        {"kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"],
+        {"kind": [*INTEGERS, "float"],
          "reach": [2**15 + 10, 2**17, 2**31 - 1]},
         [("kind",), ("reach",)], alone=True,
     ),
