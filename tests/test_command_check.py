@@ -157,7 +157,7 @@ def test_a_random_call_that_fails_is_printed_as_a_command(check):
 
 
 def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch, command):
-    """Counts of failed checks are compared where every check runs, in the session `nightly`."""
+    """The session `nightly` runs every check, and compares all causes; counts change with the suite."""
     page = PAGE.read_text("utf-8")
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(code, "utf-8")
@@ -175,10 +175,11 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch,
     assert printed[0].partition(". ")[2] == lines[0].partition(". ")[2] != ""
     assert printed[1:4] == lines[1:4]
     starts = ("  Cause: ",) if names else ("FAILED: ", "Failed (", "Passed (", "  Cause: ")
-    of_printed, of_page = ([line for line in text if line.startswith(starts)] for text in (printed, lines))
+    of_printed, of_page = (
+        [re.sub(r"(FAILED: |\()\d+( of \d+)?", r"\1N", line) for line in text if line.startswith(starts)]
+        for text in (printed, lines)
+    )
     assert of_printed == of_page
-    of, do_not_apply = re.search(r"of (\d+)\..* (\d+) do not apply", " ".join(lines)).groups()
-    assert int(of) + int(do_not_apply) == len(checks())
     assert printed_by(printed[4])[0].startswith("PASSED: ")
     with monkeypatch.context() as patch:
         patch.setattr(suite, "check_backend", lambda *a, **k: run_checks(*a, only=names, **k).ok or 1 / 0)
