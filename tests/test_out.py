@@ -15,7 +15,7 @@ from ropes import BASIC, ropes_of
 import rope_array as ra
 from rope_array import ArrayTypeError, PositionError, ShapeError
 from rope_array._array_api import out as _out
-from rope_array._array_api.library import Library
+from rope_array._array_api.library import CuPy
 from rope_array._backends import _native
 
 WRITES = pytest.mark.without("strict", "dask", "jax")
@@ -591,7 +591,7 @@ def test_tensors_that_share_memory_with_numpy(torch):
 
 @NUMPY
 def test_results_on_the_device_are_held_to_the_same_rules():
-    library = Library("cupy", np)
+    library = CuPy("cupy", np)
     library.is_array = lambda value: isinstance(value, fake_cupy.ndarray)
     library.same_device = lambda a, b: True
     memory = np.zeros((3, 5, 16), np.float32)
