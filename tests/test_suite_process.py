@@ -142,6 +142,12 @@ def scalar(x, pos):
         os.abort()
     return good(x, pos)
 
+def mapped(x, pos):
+    import torch
+    if torch._C._functorch.is_batchedtensor(x):
+        os.abort()
+    return good(x, pos)
+
 def always(x, pos):
     os.abort()
 
@@ -229,7 +235,8 @@ def test_what_happens_in_the_process(what, folder):
     if name == "hangs":
         assert "in forever, acts.py:" in results[0].detail
     if name == "scalar":  # the call that ended the process is not claimed, and is made once
-        assert "the process ended with" in report["declines"]["broadcast_positions[scalar]"]
+        for text in (report["declines"]["broadcast_positions[scalar]"], report["cause"]):
+            assert "the process ended with" in text
     if name == "forks_and_signs":  # a copy makes no further call
         assert len(set((folder / "pids").read_text().split())) == 1
 
@@ -270,6 +277,15 @@ def test_a_trial_call_that_hangs_ends_after_the_time_that_is_given(monkeypatch):
         monkeypatch.setattr(_process, name, limit)
     (failed, _), _ = judged("stuck", "definition", "direction", timeout=0.5)
     assert failed.detail.startswith("it did not end in time in forever, acts.py:")
+
+
+@POSIX
+@pytest.mark.library("torch")
+def test_a_mapped_trial_call_that_ends_the_process_is_named():
+    options = Options("acts:mapped", library="torch", claims=FEW, only=["definition"])
+    with Judgement(options) as judgement:
+        assert [*judgement.checks] == ["definition", "refusals_raise"]
+        assert "x float32[4, 2, 3, 5, 16]" in judgement.run("refusals_raise").detail
 
 
 def test_a_process_that_ends_in_every_call_is_started_a_few_times_only(monkeypatch):

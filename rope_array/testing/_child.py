@@ -25,6 +25,7 @@ from ._options import Options
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._report import plain_findings, plain_target
 from ._target import Target
+from ._trial_log import Lost
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
 PIPE_CLOSED = 74
@@ -109,8 +110,9 @@ class Worker:
             if outcome_of(self.checks[name], self.judge)[0] != FAILED:
                 self.judge.faults[name] = Failure(failed[name])
         target = self.judge.target
-        if lost := target.trials.lost:  # a call that ended a process is not made again with other claims
-            target = replace(target, lacks={**target.lacks, **lost})
+        # A trial call that ended a process is not made again with other claims.
+        lost = {name: Lost(why) for name, why in target.trials.lost.items()}
+        target = replace(target, lacks={**target.lacks, **lost}) if lost else target
         return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
 

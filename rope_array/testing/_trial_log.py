@@ -15,6 +15,12 @@ class ProcessEnded(RuntimeError):
     """The same trial call ended an earlier process; the message says how."""
 
 
+class Lost(str):
+    """The reason to lack a capability whose trial call ended a process; other claims leave it as it is."""
+
+    __slots__ = ()
+
+
 class FirstCall(NamedTuple):
     """A call: x and the result in float64, the positions in NumPy, and the fields."""
 
@@ -49,10 +55,6 @@ class TrialLog:
         self._number = 0
         self._first: dict[Any, FirstCall] = {}
 
-    def faults(self) -> list[str]:
-        """Return how trial calls ended a process, or would have ended it."""
-        return [why for number, why in self.ended.items() if number != "others"] + self.exits
-
     def call(self, lib: ArrayLibrary, rotate: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> Any:
         """Begin a trial call and make it; keep the first of its dtype, fields and range that succeeds."""
         self.begin(x, pos, spec)
@@ -82,6 +84,12 @@ class TrialLog:
         for call in self._first.values():
             if {call.dtype, *call.spec} <= set(claimed):
                 yield call
+
+
+def ends_of(target: Any) -> list[str]:
+    """Return how trial calls of a target ended a process, or would have ended it."""
+    ended = [why for number, why in target.trials.ended.items() if number != "others"]
+    return [*ended, *target.trials.exits, *(why for why in target.lacks.values() if isinstance(why, Lost))]
 
 
 def _num_bits(numbers: Any) -> int:
