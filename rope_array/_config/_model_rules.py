@@ -7,7 +7,8 @@ from typing import Any
 from rope_array._config._part import quoted
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError, SpecError, short
-from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Periods, YaRN
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.scaling import OF_CONFIGS, DynamicNTK, Linear, Llama3, LongRoPE, Periods, YaRN
 
 
 def periods(values: PartValues, width: int) -> Periods:
@@ -46,38 +47,19 @@ def _mpt_factor(rule: Any) -> float:
     return float(factor)
 
 
-def gpt_oss_yarn(values: PartValues, width: int) -> YaRN | None:
-    """Return the rule of gpt-oss's code. A factor up to 1 is no rule, and the ramp's ends are not rounded.
-
-    alpha is the number of turns at the ramp's slow end.
-    """
-    factor = values.number("rope_scaling_factor")
-    if factor <= 1:
+def by_keys(
+    values: PartValues,
+    width: int,
+    rope_type: str,
+    keys: Mapping[str, str],
+    constants: Mapping[str, Any],
+    above: tuple[str, str | float],
+) -> Scaling | None:
+    """Return a rule with fields under other keys, if the value of a key is above another's, or a number."""
+    key, least = above
+    if values.number(key) <= (values.number(least) if isinstance(least, str) else least):
         return None
-    return YaRN(
-        factor,
-        values.number("initial_context_length"),
-        beta_fast=values.number("rope_ntk_beta"),
-        beta_slow=values.number("rope_ntk_alpha"),
-        truncate=False,
-    )
-
-
-def deepseek_yarn(values: PartValues, width: int) -> YaRN | None:
-    """Return the rule of DeepSeek's code, if max_seq_len exceeds original_seq_len.
-
-    cos and sin have no amplitude: mscale is a part of the softmax's scale.
-    """
-    original = values.number("original_seq_len")
-    if values.number("max_seq_len") <= original:
-        return None
-    return YaRN(
-        values.number("rope_factor"),
-        original,
-        beta_fast=values.number("beta_fast"),
-        beta_slow=values.number("beta_slow"),
-        attention_factor=1.0,
-    )
+    return OF_CONFIGS[rope_type](**{name: values.number(key) for name, key in keys.items()}, **constants)
 
 
 def nomic_rule(values: PartValues, width: int) -> DynamicNTK | None:
