@@ -27,6 +27,7 @@ _CONDITIONS: dict[str, Callable[[Content, Any], bool]] = {
     "stated": _is_stated,  # one of the keys
     "missing": lambda content, keys: not _is_stated(content, keys),
     "null": lambda content, key: content.get(key, 0) is None,
+    "filled": lambda content, key: bool(content.get(key)),
     "value": _has_value,  # a key and its value
 }
 
