@@ -83,7 +83,7 @@ def diffusers(name, **keys):
 
 
 FORMATS = [MISTRAL, DEEPSEEK, LLAMA3, EXECUTORCH, GPT_OSS]
-OWN = {"use_hf_rope", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"}
+OWN = {"use_hf_rope", "use_scaled_rope", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"}
 
 
 @pytest.mark.parametrize("config", FORMATS, ids=len)
