@@ -107,15 +107,10 @@ class Failure(AssertionError):
         """The call, for ``--case`` to repeat; "" if it is the plain call, or right if it is repeated."""
         return "" if self.nearest == REPEATED else self.call or ""
 
-    @property
-    def text(self) -> str:
-        """The failure without its call."""
-        place = f"wrong: {self.place}" if self.place else ""
-        return "; ".join(filter(None, (place, self.words.values, self.words.statement)))
-
     def __str__(self) -> str:
-        text = self.text if self.call is None else self.text.removeprefix("wrong: ")
-        return ": ".join(filter(None, (*self.contexts, self._of_call(), text)))
+        wrong = "wrong: " if self.place and self.call is None else ""
+        text = "; ".join(filter(None, (self.place, self.words.values, self.words.statement)))
+        return ": ".join(filter(None, (*self.contexts, self._of_call(), f"{wrong}{text}")))
 
     def _of_call(self) -> str:
         """Return that the call is wrong."""

@@ -45,6 +45,8 @@ class Result:
         Duration of the check.
     ended
         Whether the process ended in it: ``python -m rope_array check`` judges in a child process.
+    refused
+        The first of the calls that the target refused, with its error; "" if it refused none.
     call
         The call that fails, as the values of factors that ``--case`` reads; "" if it is the plain call, if it
         is right when it is repeated, or if the check has none that a text describes.
@@ -64,15 +66,19 @@ class Result:
     seconds: float = field(default=0.0, repr=False, compare=False)
     ended: bool = field(default=False, repr=False)
     call: str = field(default="", repr=False)
+    refused: str = field(default="", repr=False)
 
 
 def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
     """Run a check; return its result, in view of the failures that are expected."""
-    started = time.perf_counter()
+    started, judge.calls = time.perf_counter(), CheckCalls()
     outcome, detail = as_expected(*outcome_of(check, judge), expected.get(check.name))
     fault = judge.faults.get(check.name)
     seconds, call = time.perf_counter() - started, fault.case if fault else ""
-    return Result(check.name, outcome, detail, check.requirement, check.needs, seconds, call=call)
+    refused = next(iter(judge.calls.refused), "") if outcome in (PASSED, INAPPLICABLE) else ""
+    return Result(
+        check.name, outcome, detail, check.requirement, check.needs, seconds, call=call, refused=refused
+    )
 
 
 def as_expected(outcome: str, detail: str, reason: str | None) -> tuple[str, str]:

@@ -191,7 +191,7 @@ def plain_report(
     `counted` has the calls that backends "served" and "declined", and the "worst" errors by range.
     """
     counts = Counter(result.outcome for result in results)
-    refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
+    refused = [result for result in results if result.outcome == INAPPLICABLE and result.refused]
     lacking = {capability for result in refused for capability in specific_needs(result.needs)}
     return {
         **target,

@@ -280,16 +280,10 @@ def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
     yield from wrapped(f"  {', '.join(f'{word} {count}' for word, count in counts.items() if count)}", 2)
 
 
-_REFUSED = re.compile(r"refuses (?:every call|\d+ of \d+ calls): (.*)")
-
-
 def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
     """Yield the calls that no claim covers, and that the target refused: each error with its checks."""
-    refusals = [
-        (refusal[1], result)
-        for result in _results(plain, PASSED, INAPPLICABLE)
-        if (refusal := _REFUSED.match(result["detail"]))
-    ]
+    results = [result for result in _results(plain, PASSED, INAPPLICABLE) if result["refused"]]
+    refusals = [(shorten(result["refused"]), result) for result in results]
     errors: dict[str, str] = {}  # the first call of each error, in which only numbers differ
     for text, _ in refusals:
         errors.setdefault(_error_of(text), text)

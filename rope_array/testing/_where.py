@@ -82,7 +82,9 @@ def _joined(features: tuple[str, str], rows: list[tuple[str, str]], shape: tuple
     if not phrases:
         return Place("all elements", "all elements")
     text, in_any_x = (_in_order([phrase[i] for phrase in phrases]) for i in range(2))
-    return Place(f"{text}{_everywhere(features[0], phrases, shape)}", in_any_x)
+    is_alone = len(phrases) == 1 and np.prod(shape) > 1
+    everywhere = _everywhere(bool(features[0]), bool(rows and rows[0][0]), shape) if is_alone else ""
+    return Place(f"{text}{everywhere}", in_any_x)
 
 
 def _in_order(phrases: list[str]) -> str:
@@ -91,15 +93,12 @@ def _in_order(phrases: list[str]) -> str:
     return f"{first} {at} {', '.join(others)}" if others else first
 
 
-def _everywhere(features: str, phrases: list[tuple[str, str]], shape: tuple[int, ...]) -> str:
+def _everywhere(is_of_features: bool, is_of_rows: bool, shape: tuple[int, ...]) -> str:
     """Return the axis on which one phrase holds everywhere: " of every row"."""
-    if len(phrases) > 1 or np.prod(shape) == 1:
-        return ""
-    if features:
+    if is_of_features:
         return " of every row"
     names = axis_names(len(shape) + 1)[:-2]
     repeated = [name for name, size in zip(names, shape[:-1], strict=True) if size > 1]
-    is_of_rows = phrases[0][1].startswith(("row", "every row", "every even row", "every odd row"))
     return f" of every {repeated[-1]}" if is_of_rows and repeated and len(shape) <= 3 else ""
 
 
@@ -207,7 +206,7 @@ def _rows_phrases(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[tupl
     within = np.ix_(*sets, np.ones(len(last), bool))
     at = "" if positions is None else _positions_text(positions[within], rows[within])
     if at and not np.array_equal(box, rows):
-        return [(at, at), *lead_phrases], rows
+        return [("", ""), (at, at), *lead_phrases], rows
     text = indices_text("row", last)
     # A single row that is the last is the one that a tail of a loop misses.
     notes = ["the last"] if last.sum() == 1 and last[-1] and len(last) > 2 else []
