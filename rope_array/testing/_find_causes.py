@@ -163,7 +163,8 @@ class _Search:
         if best.claims:
             self.target = mended(self.target, best)
         text, claims = self._text_of(best, names), _shown_claims(self.original, best)
-        claims = claims or self._lacking(names)
+        if not claims:
+            claims, names = self._lacking(names)
         self.left = {name: _without(failure, best) for name, failure in self.left.items()}
         return _Group(text, names, best.facts, claims)
 
@@ -211,19 +212,23 @@ class _Search:
         failure = self.left[name]
         names = tuple(other for other in self.left if _is_alike(self.left[other], failure))
         is_plain = "definition" in self.left and not failure.factors
-        claims = self._lacking(names)
+        claims, names = self._lacking(names)
         if (self.causes or is_plain) and len(_check_names(names)) < 2 and not claims:
             return None
         facts = dict(factor.split("=", 1) for factor in failure.factors)
         return _Group(shorten(_text(names, failure), _MOST_CHARACTERS), names, facts, claims)
 
-    def _lacking(self, names: Collection[str]) -> Mapping[str, Any]:
-        """Return the claim to lack a capability with which these failures go away; {} if there is none."""
-        claims = {} if "definition" in self.left else lacking(self.original, self.failures, names)
-        now = mended(self.target, Explanation("", claims=claims))
-        if claims and _judged_again(now, {name: self.left[name] for name in names}):
-            return {}
-        return claims
+    def _lacking(self, names: tuple[str, ...]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """Return the claim to lack a capability, and all failures that go away with it.
+
+        The claim is empty, and the failures the named ones, if these do not go away.
+        """
+        claims = {} if "definition" in self.left else lacking(self.original, self.left, names)
+        if claims:
+            now = _judged_again(mended(self.target, Explanation("", claims=claims)), self.left)
+            if not now.keys() & {*names}:
+                return claims, tuple(name for name in self.left if name not in now)
+        return {}, names
 
     def _rank(self, name: str) -> tuple[bool, bool, bool, int, int]:
         """Return a key that is smallest for the failure whose words say most."""

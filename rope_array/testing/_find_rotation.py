@@ -144,17 +144,12 @@ def _setups(target: Target) -> list[CallSetup]:
     """Return the libraries and layouts to call in, those with the fewest changes first."""
     if isinstance(target.rotate, OwnApply):
         return [CallSetup(target.library, target.layout)]
-    loaded = [name for name in ("numpy", "torch", "jax") if name in sys.modules]
-    libraries = [target.library, *(name for name in loaded if name != target.library)]
-    layouts = [target.layout, *(layout for layout in _LAYOUTS if layout != target.layout)]
-    ranked = sorted(
-        (bool(i) + bool(k) + rows, CallSetup(library, layout, rows))
-        for (i, library), (k, layout), rows in itertools.product(
-            enumerate(libraries), enumerate(layouts), (False, True)
-        )
+    libraries = dict.fromkeys([target.library, *(n for n in ("numpy", "torch", "jax") if n in sys.modules)])
+    setups = itertools.product(libraries, dict.fromkeys([target.layout, *_LAYOUTS]), (False, True))
+    return sorted(
+        itertools.starmap(CallSetup, setups),
+        key=lambda setup: (setup.library != target.library) + (setup.layout != target.layout) + setup.rows,
     )
-    order = {setup: n for n, setup in enumerate(itertools.product(libraries, layouts, (False, True)))}
-    return [setup for _, setup in sorted(ranked, key=lambda pair: (pair[0], order[pair[1]]))]
 
 
 # ---- calls ----

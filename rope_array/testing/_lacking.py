@@ -28,7 +28,7 @@ _NEVER_WITHDRAWN = {
 def lacking(target: Target, failures: Mapping[str, Failure], names: Collection[str]) -> dict[str, Any]:
     """Return the claim to lack the capability that most of the named checks need, if all of it fails.
 
-    `failures` has every failed check.
+    `failures` has every failed check that has no cause yet.
     """
     if isinstance(target.rotate, OwnApply):
         return {}
