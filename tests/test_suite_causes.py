@@ -413,7 +413,8 @@ one_row = refusing(lambda x, p, s: np.ndim(p) == 2 or x.ndim == 1, base_only=Tru
 
 
 def test_parts_that_are_declined_are_in_the_report():
-    assert "Partly declined: ranks[1]" in "\n".join(lines_of(run_checks(one_row, only=["ranks"])))
+    lines = lines_of(run_checks(one_row, only=["ranks"]))
+    assert any(line.startswith("Partly declined: ") and "ranks[1]" in line for line in lines)
 
 
 @pytest.mark.nightly  # requirements are judged by every check
