@@ -14,6 +14,7 @@ import torch
 from hf import _compare
 from hf._compare import FLOAT32, FLOAT64, is_same, off, state
 from hf._tiny import ABSENT, FAMILIES, answer, rotaries
+from hf._tiny_config import FAMILY, by_family
 from hf._walk import cases
 
 from rope_array import PatchError, hf
@@ -22,36 +23,10 @@ UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
 ANGLES = ("exact", "float32")
 
-# Families that `patch` refuses, with a part of the reason.
-REFUSED = {
-    **dict.fromkeys(
-        (
-            *("clvp", "dinov3_vit", "efficientloftr", "eomt_dinov3", "musicflamingo", "sapiens2"),
-            *("seamless_m4t", "wav2vec2_bert", "wav2vec2_conformer"),
-        ),
-        "not (x, position_ids)",
-    ),
-    **dict.fromkeys(("codegen", "gptj"), "it keeps no inverse frequencies"),
-    "hunyuan_vl": "the two features of a pair follow",
-    "vjepa2": "no rotary module",
-}
-# Families with parts that `patch` leaves alone, with the reason.
-LEFT = {"llama4": "it keeps no inverse frequencies"}
-# Families whose own function still multiplies by our tables.
-OWN_FUNCTION = {
-    *("deepseek_v2", "gemma4", "llama4", "minimax_m3_vl", "muse_glimmer_assistant", "qwen4_exp", "sam3")
-}
-# With float32 angles also these, whose features are not adjacent in memory.
-OWN_FUNCTION_FLOAT32 = OWN_FUNCTION | {"zaya"}
-# The families that each push tests: each pairing, and each way in which models rotate.
-IN_FULL = {
-    *("cohere", "deepseek_v2", "deepseek_v3", "esm", "gemma3", "gemma4", "glm", "gpt_neox", "gpt_oss"),
-    *("llama", "llama4", "nanochat", "olmo2", "persimmon", "qwen2_vl"),
-}
-# Of these, the families that each push tests in bfloat16 and in training.
-TRAINED = {"deepseek_v2", "gemma3", "llama", "qwen2_vl"}
-NO_CACHE = {"blt"}  # a forward pass alone fails in making a cache
-NO_BFLOAT16 = {"inkling2"}  # its own code multiplies float32 by bfloat16, and fails
+REFUSED, LEFT = by_family(FAMILY["refused"]), FAMILY["left"]
+OWN_FUNCTION = FAMILY["own_function"].split()
+OWN_FUNCTION_FLOAT32 = [*OWN_FUNCTION, *FAMILY["own_function_float32"].split()]
+IN_FULL, TRAINED = FAMILY["in_full"].split(), FAMILY["trained"].split()
 
 SERVED = [tiny for tiny in FAMILIES if tiny.model_type not in REFUSED]
 
@@ -93,7 +68,7 @@ class Family:
         dtype = dtype_of(model)
         inputs = self.tiny.inputs(model)
         inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
-        return inputs | ({"use_cache": False} if self.name in NO_CACHE else {})
+        return inputs | ({"use_cache": False} if self.name == FAMILY["no_cache"] else {})
 
 
 def precision(model):
@@ -220,7 +195,7 @@ def test_float32_angles_give_the_outputs_of_the_model(family):
     assert torch.equal(family.run(family.model), output)
 
 
-@of_each([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16], TRAINED)
+@of_each([tiny for tiny in SERVED if tiny.model_type != FAMILY["no_bfloat16"]], TRAINED)
 def test_a_bfloat16_model(family):
     model = family.tiny.make(torch.bfloat16)
     output = family.run(model)

@@ -14,29 +14,12 @@ from typing import Any
 import torch
 from hf import _tiny_inputs
 from hf._compare import FLOAT32, FLOAT64, precision
-from hf._tiny_config import tiny_config
+from hf._tiny_config import FAMILY, by_family, tiny_config
 from hf._walk import NAMES, cases, config_class, config_classes, modeling
 from transformers import modeling_outputs
 
-NO_TIMM = "its vision tower is a model of the package timm"
-NO_ARRAYS = "its inputs are a session with a video, not arrays"
-# Model types without a tiny model.
-ABSENT: Mapping[str, str] = {
-    "edgetam_video": NO_ARRAYS,
-    "esmfold2": "its inputs are dozens of arrays that describe a protein",
-    "pe_audio_video": NO_TIMM,
-    "pe_video": NO_TIMM,
-    "sam2_video": NO_ARRAYS,
-    "sam3_tracker_video": NO_ARRAYS,
-}
-
-# The config and the model of a type, where transformers' automatic classes have none or another.
-CLASSES: Mapping[str, tuple[str, str]] = {
-    "eomt_dinov3": ("EomtDinov3Config", "EomtDinov3ForUniversalSegmentation"),
-    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM"),  # the vision tower needs timm
-    "seamless_m4t": ("SeamlessM4TConfig", "SeamlessM4TForSpeechToText"),
-    "t5gemma2": ("T5Gemma2Config", "T5Gemma2ForConditionalGeneration"),
-}
+ABSENT: Mapping[str, str] = by_family(FAMILY["absent"])  # the reason why a type has no tiny model
+CLASSES: Mapping[str, list[str]] = FAMILY["classes"]
 # Llama 4's whole model, in transformers 5.24, reads it from the result of its language model, which lacks it.
 modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 TASKS = (
@@ -95,7 +78,9 @@ def model_class(folder):
             name = table.get(config_cls.model_type)
             if name and hasattr(modeling(folder), name):
                 return config_cls, getattr(modeling(folder), name)
-    raise LookupError(f"transformers has no automatic class for a config of {folder}: add it to CLASSES.")
+    raise LookupError(
+        f"transformers has no automatic class for a config of {folder}: add it to families.toml."
+    )
 
 
 def rotaries(model):

@@ -1,7 +1,7 @@
 """Small configs of transformers' models: the default config, reduced by the names of its keys.
 
 `tiny_config` serves each model type of docs/models.md. The names of most keys tell their sizes;
-tiny_configs.toml has the values that they do not tell.
+tiny_configs.toml has the values that they do not tell, families.toml what else the tests know of a family.
 """
 
 import re
@@ -12,9 +12,19 @@ from typing import Any
 HEAD, HEADS, HIDDEN, VOCAB = 32, 2, 64, 128
 KINDS = 4  # a list with more values does not say which kind of layer each layer is
 
-TABLES = tomllib.loads(Path(__file__).with_name("tiny_configs.toml").read_text("utf-8"))
-SIZES = TABLES["sizes"].items()
-CHANGES = {name: changes for names, changes in TABLES["changes"].items() for name in names.split()}
+
+def load(name):
+    """Read a TOML file of this folder."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text("utf-8"))
+
+
+def by_family(table):
+    """Return a table with a key for each family: a key may name several."""
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
+TABLES, FAMILY = load("tiny_configs.toml"), load("families.toml")
+SIZES, CHANGES = TABLES["sizes"].items(), by_family(TABLES["changes"])
 CHANGES["cohere_compass"]["text_config"]["rope_parameters"]["full_attention"] = None  # which TOML has not
 COMMON_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

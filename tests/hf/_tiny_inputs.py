@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hf._compare import FLOAT32
-from hf._tiny_config import HIDDEN
+from hf._tiny_config import FAMILY, by_family
 
 BATCH, LENGTH = 2, 24
 GRID = (1, 4, 6)  # frames, rows and columns of patches, before the model merges 2 × 2
@@ -38,14 +38,10 @@ def text(model):
     return inputs
 
 
-def with_features(inputs):
-    """Return inputs whose tuples, the shapes of features, are made into features."""
-    return {name: normal(*value) if isinstance(value, tuple) else value for name, value in inputs.items()}
-
-
-def features(**inputs):
-    """Return the maker of inputs, given as arrays or as the shapes of features."""
-    return lambda model: with_features(inputs)
+def arrays(shapes):
+    """Return arrays of shapes by name: of tokens, ones or features, as the name ends."""
+    makers = {"ids": tokens, "codes": tokens, "mask": torch.ones}
+    return {name: makers.get(name.rpartition("_")[2], normal)(*shape) for name, shape in shapes.items()}
 
 
 # Texts with a picture in each row
@@ -88,11 +84,12 @@ def patch_shape(model):
 SQUARE = ("kimi_k25", "paddleocr_vl")  # their patches are squares, other models' are flat
 
 
-def pixels(count, **features):
+def pixels(count, **more):
     """Return the maker of a text with a picture of `count` tokens, in an array of pixels."""
     return lambda model: {
         **with_image_tokens(model, count),
-        **with_features({"pixel_values": (BATCH, 3, SIDE, SIDE), **features}),
+        "pixel_values": normal(BATCH, 3, SIDE, SIDE),
+        **more,
     }
 
 
@@ -109,12 +106,6 @@ def places(model):
 # Others
 
 
-def inputs(model_type, model):
-    """Return keyword arguments for a model, with floats of the default dtype."""
-    takes_grids = "image_grid_thw" in inspect.signature(model.forward).parameters
-    return INPUTS.get(model_type, patches if takes_grids else text)(model)
-
-
 def sound(model):
     """Return a text with 12 tokens of sound."""
     inputs = text(model)
@@ -123,46 +114,22 @@ def sound(model):
     return {**inputs, "input_features": normal(BATCH, 96, 128), "input_features_mask": mask}
 
 
-SHORT = tokens(BATCH, 12)
-IMAGE = features(pixel_values=(BATCH, 3, 64, 56))
-SPEECH = features(input_values=(BATCH, 4000), decoder_input_ids=SHORT)
-CODED = features(input_values=(BATCH, 1, 2560), input_features=(BATCH, 8, 160))
-SPECTRUM = features(input_features=(BATCH, 96, 128))
-
-# By model type; the others have a text, with pictures if they take grids.
-INPUTS: Mapping[str, Maker] = {
+# By model type; the others have arrays alone, or a text, with pictures if they take grids.
+MAKERS: Mapping[str, Maker] = {
     **dict.fromkeys(("apertus1p5", "glm_image", "hunyuan_vl", "hy_v4_vl"), text),
-    **dict.fromkeys(("dinov3_vit", "mlcd", "pixtral", "sapiens2"), IMAGE),
-    **dict.fromkeys(("lasr", "nemotron3_diarization"), SPECTRUM),
-    **dict.fromkeys(("moonshine", "moonshine_streaming"), SPEECH),
-    **dict.fromkeys(("neucodec", "xcodec2"), CODED),
-    "clvp": features(input_features=(BATCH, 80, 24), input_ids=SHORT),
-    "dia": features(input_ids=tokens(BATCH, LENGTH), decoder_input_ids=tokens(BATCH, 12, 9)),
     "diffusion_gemma": lambda model: {**text(model), "decoder_input_ids": tokens(BATCH, 256)},
-    "efficientloftr": features(pixel_values=(BATCH, 2, 3, 64, 64)),
-    "eomt_dinov3": features(pixel_values=(BATCH, 3, 64, 64)),
     "gemma4": places,
-    "idefics": features(
-        pixel_values=(BATCH, 1, 3, SIDE, SIDE),
-        input_ids=tokens(BATCH, LENGTH),
-        image_attention_mask=torch.ones(BATCH, LENGTH, 1),
-    ),
-    "kyutai_speech_to_text": features(input_ids=tokens(BATCH, LENGTH, 33)),
     "llama4": pixels(4),
-    "mimi": features(input_values=(BATCH, 1, 400), audio_codes=tokens(BATCH, 4, LENGTH)),
     "mistral_large4": pixels(4, image_sizes=torch.tensor([[SIDE, SIDE]] * BATCH)),
-    "muse_glimmer_assistant": features(
-        noise_embeds=(BATCH, 8, HIDDEN), context_hidden_states=(BATCH, 16, HIDDEN)
-    ),
     "nemotron3_5_transcribe": sound,
-    "pe_audio": features(input_values=(BATCH, 1, 4000), input_ids=SHORT),
-    "pocket_tts_audio_tokenizer": features(input_values=(BATCH, 1, 400)),
-    "sam3": features(pixel_values=(BATCH, 3, SIDE, SIDE), input_ids=SHORT),
-    "seamless_m4t": features(input_features=(BATCH, LENGTH, 160), decoder_input_ids=SHORT),
     "step3p7": pixels(1),
-    "timesfm2_5": features(past_values=(BATCH, 256)),
-    "vjepa2": features(pixel_values_videos=(BATCH, 4, 3, 32, 32)),
-    "voxtral_realtime": features(input_features=(BATCH, 128, 96), input_ids=SHORT),
-    "wav2vec2_bert": features(input_features=(BATCH, LENGTH, 160)),
-    "wav2vec2_conformer": features(input_values=(BATCH, 4000)),
 }
+SHAPES = by_family(FAMILY["inputs"])
+
+
+def inputs(model_type, model):
+    """Return keyword arguments for a model, with floats of the default dtype."""
+    if model_type in SHAPES:
+        return arrays(SHAPES[model_type])
+    takes_grids = "image_grid_thw" in inspect.signature(model.forward).parameters
+    return MAKERS.get(model_type, patches if takes_grids else text)(model)

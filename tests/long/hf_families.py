@@ -35,25 +35,8 @@ ABSENT = "not in this version"
 TEXTS = ("patched", "refused", ABSENT, "not run", "wrong")
 MODELS = Path(transformers.__file__).parent / "models"
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
-# Classes of transformers 4 that no automatic class makes, or that share a model type with another class.
-CLASSES = {
-    "evolla": ("EvollaConfig", "EvollaForProteinText2Text"),
-    "idefics": ("IdeficsConfig", "IdeficsForVisionText2Text"),
-    "mlcd": ("MLCDVisionConfig", "MLCDVisionModel"),
-    "qwen2_5_omni": ("Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration"),
-    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
-    "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration"),
-    "qwen3_omni_moe": ("Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration"),
-}
-# Changes of tiny configs before transformers 5, besides the names of rotary parameters.
-DEFAULT = {"rope_type": "default"}
-OLDER = {
-    "dbrx": {"attn_config": None, "ffn_config": None},  # the defaults; its classes refuse keys of to_dict
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "mllama": {"text_config": {"rope_scaling": DEFAULT}},
-    "qwen3_vl": {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}},
-    "qwen3_vl_moe": {"text_config": {"rope_scaling": {**DEFAULT, "mrope_section": [6, 5, 5]}}},
-}
+OLDER = _tiny_config.by_family(_tiny_config.FAMILY["older_changes"])
+OLDER["dbrx"] = {"attn_config": None, "ffn_config": None}  # the defaults; its classes refuse keys of to_dict
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # before 4.52 their configs have no part text_config, and no ids of tokens
 IDS = {"image_token_id": 127, "video_token_id": 126, "vision_start_token_id": 125}
 
@@ -118,7 +101,7 @@ def main():
         if VERSION < (4, 52):
             older |= {name: {**older[name]["text_config"], **IDS} for name in FLAT}
         _tiny_config.CHANGES = _tiny_config.merged(older, OLDER)
-        _tiny.CLASSES = {**_tiny.CLASSES, **CLASSES}
+        _tiny.CLASSES = {**_tiny.CLASSES, **_tiny_config.FAMILY["older_classes"]}
         _tiny.TASKS = (*_tiny.TASKS, "FOR_VISION_2_SEQ")
     verdicts, wrong = {}, []
     for name in options.names or names():

@@ -5,32 +5,19 @@ Each engine runs in a process of its own, from the entry point: nothing here imp
 
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import child
 import pytest
 import torch
 from serving.tiny_models import MODELS, exact_log_probabilities, prompts, save
 
 pytestmark = [pytest.mark.library("torch"), pytest.mark.slow]
 ENGINE = Path(__file__).with_name("engine.py")
+start = functools.partial(child.python, "-P", timeout=600)
 SHIFTS = [0, 100_000, 1_000_000]
 OPTIONS = {"deepseek": {"attention_config": {"backend": "CPU_MLA"}}}  # the other needs bfloat16
-
-
-def start(*command, **environment):
-    """Run a program of Python to its end."""
-    return subprocess.run(
-        [sys.executable, "-P", *command],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 def start_engine(folder, variable, cache=None, **options):

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from hf._compare import FLOAT64, precision
 from serving.vllm_layers import (
     COMMON,
     LAYERS,
@@ -13,7 +14,6 @@ from serving.vllm_layers import (
     coordinates_of,
     engine_config,
     exact_rotation,
-    float64,
     make,
     stock_rotation,
 )
@@ -85,7 +85,7 @@ def test_far_positions_are_exact(name, dtype):
 def test_patches_are_as_vllm_rotates_in_float64():
     shape = (2, 37, 3, 32)
     q, k = torch.randn(2, *shape, dtype=torch.float64)
-    with float64():
+    with precision(FLOAT64):
         expected = make("patches", stock=True, dtype=torch.complex128).forward_native(q.clone(), k.clone())
     layer = make("patches")
     for y, z in zip(layer(q, k), expected, strict=True):
@@ -141,8 +141,8 @@ def test_heads_of_another_width_are_refused():
 @pytest.mark.parametrize("name", ["default", "interleaved", "yarn"])
 def test_vision_encoders_get_cos_and_sin(name):
     cos, sin = make(name).get_cos_sin(50)
-    with float64():
-        expected = make(name, stock=True, dtype=torch.float64).get_cos_sin(50)
+    with precision(FLOAT64):
+        expected = make(name, stock=True, dtype=FLOAT64).get_cos_sin(50)
     for table, stock_table in zip((cos, sin), expected, strict=True):
         assert table.dtype == torch.float32
         torch.testing.assert_close(table.double(), stock_table, rtol=0, atol=2e-7)

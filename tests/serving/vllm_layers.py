@@ -3,65 +3,24 @@
 import contextlib
 import importlib
 import pkgutil
+import tomllib
 import types
+from pathlib import Path
 from unittest import mock
 
 import mpmath
 import numpy as np
 import torch
+from hf._compare import FLOAT64, precision
 from vllm.config import VllmConfig, set_current_vllm_config
 
 PACKAGE = "vllm.model_executor.layers.rotary_embedding"
 COMMON = {"head_size": 32, "rotary_dim": 32, "max_position_embeddings": 4096, "base": 10000.0}
 COMMON |= {"is_neox_style": True, "dtype": torch.float32}
-YARN = {"scaling_factor": 8.0}
-PHI3 = {"original_max_position_embeddings": 1024, "short_factor": [1.0 + i / 16 for i in range(16)]}
-PHI3["long_factor"] = [1.0 + i * i / 4 for i in range(16)]
-LLAMA3 = {"base": 500000.0, "scaling_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3["orig_max_position"] = 8192
-MROPE = {"mrope_section": [4, 6, 6]}
-NEIGHBOURS = {"is_neox_style": False}
-UNTRUNCATED = {**YARN, "truncate": False, "attention_factor": 0.7}
-PATCHES = {"rotary_dim": 16, "max_position_embeddings": 36, "dtype": torch.complex64}
-
-
-def _dynamic(factor, trained):
-    return "DynamicNTKScalingRotaryEmbedding", {"scaling_factor": factor, "max_trained_positions": trained}
-
-
-def _deepseek(*scales):
-    return {**YARN, **dict(zip(("mscale", "mscale_all_dim"), scales, strict=True))}
-
-
+TABLE = tomllib.loads(Path(__file__).with_name("layers.toml").read_text("utf-8"))
 # A layer by a name: the class, and the arguments that differ from COMMON.
-LAYERS = {
-    "default": ("RotaryEmbedding", {}),
-    "interleaved": ("RotaryEmbedding", NEIGHBOURS),
-    "partial": ("RotaryEmbedding", {"rotary_dim": 16, "base": 500000, **NEIGHBOURS}),
-    "linear": ("LinearScalingRotaryEmbedding", {"scaling_factors": 4.0}),
-    "llama3": ("Llama3RotaryEmbedding", LLAMA3),
-    "yarn": ("YaRNScalingRotaryEmbedding", YARN),
-    "yarn not truncated": ("YaRNScalingRotaryEmbedding", UNTRUNCATED),
-    "yarn mscale": ("YaRNScalingRotaryEmbedding", _deepseek(1.0, 0.5)),
-    "deepseek": ("DeepseekScalingRotaryEmbedding", {**_deepseek(0.707, 0.3), **NEIGHBOURS}),
-    "ntk": ("NTKScalingRotaryEmbedding", {"scaling_factor": 4.0}),
-    "ntk mixed": ("NTKScalingRotaryEmbedding", {"scaling_factor": 4.0, "mixed_b": 0.6}),
-    "ntk alpha": ("DynamicNTKAlphaRotaryEmbedding", {"scaling_alpha": 1000.0}),
-    "ntk dynamic": _dynamic(4.0, 512),
-    "ntk dynamic, shorter": _dynamic(1.5, 5000),
-    "proportional": ("Gemma4RotaryEmbedding", {"rotary_dim": 8, "base": 1e6}),
-    "longrope short": ("Phi3LongRoPEScaledRotaryEmbedding", PHI3),
-    "longrope long": ("Phi3LongRoPEScaledRotaryEmbedding", {**PHI3, "long_mscale": 1.25}),
-    "mrope": ("MRotaryEmbedding", MROPE),
-    "mrope interleaved": ("MRotaryEmbedding", {"mrope_section": [6, 5, 5], "mrope_interleaved": True}),
-    "mrope yarn": ("MRotaryEmbedding", {**MROPE, **YARN}),
-    "mrope without sections": ("MRotaryEmbedding", {}),
-    "mrope pangu": ("MRotaryEmbeddingInterleaved", {"mrope_section": [6, 5, 5]}),
-    "mrope pangu, 2": ("MRotaryEmbeddingInterleaved", {"mrope_section": [6, 10]}),
-    "mrope ernie": ("Ernie4_5_VLRotaryEmbedding", {"mrope_section": [5, 5, 6]}),
-    "mrope bailing": ("BailingMRotaryEmbedding", {"mrope_section": [4, 6, 6]}),
-    "patches": ("Llama4VisionRotaryEmbedding", {**PATCHES, **NEIGHBOURS}),
-}
+LAYERS = {name: (cls, arguments) for cls, rows in TABLE.items() for name, arguments in rows.items()}
+LAYERS["patches"][1]["dtype"] = torch.complex64
 
 
 def class_of(name):
@@ -102,18 +61,6 @@ def make(name, stock=False, **changes):
         return layer
 
 
-@contextlib.contextmanager
-def float64():
-    """Let vLLM's code, which asks for float32 by name, compute in float64."""
-    with contextlib.ExitStack() as stack:
-        for name in ("float", "float32"):
-            stack.enter_context(mock.patch.object(torch, name, torch.float64))
-        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float64)
-        yield
-
-
 def coordinates_of(name):
     """Return the number of coordinates of a position; 0 for a plain number."""
     return len(LAYERS[name][1].get("mrope_section", ()))
@@ -121,8 +68,8 @@ def coordinates_of(name):
 
 def stock_rotation(name, positions, x):
     """Return vLLM's own rotation in float64 of x, (T, heads, head_dim), at positions that its table has."""
-    with float64():
-        layer = make(name, stock=True, dtype=torch.float64)
+    with precision(FLOAT64):
+        layer = make(name, stock=True, dtype=FLOAT64)
         method = "forward" if "Interleaved" in type(layer).__name__ else "forward_native"
         q = x.double() if name == "deepseek" else x.double().flatten(1)
         y, _ = getattr(layer, method, layer.forward)(positions, q, q.clone())
@@ -143,7 +90,7 @@ def frequencies(name):
     """
     layer, count = make(name, stock=True), max(coordinates_of(name), 1)
     first, second = pairs_of(layer)
-    x = torch.zeros(count, 1, layer.head_size, dtype=torch.float64)
+    x = torch.zeros(count, 1, layer.head_size, dtype=FLOAT64)
     x[..., first] = 1
     positions = torch.eye(count, dtype=torch.int64)
     y = stock_rotation(name, positions if coordinates_of(name) else positions[0], x)[:, 0]
