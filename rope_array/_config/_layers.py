@@ -105,7 +105,7 @@ def why_by_index(
     return f"no layer of type {values.label!r} rotates" if rotations == {False} else None
 
 
-def unrotated_layers(config_part: ConfigPart) -> str | None:
+def note_on_unrotated(config_part: ConfigPart) -> str | None:
     """Return the note on the layers that do not rotate, for a reading of no single layer."""
     values = PartValues(config_part)
     if not (values.convention.nope or values.convention.unrotated or any(map(values.get, _LISTS))):

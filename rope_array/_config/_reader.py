@@ -7,7 +7,7 @@ from typing import Any
 from rope_array._config import _unused_keys
 from rope_array._config._convention import Convention
 from rope_array._config._layer_rope import LayerRope
-from rope_array._config._layers import check_length, choose_layer, unrotated_layers, why_unrotated
+from rope_array._config._layers import check_length, choose_layer, note_on_unrotated, why_unrotated
 from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._tables import SAME_AS
 from rope_array._config._values import (
@@ -40,7 +40,7 @@ class Reader:
         """Return the fields of the rope of the requested layer."""
         why = why_unrotated(self.values)
         fields = self._rotated_fields() if why is None else self._identity(why)
-        if self.requested is None and fields["rotary_dim"] and (note := unrotated_layers(self.config_part)):
+        if self.requested is None and fields["rotary_dim"] and (note := note_on_unrotated(self.config_part)):
             self.record.note(note)
         _unused_keys.check_unread_keys(self.values, fields, self._asked_by_others)
         _unused_keys.check_above(self.values, fields)
