@@ -4,7 +4,7 @@ A rule of layer types takes the part's values, the number of layers and a layer'
 config does not state `layer_types`. Read from the configuration files of transformers 5.24.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rope_array._config._layers import why_by_index
@@ -93,15 +93,9 @@ def muse(values: PartValues, count: int, index: int) -> str:
     return SLIDING if (count - 1 - index) % 4 else FULL
 
 
-def deepseek_v4_name(values: PartValues, name: str) -> str:
-    """Return the key of the rotary parameters of a layer type of DeepSeek-V4."""
-    compressed = ("compressed_sparse_attention", "heavily_compressed_attention")
-    return "compress" if name in compressed else {SLIDING: "main"}.get(name, name)
-
-
-def zaya_name(values: PartValues, name: str) -> str:
-    """Return the type of a layer of ZAYA, whose older configs name attention alone."""
-    return {FULL: "hybrid", SLIDING: "hybrid_sliding"}.get(name, name)
+def renamed(values: PartValues, name: str, names: Mapping[str, str]) -> str:
+    """Return the name of a layer type in the model's code; other names are its own."""
+    return names.get(name, name)
 
 
 def deepseek_v4(values: PartValues, count: int, index: int) -> str:
