@@ -395,11 +395,12 @@ class Check:
         return "; ".join(f"{name}: {declines[name]}" for name in lacking) or None
 
 
-registered: list[Check] = []
+# The checks that are code, by their subject.
+registered: dict[str, list[Check]] = {}
 
 
 def check(
-    *needs: str, each_dtype: bool = False, values: bool = True, thorough: bool = False
+    subject: str, *needs: str, each_dtype: bool = False, values: bool = True, thorough: bool = False
 ) -> Callable[..., Any]:
     """Register a function as a check of the same name; its docstring is the requirement."""
 
@@ -409,9 +410,8 @@ def check(
         for dtype in DTYPES if each_dtype else [None]:
             name = function.__name__ if dtype is None else f"{function.__name__}[{dtype}]"
             arguments = () if dtype is None else (dtype,)
-            registered.append(
-                Check(name, requirement, (*all_needs, *arguments), function, arguments, thorough)
-            )
+            new = Check(name, requirement, (*all_needs, *arguments), function, arguments, thorough)
+            registered.setdefault(subject, []).append(new)
         return function
 
     return register

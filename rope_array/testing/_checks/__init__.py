@@ -1,21 +1,15 @@
 """The checks by subject, in the order of their runs and reports: rows, and the checks that are code."""
 
 from collections.abc import Iterator
-from types import ModuleType
 
 from rope_array.testing import _rows, _rows_of_gradients, _rows_of_modes, _rows_of_scaling
 from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import CheckRow, check_of
 
-from . import _accuracy, _fields, _first, _invariants, _memory, _observed, _positions, _refusals, _state
+from . import _accuracy, _first, _invariants, _memory, _observed, _state  # noqa: F401 - they register
 
 __all__ = ["checks", "subjects"]
-
-
-def _checks_in(module: ModuleType) -> list[Check]:
-    """Return the checks that a module registers when it is imported."""
-    return [check for check in registered if check.function.__module__ == module.__name__]
 
 
 def _rows_of(rows: list[CheckRow]) -> Iterator[Check]:
@@ -25,20 +19,20 @@ def _rows_of(rows: list[CheckRow]) -> Iterator[Check]:
 
 # The subjects in words.
 _BY_SUBJECT = {
-    "first calls": _checks_in(_first),  # before any other call
+    "first calls": registered["first calls"],  # before any other call
     "kinds": _rows_of(_rows.KIND_ROWS),
-    "fields": [*_checks_in(_fields), *_rows_of(_rows.FIELD_ROWS)],
+    "fields": [*registered["fields"], *_rows_of(_rows.FIELD_ROWS)],
     "scaling and axes": [*_rows_of(_rows_of_scaling.SCALING_ROWS), *_rows_of(_rows_of_scaling.AXES_ROWS)],
-    "accuracy": [*_accuracy.checks_of_ranges(), *_checks_in(_accuracy)],
-    "positions": [*_rows_of(_rows.POSITION_ROWS), *_checks_in(_positions)],
+    "accuracy": [*_accuracy.checks_of_ranges(), *registered["accuracy"]],
+    "positions": [*_rows_of(_rows.POSITION_ROWS), *registered["positions"]],
     "combinations": _rows_of(_rows.COVER_ROWS),
-    "state": [*_rows_of(_rows.STATE_ROWS), *_checks_in(_state), *_rows_of(_rows.THREAD_ROWS)],
-    "refusals": _checks_in(_refusals),
+    "state": [*_rows_of(_rows.STATE_ROWS), *registered["state"], *_rows_of(_rows.THREAD_ROWS)],
+    "refusals": registered["refusals"],
     "sizes": _rows_of(_rows.SIZE_ROWS),
-    "invariants": _checks_in(_invariants),
+    "invariants": registered["invariants"],
     "gradients": _rows_of(_rows_of_gradients.GRADIENT_ROWS),
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
-    "memory": [*_observed.observed_checks(), *_checks_in(_memory)],  # last: observers watch all other calls
+    "memory": [*_observed.observed_checks(), *registered["memory"]],  # last: observers watch all other calls
 }
 _SUBJECTS = {subject: tuple(subject_checks) for subject, subject_checks in _BY_SUBJECT.items()}
 _CHECKS = tuple(check for subject_checks in _SUBJECTS.values() for check in subject_checks)

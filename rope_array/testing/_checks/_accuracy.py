@@ -113,7 +113,7 @@ def checks_of_ranges() -> list[Check]:
     return range_checks
 
 
-@check("negative_positions", "any_positions", each_dtype=True)
+@check("accuracy", "negative_positions", "any_positions", each_dtype=True)
 def accuracy_negative(j: Judge, dtype: str) -> None:
     """Errors are within the class's bound at negative positions, down to the end of int32.
 
@@ -126,14 +126,14 @@ def accuracy_negative(j: Judge, dtype: str) -> None:
     _check_at(j, pos, dtype)
 
 
-@check("wide_positions", "any_positions", each_dtype=True)
+@check("accuracy", "wide_positions", "any_positions", each_dtype=True)
 def accuracy_wide(j: Judge, dtype: str) -> None:
     """Beyond int32, errors are within the bound plus 2π·|pos|·2^-65 (2^-97 for float64)."""
     pos = np.array([2**31, 2**32 - 1, 2**32 + 1, 2**40 + 5, -(2**33) - 3, 2**53 + 1])
     _check_at(j, pos, dtype)
 
 
-@check("float_positions", "any_positions", each_dtype=True)
+@check("accuracy", "float_positions", "any_positions", each_dtype=True)
 def accuracy_float(j: Judge, dtype: str) -> None:
     """At float32 positions, whole or not, errors are within the bound plus 2.1e-7·max(1, ω) of the pair."""
     pos = np.array([0.0, 0.5, 1.25, -3.75, 1000.125, 65_535.5, 3.0], np.float32)
@@ -144,9 +144,46 @@ def accuracy_float(j: Judge, dtype: str) -> None:
     rotated(j, make_at(j, pos, kind="float64" if use_float64 else "float32", width=64, dtype=dtype))
 
 
-@check("float_positions", "any_positions", "float64", "float_positions[float64]")
+@check("accuracy", "float_positions", "any_positions", "float64", "float_positions[float64]")
 def accuracy_float64_positions(j: Judge) -> None:
     """Positions of float64 keep their fraction for an x of float64."""
     pos = np.array([0.1, 1.7, 100.3, 4000.9])
     pos = pos[pos <= j.target.reach]
     rotated(j, make_at(j, pos, kind="float64", dtype="float64"))
+
+
+@check("positions", "narrow_positions", "offset_positions")
+def positions_of_narrow_dtypes(j: Judge) -> None:
+    """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
+    batched = j.claims("batch_positions", "any_positions")
+    for dtype in j.parts("narrow_positions"):
+        near = _near_the_ends(j, dtype)
+        spread_out = near // 4 * 3  # their differences are too large for the dtype too
+        for values in (near, *([np.stack([spread_out, spread_out[::-1]])] if batched else [])):
+            with j.if_served():
+                _check_narrow(j, values, dtype)
+
+
+def _check_narrow(j: Judge, values: np.ndarray[Any, Any], dtype: str) -> None:
+    """Judge a call at positions that may be beyond the target's reach, or else at its end."""
+    beyond = max(int(values.max()) - j.target.reach, 0)
+    inputs = make_at(j, values - beyond, kind=dtype, rows=(2, 2, 5))
+    if beyond:  # the largest of uint32
+        pos = j.lib.asarray(values.astype(dtype))
+        if (y := j.try_call(inputs.x, pos)) is not None:
+            judge_results(j, inputs._replace(pos=pos, numbers=values), y)
+            return
+    rotated(j, inputs)
+
+
+def _near_the_ends(j: Judge, dtype: str) -> np.ndarray[Any, Any]:
+    """Return positions near the ends of a dtype: of uint32, beyond int32's end, where most targets end."""
+    ends, int32 = np.iinfo(dtype), 2**31 - 1
+    last = min(j.target.reach, 2**62 if j.claims("wide_positions") else int32)
+    last = 2**32 - 1 if dtype == "uint32" and last == int32 else last
+    top = min(int(ends.max), last)
+    signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
+    bottom = -(2**31) if signed and j.target.depth >= 2**31 - 1 else -j.target.depth
+    low = max(int(ends.min), bottom) if signed else top - 4
+    values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
+    return values if signed else values.clip(0)

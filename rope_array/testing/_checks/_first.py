@@ -1,14 +1,22 @@
-"""The first call: of the target, in each dtype, and with each field."""
+"""The plain call, and first calls: of the target, in each dtype, and with each field."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import make
+from rope_array.testing._call import CallInputs, make, plain_call
+from rope_array.testing._claims import one_line
 from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._library_target import Declined
+from rope_array.testing._observe import judge_results
 from rope_array.testing._row import read_calls
+from rope_array.testing._trial_log import ends_of
 
+_CALLED = (
+    "the suite calls rotate(x, pos) with x of shape (batch, heads, sequence, features); for another call, "
+    "claim a layout, a head_dim, positions or a library"
+)
 # Values that no other check uses, so that compiled code is compiled here first.
 _CALLS = (
     "dtype=float32|float64|float16|bfloat16", "base=500000.0", "rotary_dim=8", "pairing=half",
@@ -16,7 +24,36 @@ _CALLS = (
 )  # fmt: skip
 
 
-@check()
+@check("refusals", values=False)
+def refusals_raise(j: Judge) -> None:
+    """A call that the target does not take raises an exception: it does not end the process."""
+    ended = ends_of(j.target)
+    assert not ended, f"a trial call: {'; '.join(dict.fromkeys(ended))}"
+
+
+@check("fields")
+def definition(j: Judge) -> None:
+    """Each pair is rotated counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
+    plain = plain_call(j)
+    for head_dim in (16, 64):
+        with j.if_served():
+            _check_first_call(j, make(j, plain.replace(width=j.target.width_of(head_dim))))
+
+
+def _check_first_call(j: Judge, inputs: CallInputs) -> None:
+    """Judge a call; if that raises, report the call."""
+    try:
+        y = j.call(inputs.x, inputs.pos)
+    except Declined:
+        raise
+    except Exception as error:
+        shapes = f"x of shape {inputs.xs[0].values.shape} and positions of shape {inputs.pos.shape}"
+        # A rotary embedding has to take this call: NotImplementedError is a failure too.
+        raise AssertionError(f"{shapes} raise {one_line(error)}; {_CALLED}") from None
+    judge_results(j, inputs, y)
+
+
+@check("first calls")
 def first_call(j: Judge) -> None:
     """The first call of all is as right as the second, and so is the first in each dtype and with each field.
 

@@ -13,7 +13,7 @@ from ._accuracy import positions_in
 _SLACK = 1e-30
 
 
-@check("nonfinite_rows")
+@check("invariants", "nonfinite_rows")
 def nonfinite_rows(j: Judge) -> None:
     """NaN and infinities stay inside their vector, and do not vanish: other vectors are rotated as usual."""
     inputs = make(j, plain_call(j))
@@ -32,7 +32,7 @@ def nonfinite_rows(j: Judge) -> None:
             j.check_nonfinite(y_of_slice, values, {"rotary_dim": 8})
 
 
-@check("any_positions", each_dtype=True)
+@check("invariants", "any_positions", each_dtype=True)
 def identity_at_zero(j: Judge, dtype: str) -> None:
     """Position 0 does not change x; with exact angles, not in one bit."""
     inputs = make(j, plain_call(j).replace(dtype=dtype, reach=0))
@@ -41,7 +41,7 @@ def identity_at_zero(j: Judge, dtype: str) -> None:
         j.check_equal(y, j.exact(inputs.xs[0].values, inputs.numbers), "differ from x at position 0")
 
 
-@check()
+@check("invariants")
 def norm(j: Judge) -> None:
     """Every pair keeps its length."""
     inputs = make_at(j, positions_in(j, "2^16" if j.claims("reaches_2e16", "offset_positions") else "small"))
@@ -61,7 +61,7 @@ def norm(j: Judge) -> None:
         raise Failure(f"{wrong.sum():,} pairs change their length, {lengths}", place=place)
 
 
-@check("any_positions")
+@check("invariants", "any_positions")
 def rotations_add(j: Judge) -> None:
     """Rotating by m, then by n, equals rotating by m + n."""
     inputs = make(j, plain_call(j))
@@ -76,7 +76,7 @@ def rotations_add(j: Judge) -> None:
     assert error <= bound, f"off by {error:.3g}; {bound:.3g} is allowed"
 
 
-@check("any_positions")
+@check("invariants", "any_positions")
 def scores_are_relative(j: Judge) -> None:
     """The score of a query and a key depends on the difference of their positions only."""
     plain = plain_call(j).replace(rows=(1, 1, 3))
@@ -97,7 +97,7 @@ def scores_are_relative(j: Judge) -> None:
         assert error <= bound, f"shifted by {shift}, scores change by {error:.3g}; {bound:.3g} is allowed"
 
 
-@check()
+@check("invariants")
 def linear(j: Judge) -> None:
     """Rotating 2x gives twice the result of x, to the last bit."""
     inputs = make(j, plain_call(j))
@@ -106,7 +106,7 @@ def linear(j: Judge) -> None:
     j.check_equal(twice, 2 * once, "differ between the result of 2x and twice the result of x")
 
 
-@check()
+@check("invariants")
 def heads_alike(j: Judge) -> None:
     """Equal vectors at equal positions give equal results, in every batch and head."""
     inputs = make(j, plain_call(j))

@@ -19,7 +19,7 @@ _MIB = 2**20
 # ---- results and x after the call ----
 
 
-@check()
+@check("memory")
 def many_results_are_kept(j: Judge) -> None:
     """No result is written by later calls of its shape, 260 or with a field 16: no ring of buffers ends."""
     inputs = [make(j, plain_call(j).replace(rows=(1, 2, 3)), seed) for seed in range(2)]
@@ -30,7 +30,7 @@ def many_results_are_kept(j: Judge) -> None:
             _check_kept(j, x, pos, min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
 
 
-@check()
+@check("memory")
 def large_results_are_kept(j: Judge) -> None:
     """No result of 1 MiB or 16 MiB is written by later calls: large results share no buffer."""
     axes = [axis for axis in (1, 0) if "bh"[axis] not in j.target.looped]
@@ -63,7 +63,7 @@ def _check_kept(
             assert bits(y) == before, f"the result of call {i + 1} of {count} was written by a later call"
 
 
-@check(each_dtype=True)
+@check("memory", each_dtype=True)
 def x_is_released(j: Judge, dtype: str) -> None:
     """Neither x nor a result is kept in memory after the caller has dropped both."""
     if fault := j.observed.get("x_is_released"):
@@ -88,7 +88,7 @@ def _called(j: Judge, call: CallFactors, seed: int) -> list[tuple[Callable[[], b
     return []
 
 
-@check("offset_positions", thorough=True)
+@check("memory", "offset_positions", thorough=True)
 def memory_does_not_grow(j: Judge) -> None:
     """Calls at new positions keep less memory than a result each: tables may be cached, nothing of x."""
     if not j.lib.name.startswith("numpy"):

@@ -14,7 +14,7 @@ from rope_array.testing._row import read_calls
 from rope_array.testing._settings import changes, unusual_settings
 
 
-@check("inv_freq")
+@check("state", "inv_freq")
 def fields_written_in_place(j: Judge) -> None:
     """Frequencies in a list or array, or a scaling rule, written since the last call are read again."""
     inputs = make(j, plain_call(j))
@@ -68,7 +68,7 @@ def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
     ]
 
 
-@check("offset_positions")
+@check("state", "offset_positions")
 def calls_after_an_exception(j: Judge) -> None:
     """A call that raises leaves nothing behind: the next call is right, and settings are as before."""
     inputs = make(j, plain_call(j))
@@ -108,7 +108,7 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
     return False
 
 
-@check("offset_positions")
+@check("state", "offset_positions")
 def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
     plain = plain_call(j)
