@@ -413,8 +413,10 @@ one_row = refusing(lambda x, p, s: np.ndim(p) == 2 or x.ndim == 1, base_only=Tru
 
 
 def test_parts_that_are_declined_are_in_the_report():
-    lines = lines_of(run_checks(one_row, only=["ranks"]))
+    lines = [*lines_of(run_checks(one_row, only=["ranks"]))]
     assert any(line.startswith("Partly declined: ") and "ranks[1]" in line for line in lines)
+    assert any(line.startswith("bfloat16 was not tried") for line in lines)
+    assert "bfloat16" not in "".join(lines_of(run_checks(one_row, only=["ranks"], **FLOAT32)))
 
 
 @pytest.mark.nightly  # requirements are judged by every check
