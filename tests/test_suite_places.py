@@ -59,7 +59,7 @@ PLACES = [
     (product(head=[2, 3]), {}, "heads 2, 3"),
     (product(batch=[1, 2]), {}, "batches after the first"),
     (product(batch=[0, 2]), {}, "batches 0, 2"),
-    (product(feature=[0, 1], row=[5], head=[0]), {}, "features 0, 1 of row 5 (the last), head 0"),
+    (product(feature=[0, 1], row=[5], head=[0]), {}, "features 0, 1 of row 5, head 0"),
     (product((1, 2, 700, 16), row=range(512, 600)), {}, "rows 512 to 599 of every head"),
     (product((1, 1, 1100, 16), row=range(1024, 1100)), {}, "rows from 1,024 on"),
     (product((2, 2, 3, 5, 16), **{"axis 1": [1]}), {}, "index 1 of axis 1"),
@@ -92,7 +92,8 @@ def test_a_place_has_words_for_x_of_other_sizes():
     place = describe(mask, NEGATIVE)
     assert place.text == "features 6, 7 (the last 2) of row 0 (position -3)"
     assert place.in_any_x == "the last 2 features of row 0"
-    assert describe(at_rows(NEGATIVE == 4)).text == "row 7 (the last) of every head"
+    assert describe(at_rows(NEGATIVE == 4), NEGATIVE).text == "row 7 (the last, position 4) of every head"
+    assert describe(at_rows(NEGATIVE == 4)).text == "row 7 of every head"
 
 
 def test_a_part_of_a_product_is_called_a_part():

@@ -180,7 +180,10 @@ def _by_frequencies(name: str) -> Explanation:
             wrong.within(float32)
         ):
             return np.zeros(wrong.mask.shape, bool)
-        omegas = FREQUENCIES[name](wrong.fields.get("base") or 10000.0, len(wrong.pairs[0]))
+        base, n = wrong.fields.get("base") or 10000.0, len(wrong.pairs[0])
+        omegas = FREQUENCIES[name](base, n)
+        if np.allclose(omegas, base ** (-np.arange(n) / n), rtol=1e-6):  # a single pair, whose frequency is 1
+            return np.zeros(wrong.mask.shape, bool)
         # The frequencies may be float32 numbers: allow the error of float32 angles.
         return wrong.rotated_by(limit=2 * wrong.bound_of(float32), base=None, inv_freq=tuple(omegas.tolist()))
 

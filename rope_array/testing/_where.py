@@ -208,8 +208,9 @@ def _rows_phrases(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[tupl
     if at and not np.array_equal(box, rows):
         return [("", ""), (at, at), *lead_phrases], rows
     text = indices_text("row", last)
-    # A single row that is the last is the one that a tail of a loop misses.
-    notes = ["the last"] if last.sum() == 1 and last[-1] and len(last) > 2 else []
+    # The last row alone is missed by the tail of a loop. Without positions, x may be a part.
+    is_last = positions is not None and last.sum() == 1 and last[-1] and len(last) > 2
+    notes = ["the last"] if is_last else []
     notes += [at] if at and np.array_equal(box, rows) else []
     return [(f"{text} ({', '.join(notes)})" if text and notes else text, text), *lead_phrases], box
 
