@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 from hf._compare import is_same, off, state
-from hf._tiny import Tiny, rotaries
+from hf._tiny import DYNAMIC, LENGTHS, LONGROPE, TRAINED, Tiny, rotaries, tiny_of
 from hf._tiny_inputs import tokens
 from hf._walk import modeling
 from refusals import raised, refusals
@@ -28,21 +28,13 @@ from rope_array.hf import _attention, _attributes, _operators, _patch, _report
 from rope_array.hf._layer_tables import LayerTables
 from rope_array.hf._rebind import rebind
 
-TRAINED = 24  # positions of the models whose rule depends on the length
-LISTS = {"short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [2.0 + i for i in range(16)]}
-LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, **LISTS}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-LENGTHS = {
-    "phi3": Tiny("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": TRAINED}),
-    "dynamic": Tiny("llama", {"max_position_embeddings": TRAINED, "rope_parameters": DYNAMIC}),
-}
 ANGLES = ("exact", "float32")
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 TEXT = tokens(2, 20)
 
 
 def build(name="llama", dtype=torch.float32, layers=None):
-    model = LENGTHS.get(name, Tiny(name)).make(dtype)
+    model = tiny_of(name).make(dtype)
     model.generation_config.disable_compile = True
     if layers:
         model.model.layers = model.model.layers[:layers]
@@ -639,10 +631,7 @@ def test_saved_weights_do_not_contain_the_patch(tmp_path):
 
 def protein_model(change=lambda frequencies: frequencies):
     """Return a small ESM-2, whose frequencies are a part of the checkpoint."""
-    values = {"vocab_size": 33, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-    values |= {"num_attention_heads": 4, "mask_token_id": 32, "pad_token_id": 1, "token_dropout": False}
-    config = transformers.EsmConfig(**values, position_embedding_type="rotary")
-    model = transformers.EsmModel(config, add_pooling_layer=False).eval()
+    model = Tiny("esm", {"num_attention_heads": 4, "num_hidden_layers": 1}).make().esm
     frequencies = model.rotary_embeddings.inv_freq
     frequencies.copy_(change(frequencies))
     return model

@@ -63,6 +63,21 @@ class Tiny:
         return _tiny_inputs.inputs(self.model_type, model)
 
 
+TRAINED = 24  # positions of the models whose rule depends on the length
+LISTS = {"short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [2.0 + i for i in range(16)]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, **LISTS}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+LENGTHS = {
+    "phi3": Tiny("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": TRAINED}),
+    "dynamic": Tiny("llama", {"max_position_embeddings": TRAINED, "rope_parameters": DYNAMIC}),
+}
+
+
+def tiny_of(name):
+    """Return the tiny model of a type, or of LENGTHS."""
+    return LENGTHS.get(name, Tiny(name))
+
+
 FAMILIES = tuple(Tiny(name) for name in sorted({case.model for case in cases()} - ABSENT.keys()))
 
 
