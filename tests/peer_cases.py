@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -33,17 +33,29 @@ class MissingSource(FileNotFoundError):
 
 
 class PeerCase(NamedTuple):
-    """A rotation by `rope_array`, and the result of the other project's own reference.
+    """A call of `rope_array`, and the result of the other project's own reference.
 
-    `rotate` is called with `x`, and returns an array of its kind. `expected` is in float64 if the reference
-    computes in any dtype. `tolerance` is the largest allowed difference.
+    `source` is positions, or a tuple of cos and sin. `expected` is in float64 if the reference computes in
+    any dtype. `tolerance` is the largest allowed difference.
     """
 
     name: str
     x: Any
-    rotate: Callable[[Any], Any]
+    source: Any
+    fields: dict[str, Any]
     expected: Any
     tolerance: float
+    seq_axis: int = -3
+
+    def rotate(self) -> Any:
+        rope = ra.RoPE(self.x.shape[-1], **self.fields)
+        if not isinstance(self.source, tuple):
+            return rope.apply(self.x, self.source, seq_axis=self.seq_axis)
+        return rope.rotation_from(*self.source).apply(self.x, seq_axis=self.seq_axis)
+
+
+def pairing(interleaved: Any) -> str:
+    return "interleaved" if interleaved else "half"
 
 
 def source(repository: str, path: str) -> Path:
@@ -83,10 +95,16 @@ def onnx_cases() -> Iterator[PeerCase]:
     cases: list[PeerCase] = []
 
     def expect(node: Any, inputs: list[Any], outputs: list[Any], name: str, **options: Any) -> None:
+        """Keep a case; x is (B, H, S, D), or (B, S, H·D)."""
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
-        expected = np.asarray(outputs[0], np.float64)
+        x, *tables, ids = inputs if len(inputs) == 4 else (*inputs, ...)
+        heads = x if x.ndim == 4 else x.reshape(*x.shape[:2], attributes["num_heads"], -1)
+        expected = np.asarray(outputs[0], np.float64).reshape(heads.shape)
+        fields = {"pairing": pairing(attributes.get("interleaved"))}
+        fields["rotary_dim"] = attributes.get("rotary_embedding_dim") or None
         tolerance = 1e-3 * float(np.abs(expected).max())
-        cases.append(PeerCase(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
+        source = tuple(table[ids] for table in tables)
+        cases.append(PeerCase(name, heads, source, fields, expected, tolerance, -2 if x.ndim == 4 else -3))
 
     original, state, module.expect = module.expect, np.random.get_state(), expect  # noqa: NPY002
     try:
@@ -98,23 +116,6 @@ def onnx_cases() -> Iterator[PeerCase]:
         module.expect = original
         np.random.set_state(state)  # noqa: NPY002
     yield from cases
-
-
-def _onnx_rotation(attributes: dict[str, int], cos: Any, sin: Any, ids: Any = None) -> Callable[[Any], Any]:
-    """Return the rotation of a RotaryEmbedding node, of which x is (B, H, S, D) or (B, S, H·D)."""
-    cos, sin = (cos, sin) if ids is None else (cos[ids], sin[ids])
-    fields = {
-        "pairing": "interleaved" if attributes.get("interleaved") else "half",
-        "rotary_dim": attributes.get("rotary_embedding_dim") or None,
-    }
-
-    def rotate(x: Any) -> Any:
-        heads = x if x.ndim == 4 else x.reshape(*x.shape[:2], attributes["num_heads"], -1)
-        rope = ra.RoPE(heads.shape[-1], **fields)
-        y = rope.rotation_from(cos, sin).apply(heads, seq_axis=-2 if x.ndim == 4 else -3)
-        return y.reshape(x.shape)
-
-    return rotate
 
 
 # ---- flash-attention ----
@@ -142,7 +143,8 @@ def flash_attention_cases() -> Iterator[PeerCase]:
         expected = reference(x.double(), cos.double(), sin.double(), interleaved=interleaved)
         offset_name = getattr(offset, "__name__", str(offset))
         name = f"flash-attention-interleaved={interleaved}-fraction={fraction}-offset={offset_name}"
-        yield PeerCase(name, x, _by_tables(cos, sin, interleaved, width), expected, _rounding(x))
+        fields = {"rotary_dim": width, "pairing": pairing(interleaved)}
+        yield PeerCase(name, x, (cos, sin), fields, expected, _rounding(x))
 
 
 def _local_numbers(path: Path, function: str) -> dict[str, int]:
@@ -156,16 +158,6 @@ def _local_numbers(path: Path, function: str) -> dict[str, int]:
         if isinstance(node.value, ast.Constant)
         for name in names_of(node)
     }
-
-
-def _by_tables(cos: Any, sin: Any, interleaved: bool, width: int) -> Callable[[Any], Any]:
-    pairing = "interleaved" if interleaved else "half"
-
-    def rotate(x: Any) -> Any:
-        rope = ra.RoPE(x.shape[-1], rotary_dim=width, pairing=pairing)
-        return rope.rotation_from(cos, sin).apply(x, seq_axis=-3)
-
-    return rotate
 
 
 def _rounding(x: Any) -> float:
@@ -194,12 +186,8 @@ def vllm_cases() -> Iterator[PeerCase]:
         rotated = reference(x[..., :width].double(), angles.cos(), angles.sin(), neox)
         expected = torch.cat([rotated, x[..., width:].double()], -1)
         name = f"vllm-neox={neox}-{size}-{rotary_dim}-{rows}"
-        yield PeerCase(name, x, _at_positions(pos, width, neox), expected, _rounding(x))
-
-
-def _at_positions(pos: Any, width: int, neox: bool) -> Callable[[Any], Any]:
-    pairing = "half" if neox else "interleaved"
-    return lambda x: ra.apply(x, pos, rotary_dim=width, pairing=pairing, seq_axis=-3)
+        fields = {"rotary_dim": width, "pairing": pairing(not neox)}
+        yield PeerCase(name, x, pos, fields, expected, _rounding(x))
 
 
 # ---- transformers ----

@@ -23,23 +23,15 @@ import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from oracle import GOLDEN
+from ropes import SEVERAL, SPECS
+
 # In the order of DType in kernel.hpp, and of the integers after it in array_view.hpp.
 DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
 INTEGERS = [np.dtype(np.int32), np.dtype(np.int64)]
-Axes = ra.Axes
 # The golden files have heads of a few pairs; these have more pairs than a register has, and axes.
-ROPES = {
-    "wide interleaved": ra.RoPE(134),
-    "wide half": ra.RoPE(128, pairing="half", scaling=ra.Llama3(factor=8.0)),
-    "wide half to interleaved": ra.RoPE(
-        70, pairing="half", out_pairing="interleaved", rotary_dim=62, rotary_start=4, attention_factor=1.3
-    ),
-    "chunked axes": ra.RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
-    "interleaved axes": ra.RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),
-    "blocks to half": ra.RoPE(108, out_pairing="half", axes=Axes.axial(36, 36, 36, blocks=True)),
-    "unrotated pairs": ra.RoPE(20, rotary_dim=16, axes=Axes((0, None, 2, 1, None, 0, None, None), count=3)),
-}
+ROPES = {"wide": ra.RoPE(134), "wide half": ra.RoPE(128, pairing="half"), **SPECS, **SEVERAL}
 
 
 class Call(NamedTuple):
