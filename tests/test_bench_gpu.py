@@ -7,16 +7,13 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 import _pages
 import _speed_gpu
 import _speed_plot
 import _targets
+import pytest
 import speed
+import torch
 from _speed_rounds import Timing
 from peers import own
 from peers._timed import Rotate

@@ -4,19 +4,15 @@ import itertools
 import json
 import re
 import shutil
-import sys
 import tomllib
-from pathlib import Path
 
-import numpy as np
-import pytest
-from packaging.version import Version
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import _harness
 import _pages
 import _record
 import _targets
+import numpy as np
+import pytest
+from packaging.version import Version
 
 ROOT = _record.ROOT
 RESULTS = ROOT / "bench" / "results"

@@ -14,8 +14,6 @@ PROGRAMS = [program for program in docs_blocks.programs() if program.imports & {
 @pytest.mark.filterwarnings("default")  # allow the warnings of transformers and Flax
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.id)
 def test_programs_run_and_print_the_output_shown(program, monkeypatch):
-    # The reader of docs/roformer.md starts Python in the folder bench.
-    monkeypatch.syspath_prepend(docs_blocks.DOCS.parent / "bench")
     # Undo a program's replacement of a function of transformers.
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
     program.run()

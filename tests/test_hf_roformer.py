@@ -4,16 +4,11 @@ Collected only with `--models`, as it needs transformers and PyTorch.
 """
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from roformer.generation import generate
 from roformer.model import Classifier, Config, LanguageModel, Transformer
 from roformer.weights import config_from, load

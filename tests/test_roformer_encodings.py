@@ -1,16 +1,11 @@
 """bench/roformer/encodings against the papers' formulas, one query, key and head at a time, in float64."""
 
 import math
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from roformer.encodings import ENCODINGS
 from roformer.encodings.t5 import buckets
 

@@ -2,14 +2,9 @@
 
 import cmath
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from roformer import mathematics
 
 EPS = 2.0**-52

@@ -1,13 +1,9 @@
 """The study's statistics against textbook values, and against the enumeration of all draws."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 pytest.importorskip("scipy")
 from roformer.statistics import holm, paired_t, sign_flips, summarise, verdict, verdicts

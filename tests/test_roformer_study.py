@@ -10,9 +10,6 @@ from pathlib import Path
 import child
 import pytest
 import svg_files
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from roformer import figures, pictures, report
 from roformer.data import prepare
 from roformer.data.splits import normalise
