@@ -10,7 +10,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,27 +195,11 @@ def vllm_cases() -> Iterator[PeerCase]:
 def transformers_tests() -> TestSuite:
     """Return the tests of rope parameters that compare numbers, run with this library's frequencies."""
     path = source("transformers", "tests/utils/test_modeling_rope_utils.py")
-    with _module_of(path) as module:
-        functions = dict.fromkeys(module.ROPE_INIT_FUNCTIONS, _frequencies)
-        module.ROPE_INIT_FUNCTIONS = functions
-        loader = TestLoader()
-        names = [name for name in loader.getTestCaseNames(module.RopeTest) if "_numerically" in name]
-        return TestSuite(module.RopeTest(name) for name in names)
-
-
-@contextmanager
-def _module_of(path: Path) -> Iterator[Any]:
-    """Import a file that is in no package, under a name of its own."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("transformers_rope_tests", path)
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[spec.name]
+    sys.path.append(str(path.parent))
+    module = import_module(path.stem)
+    module.ROPE_INIT_FUNCTIONS = dict.fromkeys(module.ROPE_INIT_FUNCTIONS, _frequencies)
+    names = TestLoader().getTestCaseNames(module.RopeTest)
+    return TestSuite(module.RopeTest(name) for name in names if "_numerically" in name)
 
 
 def _frequencies(

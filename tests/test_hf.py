@@ -1,8 +1,7 @@
 """Every rotary class of transformers: `RoPE.from_config` reads its config and rotates as the model does.
 
-Collected only with `--models`, as it needs transformers and PyTorch. A class of a new version is compared as
-most classes are, until `hf/_text.py` or `hf/_vision.py` has its row, and fails until the documentation has
-it. Each push compares one class of each row, `nightly` all.
+A class of a new version is compared as most classes are, until `hf/_text.py` or `hf/_vision.py` has its row,
+and fails until the documentation has it. Each push compares one class of each row, `nightly` all.
 """
 
 import re
@@ -10,6 +9,7 @@ import re
 import pytest
 from hf import _float32, _random, _text, _vision, _walk
 from hf._compare import needs_avx512
+from hf._tiny_config import FAMILY, by_family
 
 from rope_array import DynamicNTK
 
@@ -68,13 +68,7 @@ def test_random_configs_are_equal(form, seed):
 
 # angles="float32"
 
-# Models whose code has other steps, by their reason; the frequencies of the first group differ too.
-INV_FREQ = "from_config states the frequencies by inv_freq or 2π/period, in float64"
-COMPLEX = "cos and sin of torch.polar, or an angle of several products"
-OTHER_STEPS = {
-    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2", "glm4_moe", "glm4v_moe", "esmfold2"), INV_FREQ),
-    **dict.fromkeys(("llama4", "deepseek_v2", "musicflamingo"), COMPLEX),
-}
+OTHER_STEPS = by_family(FAMILY["other_steps"])
 
 
 @needs_avx512

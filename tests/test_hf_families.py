@@ -1,8 +1,7 @@
 """Patched models give the outputs of the model itself: a tiny random model of every type in docs/models.md.
 
-Collected only with `--models`, as it needs transformers and PyTorch. The truth is the model's own code, all
-of it in float64: see `precision`. Tests of one family follow each other, as they share its models. Each push
-tests the families of IN_FULL, `nightly` all.
+The truth is the model's own code, all of it in float64: see `precision`. Tests of one family follow each
+other, as they share its models. Each push tests the families of IN_FULL, `nightly` all.
 """
 
 import contextlib

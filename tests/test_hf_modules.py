@@ -1,7 +1,4 @@
-"""rope_array.torch in models of transformers: the logits of the models, loading and saving.
-
-Collected only with `--models`, as it needs transformers and PyTorch.
-"""
+"""rope_array.torch in models of transformers: the logits of the models, loading and saving."""
 
 import pytest
 import torch

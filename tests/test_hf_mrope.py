@@ -1,7 +1,6 @@
 """`positions.mrope` against `get_rope_index` of transformers: Qwen2.5-Omni and Qwen3-Omni.
 
-Collected only with `--models`, as it needs transformers and PyTorch. The tokens of a video with audio are
-sorted by the model's own processor.
+The tokens of a video with audio are sorted by the model's own processor.
 """
 
 import random

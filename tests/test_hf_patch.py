@@ -1,7 +1,7 @@
 """`rope_array.hf`: patched models of transformers, their reports, and unpatching.
 
-Collected only with `--models`, as it needs transformers and PyTorch. tests/test_hf_families.py compares the
-outputs of every family. Here a few tiny models show the mechanism: only modules of one instance change.
+tests/test_hf_families.py compares the outputs of every family. Here a few tiny models show the
+mechanism: only modules of one instance change.
 """
 
 import contextlib

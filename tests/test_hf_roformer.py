@@ -1,7 +1,4 @@
-"""The models of bench/roformer with the weights of transformers' RoFormer: the same numbers.
-
-Collected only with `--models`, as it needs transformers and PyTorch.
-"""
+"""The models of bench/roformer with the weights of transformers' RoFormer: the same numbers."""
 
 import json
 from dataclasses import replace

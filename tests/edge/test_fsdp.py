@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from hf._tiny import FAMILIES, answer
-from hf._tiny_config import FAMILY
+from hf._tiny import FAMILIES, Tiny, answer
+from hf._tiny_config import FAMILY, HEAD
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
@@ -33,25 +33,12 @@ pytestmark = [
 HALF = torch.bfloat16
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 POSITIONS = torch.tensor([[0, 7, 500_000, 2**20]])
-HEADS, WIDTH = 4, 16
-SIZES = {"vocab_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
-
-
-def build():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **SIZES,
-        hidden_size=HEADS * WIDTH,
-        num_attention_heads=HEADS,
-        num_hidden_layers=2,
-        initializer_range=0.2,
-    )
-    return transformers.LlamaForCausalLM(config)
+LLAMA = Tiny("llama")
 
 
 def patched(dtype=torch.float32):
     """Return a patched model and its queries."""
-    model = build().to(dtype)
+    model = LLAMA.make().train().to(dtype)
     queries = Queries(model)
     ra.hf.patch(model)
     return model, queries
@@ -68,7 +55,7 @@ class Queries:
             layer.self_attn.q_proj.register_forward_hook(functools.partial(self.keep, index))
 
     def keep(self, index, module, inputs, output):
-        self.before[index] = output.detach().unflatten(-1, (-1, WIDTH)).transpose(1, 2)
+        self.before[index] = output.detach().unflatten(-1, (-1, HEAD)).transpose(1, 2)
 
     def attend(self, module, query, *arguments, **options):
         self.after[module.layer_idx] = query.detach()
@@ -149,7 +136,7 @@ def wrap(model, mesh, cast=True):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("reentrant", [None, False, True], ids=["kept", "checkpointed", "reentrant"])
 def test_fsdp2_leaves_the_tables_float32(mesh, order, compiled, reentrant):
-    model = build()
+    model = LLAMA.make().train()
     queries = Queries(model)
     if reentrant is not None:
         model.train().activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -166,7 +153,7 @@ def test_fsdp2_leaves_the_tables_float32(mesh, order, compiled, reentrant):
 
 
 def test_fsdp2_of_layers_alone(mesh):
-    model = build()
+    model = LLAMA.make().train()
     queries = Queries(model)
     shard(model, mesh, root=False)
     ra.hf.patch(model)
