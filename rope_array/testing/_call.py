@@ -49,23 +49,13 @@ _DISTINCT = 8
 
 
 class CallInputs(NamedTuple):
-    """The arguments of a call, and the numbers that the definition needs to judge it.
+    """The arguments of a call, and the numbers that the definition needs to judge it."""
 
-    Attributes
-    ----------
-    xs, larger_arrays
-        The arrays, and the larger arrays that they are views of.
-    in_tuple
-        Whether they are given as a tuple.
-    pos, numbers
-        The positions for the target, and for the definition.
-    spec
-        The fields.
-    """
-
+    # The arrays, and the larger arrays that they are views of.
     xs: list[Input]
     larger_arrays: list[Any]
-    in_tuple: bool
+    in_tuple: bool  # whether they are given as a tuple
+    # The positions for the target, and for the definition.
     pos: Any
     numbers: Any
     spec: dict[str, Any]

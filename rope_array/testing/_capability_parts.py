@@ -37,21 +37,13 @@ def _rows(sizes: Iterable[int]) -> str:
 
 
 class Capability(NamedTuple):
-    """One capability.
+    """One capability."""
 
-    Attributes
-    ----------
-    words
-        Words that follow "the target".
-    trial
-        The trial call, as `_factors.read_call` reads it; "" is the plain call, or a call for each part. None
-        is no trial. `_trials.CONTEXTS` makes some calls in another way.
-    parts
-        The parts by their labels; each with the values of factors.
-    """
-
-    words: str
+    words: str  # words that follow "the target"
+    # The trial call, as `_factors.read_call` reads it; "" is the plain call, or a call for each part. None is
+    # no trial. `_trials.CONTEXTS` makes some calls in another way.
     trial: str | None = None
+    # The parts by their labels; each with the values of factors.
     parts: Mapping[str, str] = MappingProxyType({})
 
 

@@ -23,24 +23,15 @@ _TRIES = 12
 
 
 class Cover(NamedTuple):
-    """A set of calls.
+    """A set of calls."""
 
-    Attributes
-    ----------
-    levels
-        The values of some factors; True for all of a factor's levels, a number for the first ones. The
-        other factors have their plain value.
-    groups
-        Names of factors, one to three each, whose values are combined.
-    walk
-        Number of calls; each differs from the previous call in one factor. Replaces `groups`.
-    alone
-        Whether the factors outside the group have their first value: a fast path may be for them.
-    """
-
+    # The values of some factors; True for all of a factor's levels, a number for the first ones. The other
+    # factors have their plain value.
     levels: Mapping[str, Any]
-    groups: Sequence[tuple[str, ...]] = ()
+    groups: Sequence[tuple[str, ...]] = ()  # names of factors, one to three each, whose values are combined
+    # Number of calls; each differs from the previous call in one factor. Replaces `groups`.
     walk: int = 0
+    # Whether the factors outside the group have their first value: a fast path may be for them.
     alone: bool = False
 
     def calls(self, j: Judge) -> Iterator[CallFactors]:

@@ -26,26 +26,15 @@ _UNITS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 class Explanation(NamedTuple):
-    """What may explain wrong results.
+    """What may explain wrong results."""
 
-    Attributes
-    ----------
-    text
-        The values, the rotation or the cause in a few words.
-    elements
-        Returns the elements of a wrong result that it explains; None if it explains no values.
-    facts
-        A rotation or a cause as data: see `Cause.facts`; empty for other values.
-    claims
-        Fields of `Target` with which the failures go away.
-    around
-        Makes a function that calls the code as if it were mended; None if that cannot be done.
-    """
-
-    text: str
+    text: str  # the values, the rotation or the cause in a few words
+    # Returns the elements of a wrong result that it explains; None if it explains no values.
     elements: Callable[[WrongResult], Mask] | None = None
+    # A rotation or a cause as data: see `Cause.facts`; empty for other values.
     facts: Mapping[str, Any] = _NOTHING
-    claims: Mapping[str, Any] = _NOTHING
+    claims: Mapping[str, Any] = _NOTHING  # fields of `Target` with which the failures go away
+    # Makes a function that calls the code as if it were mended; None if that cannot be done.
     around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def covers(self, wrong: WrongResult | None) -> bool:

@@ -40,33 +40,17 @@ NEAR, FAR = 100, 2**31 - 1
 
 
 class Factor(NamedTuple):
-    """One factor of a call.
+    """One factor of a call."""
 
-    Attributes
-    ----------
-    plain
-        The value of a plain call; None leaves a field out.
-    levels
-        The other values that covers try; a cover that takes two levels takes the first two.
-    read
-        Makes the value of a text; raises ValueError.
-    needs
-        The capabilities that a value needs.
-    is_field
-        Whether it is a field of the call.
-    simpler
-        Values to try in place of one that fails, the simplest first, up to the value itself.
-    meaning
-        A phrase for the documentation; fields need none.
-    """
-
-    plain: Any = None
+    plain: Any = None  # the value of a plain call; None leaves a field out
+    # The other values that covers try; a cover that takes two levels takes the first two.
     levels: tuple[Any, ...] = ()
-    read: Callable[[str], Any] = str
-    needs: Callable[[Any], Iterable[str]] = lambda value: ()
-    is_field: bool = False
+    read: Callable[[str], Any] = str  # makes the value of a text; raises ValueError
+    needs: Callable[[Any], Iterable[str]] = lambda value: ()  # the capabilities that a value needs
+    is_field: bool = False  # whether it is a field of the call
+    # Values to try in place of one that fails, the simplest first, up to the value itself.
     simpler: Callable[[Any], Iterable[Any]] = lambda value: ()
-    meaning: str = ""
+    meaning: str = ""  # a phrase for the documentation; fields need none
 
 
 # ---- texts ----

@@ -27,33 +27,20 @@ class Words(NamedTuple):
 
 
 class Failure(AssertionError):
-    """A requirement is not met.
-
-    Attributes
-    ----------
-    words
-        The failure in words. Wrong elements are described on the first access.
-    wrong
-        The wrong elements with their call, to judge them again; None if the values cannot be judged again.
-    raised
-        The name of the type of the target's exception; "" if it raised none.
-    call
-        The call, as text that ``--case`` reads; None if the failure belongs to no single call.
-    nearest
-        The nearest calls that are right, such as "without base".
-    contexts
-        Where the call was made, the outermost first, such as "under torch.no_grad()".
-    """
+    """A requirement is not met."""
 
     def __init__(
         self,
         statement: str = "",
+        # The wrong elements with their call, to judge them again; None if the values cannot be judged again.
         wrong: WrongResult | None = None,
         *,
         place: Place | None = None,
-        raised: str = "",
+        raised: str = "",  # the name of the type of the target's exception; "" if it raised none
+        # The call, as text that ``--case`` reads; None if the failure belongs to no single call.
         call: str | None = None,
-        nearest: tuple[str, ...] = (),
+        nearest: tuple[str, ...] = (),  # the nearest calls that are right, such as "without base"
+        # Where the call was made, the outermost first, such as "under torch.no_grad()".
         contexts: tuple[str, ...] = (),
     ):
         super().__init__()

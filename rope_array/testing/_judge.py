@@ -47,70 +47,36 @@ class Input(NamedTuple):
 
 
 class Judge:
-    """Makes arrays for one target and judges its results.
+    """Makes arrays for one target and judges its results."""
 
-    Attributes
-    ----------
-    target, lib
-        The target and its array library.
-    settings
-        Defaults of the library before the first call of the target.
-    thorough
-        Whether to run the checks that take long, too.
-    fresh
-        Number of calls that were made for the first time; see `_checks._first`.
-    worst
-        Largest error of the results in `dtype` by range of positions, in lengths of the pair.
-    releases
-        Whether x is released as soon as the caller drops it; not if a call makes cycles of references.
-    refusals
-        Why the target refused all calls of a check that was run, by the check's name.
-    left_out
-        The same for some of its calls.
-    faults
-        The fault of each failed check, by the check's name.
-    calls
-        The calls of the check that runs.
-    budget
-        How many calls checks make, and costly observers watch.
-    kept
-        Earlier results with their bits, to see whether a later call writes to them.
-    observed
-        The first fault that each observer saw, by the name of its check.
-    reported
-        The names of the checks of observers that failed.
-    matched_ranks
-        Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
-    plain
-        The plain call, once it is made by `_call.plain_call`.
-    is_observed
-        Whether the calls for observers were made.
-    explains
-        Whether a failed check looks for the simplest call that fails.
-    announce
-        Writes a line before each call; None outside of a child process.
-    """
-
-    explains = True
+    explains = True  # whether a failed check looks for the simplest call that fails
+    # Writes a line before each call; None outside of a child process.
     announce: Callable[[str], None] | None = None
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
         with self.lib.running():  # before `claimed` below, which may call the target
-            self.settings = self.lib.defaults()
+            self.settings = self.lib.defaults()  # defaults of the library before the first call of the target
+        # Largest error of the results in `dtype` by range of positions, in lengths of the pair.
         self.worst: dict[str, float] = {}
+        # Whether x is released as soon as the caller drops it; not if a call makes cycles of references.
         self.releases = True
+        # Why the target refused all calls of a check that was run, by the check's name.
         self.refusals: dict[str, str] = {}
-        self.left_out: dict[str, str] = {}
-        self.faults: dict[str, Failure] = {}
-        self.calls = CheckCalls()
-        self.fresh = 0
+        self.left_out: dict[str, str] = {}  # the same for some of its calls
+        self.faults: dict[str, Failure] = {}  # the fault of each failed check, by the check's name
+        self.calls = CheckCalls()  # the calls of the check that runs
+        self.fresh = 0  # number of calls that were made for the first time; see `_checks._first`
+        # Earlier results with their bits, to see whether a later call writes to them.
         self.kept: list[tuple[Any, bytes]] = []
+        # The first fault that each observer saw, by the name of its check.
         self.observed: dict[str, Failure] = {}
-        self.reported: set[str] = set()
-        self.is_observed = False
+        self.reported: set[str] = set()  # the names of the checks of observers that failed
+        self.is_observed = False  # whether the calls for observers were made
+        # How many calls checks make, and costly observers watch.
         self.budget = Budget(self.lib.calls, target.compiled)
-        self.plain: Any = None
+        self.plain: Any = None  # the plain call, once it is made by `_call.plain_call`
+        # Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
@@ -359,28 +325,15 @@ def _array_of(x: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One named requirement.
+    """One named requirement."""
 
-    Attributes
-    ----------
-    name
-        Stable; ends in the dtype in brackets if the check runs for each dtype.
-    requirement
-        The requirement, in a sentence or two.
-    needs
-        Capabilities that a target must claim for the check to apply.
-    function
-        Called with a `Judge`; raises AssertionError if the requirement is not met.
-    thorough
-        Whether it takes long, and is run only if asked for.
-    """
-
-    name: str
+    name: str  # stable; ends in the dtype in brackets if the check runs for each dtype
     requirement: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # capabilities that a target must claim for the check to apply
+    # Called with a `Judge`; raises AssertionError if the requirement is not met.
     function: Callable[..., None]
     arguments: tuple[Any, ...] = ()
-    thorough: bool = False
+    thorough: bool = False  # whether it takes long, and is run only if asked for
 
     def __call__(self, judge: Judge) -> None:
         self.function(judge, *self.arguments)

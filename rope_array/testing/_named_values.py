@@ -38,21 +38,11 @@ def _with_item(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ..
 
 
 class FrequenciesInArray(tuple[float, ...]):
-    """Frequencies that a target gets in an array of x's library; if heads differ, those of the first head.
+    """Frequencies that a target gets in an array of x's library; if heads differ, those of the first head."""
 
-    Attributes
-    ----------
-    dtype
-        The dtype of the array, which holds the numbers exactly.
-    heads
-        The frequencies of each head; none if the heads do not differ.
-    array
-        The array, once it is made.
-    """
-
-    dtype: str
-    heads: tuple[tuple[float, ...], ...]
-    array: Any
+    dtype: str  # the dtype of the array, which holds the numbers exactly
+    heads: tuple[tuple[float, ...], ...]  # the frequencies of each head; none if the heads do not differ
+    array: Any  # the array, once it is made
 
     def __repr__(self) -> str:
         return f"an array of {self.dtype} with {super().__repr__()}{' for head 0' if self.heads else ''}"

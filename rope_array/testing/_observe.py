@@ -38,27 +38,13 @@ class Watched(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """One thing to watch.
+    """One thing to watch."""
 
-    Attributes
-    ----------
-    check
-        The check that reports it.
-    requirement
-        The requirement, in a sentence.
-    before
-        Returns the state to compare with after the call.
-    after
-        Yields faults.
-    needs
-        The capabilities without which the observer does not apply.
-    """
-
-    check: str
+    check: str  # the check that reports it
     requirement: str
-    before: Callable[[Judge, CallInputs], Any]
-    after: Callable[[Judge, Watched, Any], Iterator[str | Failure]]
-    needs: tuple[str, ...] = ()
+    before: Callable[[Judge, CallInputs], Any]  # returns the state to compare with after the call
+    after: Callable[[Judge, Watched, Any], Iterator[str | Failure]]  # yields faults
+    needs: tuple[str, ...] = ()  # the capabilities without which the observer does not apply
 
 
 # ---- the observers ----

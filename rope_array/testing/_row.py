@@ -16,40 +16,21 @@ from ._transformed import Context, Transformed, is_one_program
 
 
 class CheckRow(NamedTuple):
-    """A check as data.
-
-    Attributes
-    ----------
-    name, requirement
-        Of the check.
-    calls
-        Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls; covers; or a function
-        of the judge.
-    needs
-        Capabilities that the check needs, in addition to the common needs of its calls.
-    few
-        Number of calls, if each call is compiled.
-    each_dtype
-        Whether the check is one for each dtype.
-    values
-        Whether it needs a library with values.
-    context
-        Where the calls are made.
-    thorough
-        Whether the check takes long, and is run only if asked for.
-    together
-        Makes and judges all calls, in place of the context.
-    """
+    """A check as data."""
 
     name: str
     requirement: str
+    # Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls; covers; or a function of
+    # the judge.
     calls: Sequence[str | Cover] | Callable[[Judge], Iterable[CallFactors]]
+    # Capabilities that the check needs, in addition to the common needs of its calls.
     needs: tuple[str, ...] = ()
-    few: int = 5
-    each_dtype: bool = False
-    values: bool = True
-    context: Context = check_call
-    thorough: bool = False
+    few: int = 5  # number of calls, if each call is compiled
+    each_dtype: bool = False  # whether the check is one for each dtype
+    values: bool = True  # whether it needs a library with values
+    context: Context = check_call  # where the calls are made
+    thorough: bool = False  # whether the check takes long, and is run only if asked for
+    # Makes and judges all calls, in place of the context.
     together: Callable[[Judge, list[CallFactors]], None] | None = None
 
     def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[CallFactors]:

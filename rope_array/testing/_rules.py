@@ -121,18 +121,12 @@ def _periods(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Deci
 
 
 class Formula(NamedTuple):
-    """A rule of the definition.
+    """A rule of the definition."""
 
-    Attributes
-    ----------
-    series
-        Returns the frequencies of a series, for a rule, the series, its base and its width.
-    parameters
-        The parameters of the rule in the suite's calls; 16 bits round the factors. A name of
-        `_named_values.LISTS` is a list with a number for each pair.
-    """
-
+    # Returns the frequencies of a series, for a rule, the series, its base and its width.
     series: Callable[[Rule, Omegas, Decimal, int], list[Decimal]]
+    # The parameters of the rule in the suite's calls; 16 bits round the factors. A name of
+    # `_named_values.LISTS` is a list with a number for each pair.
     parameters: Mapping[str, Any]
 
     @property

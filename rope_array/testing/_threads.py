@@ -23,20 +23,11 @@ _MOST_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Makes calls at once, each in a thread of its own, and judges every result.
+    """Makes calls at once, each in a thread of its own, and judges every result."""
 
-    Attributes
-    ----------
-    times
-        How often a thread makes its calls.
-    group
-        The number of calls that are made at once; all by default.
-    in_turn
-        Whether every second call has a thread, which makes all calls, beginning with its own.
-    """
-
-    times: int = 25
-    group: int | None = None
+    times: int = 25  # how often a thread makes its calls
+    group: int | None = None  # the number of calls that are made at once; all by default
+    # Whether every second call has a thread, which makes all calls, beginning with its own.
     in_turn: bool = False
 
     def __call__(self, j: Judge, calls: list[CallFactors]) -> None:

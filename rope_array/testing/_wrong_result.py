@@ -29,43 +29,27 @@ class WrongResult:
     """A wrong result with its call, to judge it again.
 
     The rows of all arrays are along the last axis but one.
-
-    Attributes
-    ----------
-    y, x, exact, bound
-        The result, the rotated array, the exact result and the largest allowed errors, in float64.
-    mask
-        The wrong elements.
-    given_pos
-        The positions of the call.
-    pairs
-        The features of each pair in the result.
-    fields, inverse
-        The fields of the definition, and whether x was rotated by the inverse.
-    dtype, accuracy, flushes
-        As in `assert_contract`.
-    allowed
-        Returns the bound of a class of accuracy: see `_contract.allowed`.
-    places
-        The indices along each axis that were kept; None for all.
-    named
-        The explanation of the values, before rows were left out: see `_explanation.named`.
     """
 
+    # The result, the rotated array, the exact result and the largest allowed errors, in float64.
     y: Floats
     x: Floats
     exact: Floats
     bound: Floats
-    mask: Mask
-    given_pos: Any
-    pairs: tuple[Any, Any]
+    mask: Mask  # the wrong elements
+    given_pos: Any  # the positions of the call
+    pairs: tuple[Any, Any]  # the features of each pair in the result
+    # The fields of the definition, and whether x was rotated by the inverse.
     fields: Mapping[str, Any]
     inverse: bool = False
+    # As in `assert_contract`.
     dtype: str = "float32"
     accuracy: Any = None
     flushes: bool = True
-    allowed: Any = None
+    allowed: Any = None  # returns the bound of a class of accuracy: see `_contract.allowed`
+    # The indices along each axis that were kept; None for all.
     places: tuple[NDArray[np.intp], ...] | None = None
+    # The explanation of the values, before rows were left out: see `_explanation.named`.
     named: Any = field(default=False, repr=False)
 
     @property
