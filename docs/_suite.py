@@ -95,7 +95,7 @@ def target_rows() -> Rows:
         yield (
             f"`{name}`",
             *("yes" if dtype in lib.floats else _short(lib.gaps.get(dtype, "")) for dtype in FLOATS),
-            lib.settings(),
+            lib.configuration,
             "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in OTHER_COLUMNS),
         )
 

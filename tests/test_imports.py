@@ -222,6 +222,7 @@ MAY_IMPORT = {
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
     "testing._command": ".testing numpy ._command._output",
+    "testing._report": ".testing numpy ._version",
     "testing.plugin": ".testing numpy ._command._check pytest",
     **dict.fromkeys(
         ["testing._library_target", "testing._find_rotation"],
@@ -376,7 +377,9 @@ def public_objects(module):
         if inspect.ismodule(value) or (inspect.isclass(value) and issubclass(value, Exception)):
             continue
         yield name, value
-        if inspect.isclass(value):
+        if (
+            inspect.isclass(value) and value is not rope_array.testing.Target
+        ):  # its methods are the suite's own
             members = ((m, getattr(v, "__func__", v)) for m, v in vars(value).items())  # of class methods too
             functions = [(m, v) for m, v in members if not m.startswith("_") and inspect.isfunction(v)]
             yield from ((f"{name}.{m}", v) for m, v in functions)

@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any
 
 from ._libraries import ArrayLibrary
-from ._named_values import arrays_in
 
 Rotate = Callable[..., Any]
 
@@ -143,14 +142,6 @@ def adapt_copies(rotate: Rotate, lib: ArrayLibrary, in_place: bool) -> Rotate:
         return copies if in_place else y
 
     return call
-
-
-# ---- frequencies ----
-
-
-def adapt_frequencies(rotate: Rotate) -> Rotate:
-    """Adapt a callable for arrays of frequencies to the frequencies that have one."""
-    return lambda x, pos, **spec: rotate(x, pos, **{**spec, **arrays_in(spec)})
 
 
 # ---- positions ----

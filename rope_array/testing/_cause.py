@@ -109,17 +109,7 @@ def merged(claims: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any
 
 
 class Findings(NamedTuple):
-    """The cause of all failures together, each cause by itself, and the checks that no cause explains.
-
-    Attributes
-    ----------
-    cause
-        The likely cause; None if none is known.
-    causes
-        The causes, each with the checks that it explains, in the order in which they have to be mended.
-    unexplained
-        The other failed checks, by the place of their wrong elements, or by their fault.
-    """
+    """The cause of all failures together, each by itself, and the other checks: see `Report`."""
 
     cause: Cause | None = None
     causes: tuple[Cause, ...] = ()

@@ -36,10 +36,7 @@ _TRIED = ("position_dtype", "refused_widths", "reach", "declines", "depth")
 class Worker:
     """Judges one target: answers requests, whose arguments and answers are plain values.
 
-    Parameters
-    ----------
-    announce
-        Writes a line before each call of the target; by default, calls are not announced.
+    `announce` writes a line before each call of the target.
     """
 
     judge: Judge
@@ -63,16 +60,9 @@ class Worker:
     def start(
         self, options: Mapping[str, Any], tried: Mapping[str, Any], ended: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Import the target and find its claims; return its plain values.
+        """Import the target of `Options` and find its claims, except those `tried` by an earlier process.
 
-        Parameters
-        ----------
-        options
-            The fields of `Options`.
-        tried
-            The claims that an earlier process found, whose trial calls are not repeated.
-        ended
-            How trial calls ended earlier processes: see `TrialLog`.
+        `ended` says how trial calls ended earlier processes, as in `TrialLog`.
         """
         parsed_options = Options(**options)
         try:

@@ -14,14 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import (
-    LIBRARIES,
-    ArrayLibrary,
-    JaxLibrary,
-    registered_library,
-    registered_names,
-    with_own_code,
-)
+from ._libraries import LIBRARIES, ArrayLibrary, registered_library, registered_names, with_own_code
 
 Rotate = Callable[..., Any]
 
@@ -32,18 +25,13 @@ class CannotCompile(RuntimeError):
 
 # The libraries with a compiler, by name, each with its arrays' library.
 COMPILED = MappingProxyType(
-    {
-        f"{name}:{'jit' if isinstance(lib, JaxLibrary) else 'compile'}": name
-        for name, lib in LIBRARIES.items()
-        if lib.compiles
-    }
+    {f"{name}:{lib.compiler}": name for name, lib in LIBRARIES.items() if lib.compiler}
 )
 
 
 def library_names() -> list[str]:
     """Return the names of the libraries, each followed by itself with its compiler."""
-    compiled = {arrays: name for name, arrays in COMPILED.items()}
-    return [library for name in LIBRARIES for library in (name, compiled.get(name, "")) if library]
+    return [name for lib in LIBRARIES for name in (lib, *(c for c in COMPILED if COMPILED[c] == lib))]
 
 
 def arrays_of(library: str) -> ArrayLibrary:
@@ -83,7 +71,7 @@ def compile_for(library: str, rotate: Rotate) -> Rotate:
     """
     if library not in COMPILED:
         return rotate
-    return (_jax_jitted if isinstance(arrays_of(library), JaxLibrary) else _torch_compiled)(rotate)
+    return (_jax_jitted if library.endswith(":jit") else _torch_compiled)(rotate)
 
 
 def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,29 +26,10 @@ def resolve(
     requires: Collection[str] = (),
     **claims: Any,
 ) -> Target:
-    """Return the `Target` for a name, a callable or a `Target`.
+    """Return the `Target` for the arguments of `run_checks`; `requires` is added to the target's own.
 
-    Parameters
-    ----------
-    target : str, Target or callable
-        A built-in target's name; "package.module:attribute", which imports the module; or the object itself.
-    backend : str, optional
-        For a built-in target: the backend to force, as in `rope_array.apply`.
-    requires
-        Names of capabilities, parts and checks that the target must not lack; added to the target's own.
-    **claims
-        For a callable: fields of `Target`.
-
-    Raises
-    ------
-    ValueError
-        A name or a claim is wrong, or the backend declines every call that is tried.
-    ImportError
-        The named module, the target's library (MissingLibrary) or its device is missing.
-    BackendError
-        The backend is unknown, or not of the library.
-    RuntimeError
-        Python runs with -O, which removes the checks' assertions.
+    Raise ValueError for a wrong name or claim, and for a backend that declines every call that is tried;
+    ImportError for a missing module, library or device; BackendError for a backend of no or another library.
     """
     if not __debug__:
         raise RuntimeError("python -O removes the assertions of the checks; run without -O")

@@ -26,16 +26,9 @@ class Declined(NotImplementedError):
 
 
 class OwnApply:
-    """`rope_array.apply` with a backend, or with any: counts its calls by the backend that serves them.
+    """`rope_array.apply` with a forced backend, or any: counts its calls by the backend that serves them.
 
-    Parameters
-    ----------
-    backend
-        The backend to force, or None.
-    fields
-        Fields of every call that does not have them.
-    by_tables
-        Whether to rotate by tables of cos and sin, for a backend that declines positions.
+    `fields` are added to every call. `by_tables` is for a backend that declines positions.
     """
 
     def __init__(self, backend: str | None, fields: Mapping[str, Any] | None = None, by_tables: bool = False):
@@ -135,18 +128,10 @@ def _classes() -> dict[str, type]:
 
 @dataclass(frozen=True)
 class BackendTarget(Target):
-    """A library, served by any backend of rope_array, or by one that is forced and judged by what it serves.
-
-    Attributes
-    ----------
-    backend
-        The forced backend, or None.
-    backends
-        The backends of the library's arrays, in the order in which they are asked; each with the reason why
-        it cannot be used, or "".
-    """
+    """A library, served by any backend of rope_array, or by a forced one."""
 
     backend: str | None = None
+    # In the order in which they are asked, each with the reason why it cannot be used, or "".
     backends: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -155,15 +140,7 @@ class BackendTarget(Target):
 
 
 def library_target(library: str, backend: str | None) -> Target:
-    """Return the target of a library, served by the best backend of each call, or by a forced backend.
-
-    Raises
-    ------
-    BackendError
-        The backend is unknown, or not of this library.
-    ValueError
-        It declines every call that is tried.
-    """
+    """Return the target of a library, served by the best backend of each call, or by a forced backend."""
     lib = arrays_of(library)
     lib.check_present()
     backend = backend or lib.backend

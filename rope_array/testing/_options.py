@@ -65,13 +65,7 @@ def _names(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:
-    """Parse claims written as NAME=VALUE: fields of `Target`, or fields of a rope that are built in.
-
-    Raises
-    ------
-    ValueError
-        A pair has no "=", has an unknown name, or repeats a name.
-    """
+    """Parse claims written as NAME=VALUE: fields of `Target`, or fields of a rope that are built in."""
     claims: dict[str, Any] = {} if library is None else {"library": library}
     for name, text in _pairs(pairs, "claim", "such as pairing=half or angles=float32"):
         if name in FIELDS:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
 import numpy as np
+
+from rope_array._version import version
 
 from ._cause import Cause, Findings
 from ._claims import specific_needs
@@ -136,7 +137,7 @@ def plain_target(target: Target) -> dict[str, Any]:
         "target": target.name,
         "version": target.version,
         "library": f"{target.library} {target.arrays.version}",
-        "settings": target.arrays.settings(),
+        "settings": target.arrays.configuration,
         "class": {"angles": target.angles, "arithmetic": target.arithmetic},
         "claims": target.claims(),
         "claimed": target.all_claimed(),
@@ -196,7 +197,7 @@ def plain_report(
     return {
         **target,
         "claimed": [name for name in target["claimed"] if name not in lacking],
-        "rope_array": _version(),
+        "rope_array": version(),
         "machine": {
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -211,10 +212,3 @@ def plain_report(
         **{name: dict(Counter(counted[name]).most_common()) for name in ("served", "declined")},
         "results": [{**vars(result), "seconds": round(result.seconds, 4)} for result in results],
     }
-
-
-def _version() -> str:
-    try:
-        return version("rope-array")
-    except PackageNotFoundError:  # run from a checkout
-        return "(not installed)"

@@ -26,16 +26,9 @@ _Plain = Mapping[str, Any]
 
 
 def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines of a report: the verdict and its cause, the failures, the passes, the rest.
+    """Yield the lines of a report, or of its plain values: verdict, cause, failures, passes, the rest.
 
-    Parameters
-    ----------
-    report
-        The report, or its plain values.
-    command
-        The arguments of ``python -m rope_array`` that made it, to repeat them with the claims that help.
-    verbose
-        Whether to show every check, every failure's detail, and why checks do not apply.
+    `command` has the arguments of ``python -m rope_array`` to repeat with the claims that help.
     """
     plain = report.as_dict() if isinstance(report, Report) else report
     yield from _verdict(plain)

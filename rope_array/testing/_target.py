@@ -30,6 +30,7 @@ from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._factors import DTYPES, FIELDS, WIDTH
 from ._libraries import ArrayLibrary
+from ._named_values import arrays_in
 from ._trial_log import TrialLog
 
 # The arguments of a target that are no claims.
@@ -177,19 +178,7 @@ class Target:
         return "array_frequencies" in self.requires
 
     def claims(self) -> dict[str, Any]:
-        """Return the explicit claims: the arguments that differ from the default.
-
-        Returns
-        -------
-        dict
-            Plain values by name.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, fixed={"pairing": "half"}, furthest=2047).claims()
-        {'fixed': {'pairing': 'half'}, 'furthest': 2047}
-        """
+        """Return the explicit claims, as plain values: the arguments that differ from the default."""
         claims = {}
         for claim in (claim for claim in fields(Target) if claim.name not in _NO_CLAIMS):
             value = getattr(self, claim.name)
@@ -199,24 +188,7 @@ class Target:
         return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice.
-
-        Parameters
-        ----------
-        width : int
-            A head_dim.
-
-        Returns
-        -------
-        int
-            The next head_dim that the target takes, or its widest.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
-        128
-        """
+        """Return `width`, or the next head_dim that it takes and that holds its slice, or its widest."""
         narrowest = least_width(self, width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return narrowest
@@ -256,7 +228,9 @@ class Target:
             rotate = _adapt.adapt_layout(rotate, self.layout, has_axes, self.arrays)
         if self.positions in ("batch", "row"):
             rotate = _adapt.adapt_positions(rotate, self.positions, has_axes, self.arrays)
-        return _adapt.adapt_frequencies(rotate) if self.takes_arrays else rotate
+        if not self.takes_arrays:
+            return rotate
+        return lambda x, pos, **spec: rotate(x, pos, **{**spec, **arrays_in(spec)})
 
     def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
         """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""
@@ -282,20 +256,7 @@ class Target:
         return frozenset((*CAPABILITIES, *PART_NAMES)) - set(self.declines)
 
     def all_claimed(self) -> list[str]:
-        """Return the claimed capabilities, to be copied as `requires`.
-
-        Returns
-        -------
-        list of str
-            Names of capabilities; names of the claimed parts where some parts are declined.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> target = Target(lambda x, pos: x, lacks={"ranks[1]": "a batch is needed"}, declared=True)
-        >>> [name for name in target.all_claimed() if name.startswith("ranks")]
-        ['ranks[2]', 'ranks[3]', 'ranks[4]', 'ranks[5]', 'ranks[6]']
-        """
+        """Return the claimed capabilities, or the claimed parts of each, to be copied as `requires`."""
         unavailable = by_library(self)
         names: list[str] = []
         for name in (name for name in CAPABILITIES if name in self.claimed):

@@ -64,13 +64,14 @@ class ArrayLibrary:
     has_values = True
     # The number of calls in `combinations`: few if each is compiled.
     calls = 1000
-    has_strides = True
+    # Whether the memory of one row can be all rows of an array.
+    has_strides = False
     # Whether slices may have negative steps.
     negative_steps = True
     # The backend of rope_array that the configuration is for.
     backend: str | None = None
-    # Whether the library has a compiler for the configuration.
-    compiles = False
+    # The suffix of the name with which a target's calls are compiled; empty if they cannot be.
+    compiler = ""
     # The configuration in words; empty for the default.
     configuration = ""
 
@@ -107,8 +108,9 @@ class ArrayLibrary:
     @property
     def version(self) -> str:
         """The library's version."""
-        self.native  # noqa: B018 (raises MissingLibrary)
-        return str(import_module(self.module.partition(".")[0]).__version__)
+        native = self.native  # raises MissingLibrary
+        package = import_module(self.module.partition(".")[0])
+        return str(getattr(package, "__version__", None) or getattr(native, "__version__", ""))
 
     def check_present(self) -> None:
         """Raise `MissingLibrary` if the library or its device is missing."""
@@ -137,10 +139,6 @@ class ArrayLibrary:
         gaps |= dict.fromkeys((mode for mode in MODES if mode not in self.modes),
                               "the library has no such mode, or none that the suite knows")  # fmt: skip
         return {name: self.reasons.get(name, reason) for name, reason in gaps.items()}
-
-    def settings(self) -> str:
-        """Describe the configuration; empty for the default."""
-        return self.configuration
 
     @property
     def dtypes(self) -> list[str]:

@@ -39,6 +39,7 @@ class DaskLibrary(ChunkedLibrary):
     name = title = package = session = "dask"
     module = "dask.array"
     namespace = "array_api_compat.dask.array"
+    has_strides = True
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         return self.xp.asarray(super().asarray(array, dtype))
@@ -63,7 +64,6 @@ class CubedLibrary(ChunkedLibrary):
     session = "dask"
     namespace = "cubed.array_api"
     calls = 40  # each takes tens of milliseconds
-    has_strides = False
     negative_steps = False
 
     def poisoned(self, array: Array) -> Array:

@@ -26,8 +26,7 @@ class JaxLibrary(ArrayLibrary):
     x64 = False
     platform = "cpu"
     calls = 40
-    compiles = True
-    has_strides = False
+    compiler = "jit"
     modes = ("default_dtype", "vmap", "vmap_positions", "jvp")
     reasons = MappingProxyType({
         "float64": "JAX without x64 has no float64",
@@ -105,7 +104,7 @@ class ShardedJaxLibrary(JaxLibrary):
     """JAX on eight devices of the CPU. The axes of x but the last are split; positions are whole."""
 
     name = "jax:sharded"
-    compiles = False
+    compiler = ""
     configuration = "on eight devices of the CPU"
 
     def check_present(self) -> None:

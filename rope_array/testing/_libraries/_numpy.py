@@ -18,6 +18,7 @@ class NumPyLibrary(ArrayLibrary):
     name = module = package = session = "numpy"
     title = "NumPy"
     namespace = "array_api_compat.numpy"
+    has_strides = True
     reasons = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes"})
 
     @property

@@ -21,11 +21,10 @@ class StrictLibrary(ArrayLibrary):
     session = "strict"
     floats = ("float32", "float64")
     reasons = MappingProxyType(dict.fromkeys(("float16", "bfloat16"), "the standard has none"))
+    has_strides = True
     device = ""  # of arrays; empty for the default
-
-    @property
-    def label(self) -> str:
-        return "strict"
+    label = "strict"
+    configuration = "no boolean indexing, data-dependent shapes or extensions"
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         array = super().asarray(array, dtype)
@@ -47,10 +46,6 @@ class StrictLibrary(ArrayLibrary):
         )
         return flags
 
-    def settings(self) -> str:
-        flags = "no boolean indexing, data-dependent shapes or extensions"
-        return f"{flags}; arrays on {self.device}" if self.device else flags
-
 
 class CuPyLibrary(ArrayLibrary):
     """CuPy on its current GPU."""
@@ -60,6 +55,7 @@ class CuPyLibrary(ArrayLibrary):
     package = "cupy-cuda13x"
     session = "gpu"
     namespace = "array_api_compat.cupy"
+    has_strides = True
     reasons = MappingProxyType({"bfloat16": "CuPy holds bfloat16 only through ml_dtypes"})
 
     def check_present(self) -> None:
@@ -83,14 +79,9 @@ class MLXLibrary(ArrayLibrary):
     title = "MLX"
     module = namespace = "mlx.core"
     floats = ("float16", "bfloat16", "float32", "float64")
-    has_strides = False
     reasons = MappingProxyType({
         "float64": "MLX has float64 on the CPU only", "lazy": "an array does not show whether it is computed",
     })  # fmt: skip
-
-    @property
-    def version(self) -> str:
-        return str(self.native.__version__)
 
     @property
     def dtypes(self) -> list[str]:
@@ -132,7 +123,6 @@ class TensorFlowLibrary(ArrayLibrary):
     title = "TensorFlow"
     package = "tensorflow-cpu"
     floats = ("float16", "bfloat16", "float32", "float64")
-    has_strides = False
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         tensor = self.native.constant(np.array(array))
@@ -169,7 +159,6 @@ class NDonnxLibrary(ArrayLibrary):
     """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
 
     name = title = package = module = namespace = "ndonnx"
-    has_strides = False
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return np.asarray(array.unwrap_numpy())
@@ -194,7 +183,6 @@ class MArrayLibrary(ArrayLibrary):
 
     name = title = package = module = "marray"
     floats = ("float32", "float64")
-    has_strides = False
 
     @cached_property
     def xp(self) -> Any:
@@ -210,9 +198,17 @@ class MArrayLibrary(ArrayLibrary):
 LIBRARIES = (
     CuPyLibrary(),
     StrictLibrary(),
-    StrictLibrary("array_api_strict:device1", device="device1"),
     StrictLibrary(
-        "array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=ArrayLibrary.integers[1:]
+        "array_api_strict:device1",
+        device="device1",
+        configuration=f"{StrictLibrary.configuration}; arrays on device1",
+    ),
+    StrictLibrary(
+        "array_api_strict:no_x64",
+        device="no_x64",
+        configuration=f"{StrictLibrary.configuration}; arrays on no_x64",
+        floats=("float32",),
+        integers=ArrayLibrary.integers[1:],
     ),
     MLXLibrary(),
     TensorFlowLibrary(),

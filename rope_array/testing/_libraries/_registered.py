@@ -19,8 +19,6 @@ _DTYPES = (*ArrayLibrary.floats, *ArrayLibrary.integers)
 class RegisteredLibrary(ArrayLibrary):
     """A library of which the suite knows how to make arrays, and how to read them."""
 
-    has_strides = False
-
     def __init__(self, name: str, array_type: str, backend: str):
         super().__init__(name)
         self.module, _, self._type_name = array_type.partition(":")
@@ -33,10 +31,6 @@ class RegisteredLibrary(ArrayLibrary):
             return self.dtype_of(self.asarray(np.zeros(1), dtype)) == dtype
         except Exception:  # the library's own
             return False
-
-    @property
-    def version(self) -> str:
-        return str(getattr(import_module(self.module.partition(".")[0]), "__version__", ""))
 
     @cached_property
     def xp(self) -> Any:

@@ -23,7 +23,8 @@ class TorchLibrary(ArrayLibrary):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    compiles = True
+    has_strides = True
+    compiler = "compile"
     negative_steps = False
     modes = MODES
 
@@ -142,13 +143,13 @@ class TorchLibrary(ArrayLibrary):
 LIBRARIES = (
     TorchLibrary(),
     TorchLibrary(
-        "torch:meta", device="meta", has_values=False, compiles=False, configuration="shapes and dtypes only"
+        "torch:meta", device="meta", has_values=False, compiler="", configuration="shapes and dtypes only"
     ),
     TorchLibrary("torch:cuda", device="cuda"),
     TorchLibrary(
         "torch:triton-interpret",
         backend="triton",
-        compiles=False,
+        compiler="",
         calls=40,  # each takes milliseconds
         configuration="the Triton kernel, interpreted",
     ),
