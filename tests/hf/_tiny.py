@@ -52,7 +52,9 @@ class Tiny:
                 weight.copy_(drawn)
             return model
         set_weights(model)
-        frequencies = {id(x) for module in rotaries(model) for x in (*module.buffers(), *module.parameters())}
+        # Attention layers have rotary names too: the weights of their projections are no frequencies.
+        own = ((*module.buffers(), *module.parameters(recurse=False)) for module in rotaries(model))
+        frequencies = {id(x) for values in own for x in values}
         for x in (*model.parameters(), *model.buffers()):
             if dtype is not FLOAT32 and x.is_floating_point() and id(x) not in frequencies:
                 x.data = x.data.to(dtype)
