@@ -17,6 +17,7 @@ from hf._tiny import TRAINED, tiny_of
 from hf._tiny_inputs import tokens
 from onnxconverter_common import float16
 from onnxruntime.transformers import float16 as onnxruntime_float16
+from torch_cases import module_of
 
 import rope_array as ra
 from rope_array.testing import apply_definition
@@ -32,22 +33,11 @@ NEAR = [0, 1, 2, 3, 30, 63, 64, 100]
 TOLERANCE = {"float64": 2e-14, "float32": 2e-6, "float16": 4e-3}
 
 
-class FunctionModule(torch.nn.Module):
-    """A function of (q, k, positions) as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, q, k, positions):
-        return self.function(q, k, positions)
-
-
 class ExportCase:
     """A module or function of (q, k, positions), and the fields of its rotation."""
 
     def __init__(self, program, fields=None, positions=FAR, dtype="float32", seq_axis=-2, tolerance=None):
-        self.module = program if isinstance(program, torch.nn.Module) else FunctionModule(program)
+        self.module = program if isinstance(program, torch.nn.Module) else module_of(program)
         self.fields, self.dtype, self.seq_axis = fields or {}, dtype, seq_axis
         self.positions = torch.as_tensor(positions)
         self.tolerance = tolerance or TOLERANCE[dtype]
@@ -186,8 +176,7 @@ def test_a_rotation_is_an_input_of_the_program(dynamo):
         return tuple(torch.from_numpy(table) for table in rotation)
 
     axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
-    program = FunctionModule(None)
-    program.forward = lambda q, k, cos, sin: HALF.rotation_from(cos, sin).apply((q, k))
+    program = module_of(lambda q, k, cos, sin: HALF.rotation_from(cos, sin).apply((q, k)))
     example = (*case.arrays(2, 7), *tables(case.positions[:7]))
     run = runner(to_onnx(program, example, dynamo, None, axes, tuple(axes)))
     case.check(lambda q, k, positions: run(q, k, *tables(positions)))
@@ -349,7 +338,7 @@ def test_a_program_has_the_operators_that_executorch_takes():
         for name, case in CASES.items()
     }
     assert operators == {name: {SHIFT} for name in CASES} | {"float32 angles": set()}
-    rotate = FunctionModule(lambda q, k, tables: HALF.rotation_from(*tables).apply((q, k)))
+    rotate = module_of(lambda q, k, tables: HALF.rotation_from(*tables).apply((q, k)))
     example = *CASES["module"].arrays(2, 7), (torch.ones(7, 8), torch.ones(7, 8))
     assert operators_beyond_core(rotate, example) == set()
 
@@ -364,7 +353,7 @@ def operators_beyond_core(module, example, shapes=None):
 
 def test_a_package_of_aotinductor_reads_the_strides_of_its_example(tmp_path):
     """PyTorch's own fault. If this test fails, take the paragraph about strides from the page."""
-    double = FunctionModule(lambda q, k, p: q * 2)
+    double = module_of(lambda q, k, p: q * 2)
     x, wide = torch.arange(12.0).reshape(3, 4), torch.arange(15.0).reshape(3, 5)
     program = torch.export.export(double, (x, torch.ones(1), torch.ones(2)))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "double.pt2"))
