@@ -61,7 +61,7 @@ class Reading:
     layer_type: str | int | None
     stated: dict[str, Any]
     inferred: dict[str, Any]
-    notes: tuple[str, ...]
+    notes: tuple[_config.Note, ...]
     context: int | None = None
 
 

@@ -1,6 +1,5 @@
 """A model's rotary embedding in words and tables, read from its config."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite, pi
@@ -73,8 +72,8 @@ def _of_rope(reading: Reading, length: int | None) -> Iterator[str]:
 
 def _sentences(rope: ra.RoPE, reading: Reading) -> Iterator[str]:
     if not rope.rotary_dim:
-        why = ", ".join(note.removesuffix(_UNROTATED) for note in reading.notes if note.endswith(_UNROTATED))
-        yield f"No rotation: heads of {rope.head_dim} features stay as they are{f' ({why})' if why else ''}."
+        why = ", ".join(_notes(reading, "unrotated")) or "no rotation"
+        yield f"Heads of {rope.head_dim} features stay as they are: {why}."
         return
     yield _slice_sentence(rope)
     yield _pairing_sentence(rope)
@@ -83,10 +82,6 @@ def _sentences(rope: ra.RoPE, reading: Reading) -> Iterator[str]:
     yield from _frequency_sentences(rope)
     if rope.scaling is None or rope.scaling.resolved:
         yield _wavelength_sentence(rope, reading.context)
-
-
-# The end of the note of a layer without rotation.
-_UNROTATED = ": no rotation"
 
 
 def _frequency_sentences(rope: ra.RoPE) -> Iterator[str]:
@@ -237,7 +232,7 @@ def _origins(readings: Sequence[Reading]) -> Iterator[str]:
         inferred_values |= reading.inferred
     yield from _section("Stated in the config", stated_values)
     yield from _section("Inferred, from the model's code and the defaults of its class", inferred_values)
-    facts = list(dict.fromkeys(note for reading in readings for note in reading.notes if _is_fact(note)))
+    facts = list(dict.fromkeys(note for reading in readings for note in _notes(reading, "fact")))
     if facts:
         yield from ("", "Notes", *_bullets(facts))
     doubts = list(dict.fromkeys(doubt for reading in readings for doubt in _doubts(reading)))
@@ -246,16 +241,8 @@ def _origins(readings: Sequence[Reading]) -> Iterator[str]:
     yield from _bullets(doubts)
 
 
-# Notes that describe the model, and leave nothing to check.
-_FACT = re.compile(
-    r"(?:the )?coordinates |a token has |this is the rope |only head |v is |rotates the |llama_4_scaling |"
-    r"mscale is not used: DeepSeek|the sparse attention's indexer |"
-    r"the (?:class token|frequencies|input|pairs|position|rope|whole hidden state) "
-)
-
-
-def _is_fact(note: str) -> bool:
-    return _FACT.match(note) is not None
+def _notes(reading: Reading, kind: str) -> list[str]:
+    return [note for note in reading.notes if note.kind == kind]
 
 
 def _bullets(texts: Iterable[str]) -> Iterator[str]:
@@ -279,7 +266,7 @@ def _doubts(reading: Reading) -> Iterator[str]:
         yield "the trained context is not stated: max_position_embeddings is taken for it"
     if "part" in inferred:
         yield f"the part {inferred['part']!r} was read; --part chooses another"
-    yield from (note for note in reading.notes if not note.endswith(_UNROTATED) and not _is_fact(note))
+    yield from _notes(reading, "doubt")
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> Iterator[str]:

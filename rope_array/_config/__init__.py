@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rope_array._config._convention import Note
 from rope_array._config._document import Document, load, plain
 from rope_array._config._locate import locate, variant_of, with_convention
 from rope_array._config._part import ConfigPart, Record
@@ -34,7 +35,7 @@ from rope_array._errors import ConfigError, SpecError, short
 
 _MOST_KEYS_OF_A_PART = 1024  # `read_layers` looks at every key for each layer
 
-__all__ = ["Document", "context", "fields", "find_part", "layer_count", "load", "refusals"]
+__all__ = ["Document", "Note", "context", "fields", "find_part", "layer_count", "load", "refusals"]
 
 
 def fields(

@@ -7,6 +7,23 @@ from typing import Any, Literal
 Pairing = Literal["interleaved", "half"]
 # Functions of a convention take a `PartValues` first.
 Function = Callable[..., Any]
+NoteKind = Literal["doubt", "fact", "unrotated"]
+
+
+class Note(str):
+    """A note of a reading: its text, and whether it is a fact, a doubt, or why nothing rotates."""
+
+    kind: NoteKind
+
+    def __new__(cls, text: str, kind: NoteKind = "doubt") -> "Note":
+        note = super().__new__(cls, text)
+        note.kind = kind
+        return note
+
+
+def note_of(value: str | Mapping[str, str]) -> Note:
+    """Return the note of a row; `fact` marks one that leaves nothing to check."""
+    return Note(value) if isinstance(value, str) else Note(value["fact"], "fact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +141,7 @@ class Convention:
     unrotated: Function | None = None
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refusal: str | None = None
-    note: str | None = None
+    note: Note | None = None
     variant: Function | None = None
     layer_type_of: Function | None = None
     layer_type_alias: Function | None = None

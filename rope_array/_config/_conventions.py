@@ -6,7 +6,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, note_of
 from rope_array._config._model_defaults import ROTARY
 from rope_array._config._tables import read_table
 
@@ -46,6 +46,8 @@ def _field(name: str, value: Any, rows: Mapping[str, Row]) -> Any:
         return partial(function, **options) if options else function
     if name == "of_layer_type":
         return {label: convention_from(row, rows) for label, row in value.items()}
+    if name == "note":
+        return note_of(value)
     if name == "unless":
         return {
             key: (*allowed, None) if False in allowed else tuple(allowed) for key, allowed in value.items()

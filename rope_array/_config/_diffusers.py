@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, Note
 from rope_array._config._conventions import Row, all_of, convention_from
 from rope_array._config._format import Format
 from rope_array._config._maps import whole_numbers
@@ -73,7 +73,7 @@ def _format_of(name: str, row: Row, content: Mapping[str, Any]) -> Format:
     }
     coordinates = row["coordinates"].format_map(table()["phrases"])
     convention = convention_from(row, table()["rows"])
-    return _format(name, convention, defaults={**defaults, **computed}, notes=(coordinates,))
+    return _format(name, convention, defaults={**defaults, **computed}, notes=(Note(coordinates, "fact"),))
 
 
 def _computed_width(name: str, content: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, Note, note_of
 from rope_array._config._conventions import all_of, convention_from
 from rope_array._config._tables import read_table
 
@@ -57,10 +57,15 @@ def table(section: str) -> dict[str, Any]:
     return read_table("formats.toml")[section]  # type: ignore[no-any-return]
 
 
+def note(name: str) -> Note:
+    """Return a note of formats.toml."""
+    return note_of(table("notes")[name])
+
+
 @cache
 def format_of(name: str) -> Format:
     """Return the format of a row."""
     rows = table("rows")
     row = all_of(rows[name], rows)
-    convention, notes = convention_from(row, rows), tuple(row.get("notes", ()))
+    convention, notes = convention_from(row, rows), tuple(map(note_of, row.get("notes", ())))
     return Format(name=row["name"], convention=convention, defaults=row.get("defaults", {}), notes=notes)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rope_array._config._conventions_unknown import BY_HAND
-from rope_array._config._format import Format, Metadata, format_of, table
+from rope_array._config._format import Format, Metadata, format_of, note, table
 from rope_array._config._values import value_at
 from rope_array._errors import ConfigError, short
 
@@ -104,8 +104,8 @@ def _of_named(content: Mapping[str, Any]) -> Format:
     ):
         config_format = _of_mlx(config_format, name, content.get("rope_theta") is None)
     keys_of = config_format.name
-    note = f"model_type is {short(name)}, but the keys are of {keys_of}: it has the pairs of its weights"
-    return replace(config_format, model_type=name, notes=(*config_format.notes, note))
+    text = f"model_type is {short(name)}, but the keys are of {keys_of}: it has the pairs of its weights"
+    return replace(config_format, model_type=name, notes=(*config_format.notes, text))
 
 
 def _of_mlx(maker: Format, name: str, no_base: bool) -> Format:
@@ -117,8 +117,8 @@ def _of_mlx(maker: Format, name: str, no_base: bool) -> Format:
     notes = maker.notes
     if no_base:
         convention = replace(convention, theta=table("mlx_bases")[name])
-        of_makers = {table("notes")[key] for key in ("old_base", "new_base", "no_base")}
-        notes = tuple(note for note in notes if note not in of_makers)
+        of_makers = {note(key) for key in ("old_base", "new_base", "no_base")}
+        notes = tuple(text for text in notes if text not in of_makers)
         default = f"{convention.theta:.0f} is the default of mlx-examples"
         notes = (*notes, f"rope_theta is not stated: {default}")
     return replace(maker, name="mlx-examples' config.json", convention=convention, notes=notes)
@@ -149,7 +149,7 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
     deepseek = format_of("deepseek")
     if not _has(content, "index_head_dim"):
         return deepseek
-    notes = (*deepseek.notes, table("notes")["indexer_differs"])
+    notes = (*deepseek.notes, note("indexer_differs"))
     return replace(deepseek, notes=notes, part_formats={"indexer": format_of("deepseek_indexer")})
 
 
@@ -166,9 +166,9 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
     if content.get("rope_theta") is None:
         old = content.get("sliding_window") or content.get("_sliding_window")
         convention = replace(convention, theta=1e4 if old else 1e6, theta_keys=())  # null is no base, too
-        notes.append(table("notes")["old_base" if old else "new_base"])
+        notes.append(note("old_base" if old else "new_base"))
     if content.get("llama_4_scaling") is not None:
-        notes.append(table("notes")["llama_4_scaling"])
+        notes.append(note("llama_4_scaling"))
     for where in ("vision_encoder", "multimodal.vision_encoder_args"):
         if isinstance(value_at(content, where), Mapping):
             formats["vision"] = replace(format_of("pixtral"), place=where)
@@ -184,8 +184,8 @@ def _of_meta(content: Mapping[str, Any]) -> Format | None:
         return None
     if _has_one(content, "llama4"):
         return format_of("llama4")
-    notes = (table("notes")["no_base"],) if content.get("rope_theta") is None else ()
-    scaled = (table("notes")["factor_8"],) if content.get("use_scaled_rope") else ()
+    notes = (note("no_base"),) if content.get("rope_theta") is None else ()
+    scaled = (note("factor_8"),) if content.get("use_scaled_rope") else ()
     return replace(format_of("llama"), notes=notes + scaled)
 
 
@@ -199,7 +199,7 @@ def _of_executorch(content: Mapping[str, Any]) -> Format | None:
     if content.get(unread, default) not in (None, default):
         notes.append(f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}")
     if content.get("local_rope_theta") is not None:
-        notes.append(table("notes")["local_rope_theta"])
+        notes.append(note("local_rope_theta"))
     # A null rope_theta is the default of ExecuTorch's class: then rope_freq_base is the base.
     bases = ("rope_freq_base",) if content.get("rope_theta") is None else ("rope_theta", "rope_freq_base")
     executorch = format_of("executorch_half" if half else "executorch")

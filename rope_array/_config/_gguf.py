@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rope_array._config._convention import Convention, Pairing
+from rope_array._config._convention import Convention, Note, Pairing
 from rope_array._config._format import Format, Metadata
 from rope_array._config._gguf_file import read_gguf_file
 from rope_array._config._tables import read_table
@@ -262,18 +262,16 @@ def _with_windows(convention: Convention, windows: Mapping[str, Any]) -> Convent
 
 
 def _notes(architecture: str, content: Mapping[str, Any], convention: Convention) -> list[str]:
-    rope, notes = content.get("rope", {}), []
-    if convention.pairing == "interleaved":
-        notes.append(
-            "the pairs are the file's own: where Hugging Face's code pairs halves, the "
-            "converter has permuted the rows of q and k"
-        )
-    if convention.axes is not None:
-        notes.append("coordinates are llama.cpp's (t, h, w, e); for text (p, p, p, 0)")
-    if content["tensors"].get("rope_freqs.weight") is not None:
-        notes.append("the frequencies are divided by the file's tensor rope_freqs.weight")
+    facts = _TABLE["facts"]
+    of_file = {
+        facts["pairs"]: convention.pairing == "interleaved",
+        facts["coordinates"]: convention.axes is not None,
+        facts["divided"]: content["tensors"].get("rope_freqs.weight") is not None,
+    }
+    notes: list[str] = [Note(text, "fact") for text, holds in of_file.items() if holds]
     if architecture != "mistral3":
         betas = {"scaling.yarn_beta_fast": 32.0, "scaling.yarn_beta_slow": 1.0}
+        rope = content.get("rope", {})
         unused = [key for key, beta in betas.items() if rope.get(key, beta) != beta]
         notes += [f"rope.{key} is not used: llama.cpp does not read it for {architecture}" for key in unused]
     return notes

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, Note
 from rope_array._config._conventions import REMOTE
 from rope_array._config._model_defaults import WITHOUT
 from rope_array._errors import short
@@ -42,13 +42,13 @@ class Record:
     """What one reading has used: keys that the config states, values that it does not state, and notes."""
 
     inferred: dict[str, Any]
-    notes: list[str]
+    notes: list[Note] = field(default_factory=list)
     stated: dict[str, Any] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """Add a note once."""
+        """Add a note once; a plain text is a doubt."""
         if text not in self.notes:
-            self.notes.append(text)
+            self.notes.append(text if isinstance(text, Note) else Note(text))
 
 
 @dataclass(frozen=True, kw_only=True)

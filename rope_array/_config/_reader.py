@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from rope_array._config import _unused_keys
-from rope_array._config._convention import Convention
+from rope_array._config._convention import Convention, Note
 from rope_array._config._layer_rope import LayerRope
 from rope_array._config._layers import check_length, choose_layer, note_on_unrotated, why_unrotated
 from rope_array._config._part import ConfigPart, listed, quoted
@@ -84,7 +84,7 @@ class Reader:
 
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""
-        self.record.note(f"{why}: no rotation")
+        self.record.note(Note(f"{why}: no rotation", "unrotated"))
         convention = self.convention.of_layer_type.get(self.values.label or "", self.convention)
         head = self.values.width(*convention.width)
         return {"head_dim": head, "rotary_dim": 0, "pairing": convention.pairing}

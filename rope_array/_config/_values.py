@@ -184,7 +184,9 @@ class PartValues(TypedMapping):
     """
 
     def __init__(self, config_part: ConfigPart) -> None:
-        record = Record({**config_part.inferred}, [*config_part.notes])
+        record = Record({**config_part.inferred})
+        for note in config_part.notes:
+            record.note(note)
         super().__init__({**config_part.content, **config_part.converted}, "", record)
         self.config_part = config_part
         self.convention = config_part.convention or Convention()
