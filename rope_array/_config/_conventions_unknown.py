@@ -14,45 +14,11 @@ from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
-# Keys that change the rotation, its place or the width, by words of vLLM, llama.cpp's converter, mlx-lm,
-# TensorRT-LLM and Megatron-LM, in snake case; `_unused_keys` looks at those with rope, rotary or ntk.
-_OTHER = re.compile(
-    r"(?:^|_)(?:alibi|(?<!qk_)nope|no_rope|xpos|yarn|longrope|interpolation|neox|gptj|theta|rot)(?:_|$)"
-    r"|^position_encoding_2d$|^(?:swa|sliding|global|local)_(?:head_dim|base|base_freq|freq_base)$|_swa_.*heads$"
-    r"|^(?:beta_fast|beta_slow|mscale|mscale_all_dim|(?:short|long)_factor|(?:low|high)_freq_factor)$"
-    r"|^(?:position|pos)_(?:scale|scaling|ratio|factor|base)(?:_|$)|^n_rot$"
-    r"|relative_(?:attention|position|pos)|(?:^|_)(?:rel_pos|t5)_?|position_buckets|sinusoidal"
-    r"|(?:learned|learnable|abs|absolute)_(?:pos|position)|^no_(?:pos|position)"
-    r"|^(?:linear_|dynamic_)?scaling(?:_factor)?$|^(?:freq|context)_scale$|^inv_freq$|^interleaved?$"
-    r"|(?:^|_)(?:rotate|rotated|rotation)_(?:dims?|width|size|pct|share|fraction)$"
-)
-# Keys of latent attention, whose rotated width is in qk_rope_head_dim.
-_LATENT = re.compile(
-    r"^(?:kv|q|qk)_(?:lora_rank|latent_dim|lora_dim|compress\w*)$|^qk_nope_head_dim$"
-    r"|(?:^|_)(?:mla|latent_attention)(?:_|$)"
-)
-# Keys of the kind of position embedding, or of attention, and the names of kinds that are no plain rotation.
-_KIND = re.compile(
-    r"^(?!max_|num_|n_|original_)"
-    r"(?:pe(?:_type)?|position\w*|pos(?:_\w*)?|\w*_pos|\w*(?:pos|position|positional)_?(?:emb|enc|bias|type)\w*"
-    r"|(?:pair|pairing|rotate|rotation)_(?:style|type|mode)|pairing)$"
-)
-_ATTENTION = re.compile(
-    r"^(?!.*(?:impl|backend|kernel)).*(?:attn|attention|bias|(?:emb|embedding|enc|encoding)_type$)"
-)
-_OTHER_KINDS = re.compile(r"alibi|xpos|kerple|nope|learned|sinusoid|relative|t5|mla|latent")
-# Names that no key's value has but to state a position embedding, and no rotation.
-_NO_ROTATION = re.compile(r"(?:^|_)(?:alibi|xpos|kerple)(?:_|$)")
+# Patterns of keys and of values: keys.toml tells what each is for.
+_IS = {name: re.compile("|".join(patterns)) for name, patterns in KEYS["patterns"].items()}
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 _SIZE = re.compile(r"\d|_?(?:b|k|m|bits?)(?![a-z])")  # the 4 of "llama-4b" is no version
-# Switches: whether the model has a rotary embedding at all.
-_SWITCH = re.compile(
-    r"^(?:use_|apply_|add_)?(?:(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?|pos(?:ition|itional)?_(?:emb|enc)\w*)$"
-)
 _READ_ELSEWHERE = frozenset((*KEYS["bases"], "no_rope_layers", "no_rope_layer_interval"))
-_INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
-_ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
-_OTHER_PARTS = re.compile(r"vision|visual|image|video|audio|speech|quanti|generation")
 _PARAMETERS = ("rope_parameters", "rope_scaling")
 
 
@@ -83,7 +49,7 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
 def reads(key: str, content: Mapping[str, Any]) -> bool:
     """Return whether a key of an unknown model type is read here: the pairing, or whether it rotates."""
     value = content.get(key)
-    on = value is True and _SWITCH.match(key) is not None
+    on = value is True and _IS["switch"].match(key) is not None
     return on or key in KEYS["pairings"] or (key == "qk_rope_head_dim" and value == 0)
 
 
@@ -110,7 +76,7 @@ def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
             raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
     pairings = {key: value is KEYS["pairings"][key] for key, value in flags.items()}
     for key, value in content.items():
-        kind = _kind_of(value) if isinstance(key, str) and _KIND.match(_snake(key)) else None
+        kind = _kind_of(value) if isinstance(key, str) and _IS["kind"].match(_snake(key)) else None
         if kind in ("half", "interleaved"):
             pairings[key] = kind == "interleaved"
     if len({*pairings.values()}) > 1:
@@ -126,7 +92,7 @@ def _kind_of(embedding: Any) -> str | None:
 
 def contradicts(key: Any, value: Any, pairing: str) -> bool:
     """Return whether the name of a position embedding contradicts a rotation with a pairing."""
-    if not isinstance(key, str) or not isinstance(value, str) or not _KIND.match(key):
+    if not isinstance(key, str) or not isinstance(value, str) or not _IS["kind"].match(key):
         return False
     kind = _kind_of(value)
     return (
@@ -221,14 +187,14 @@ def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(stated_key, str) or value is None or stated_key in KEYS["pairings"]:
             continue
         key = _snake(stated_key)
-        off = value is False and _SWITCH.match(key)
+        off = value is False and _IS["switch"].match(key)
         is_one = value == 1 and value is not True
         neutral = value in (0, [], {}) or (
             is_one and key.endswith(("factor", "scale", "scaling"))
         )  # False is 0
-        is_latent = _LATENT.search(key) and not content.get("qk_rope_head_dim")
-        is_other_spelling = key != stated_key and _ROTARY.search(key)
-        is_unread = is_latent or is_other_spelling or _OTHER.search(key)
+        is_latent = _IS["latent"].search(key) and not content.get("qk_rope_head_dim")
+        is_other_spelling = key != stated_key and _IS["rotary"].search(key)
+        is_unread = is_latent or is_other_spelling or _IS["other"].search(key)
         may_change_it = stated_key not in _READ_ELSEWHERE and is_unread
         if _is_other_kind(key, value) or off or (may_change_it and not neutral):
             raise ConfigError(may_change(name, stated_key, value))
@@ -238,11 +204,11 @@ def _is_other_kind(key: str, value: Any) -> bool:
     """Return whether a key names a position embedding that is no plain rotation, or latent attention."""
     if not isinstance(value, str):
         return False
-    if _KIND.match(key):
+    if _IS["kind"].match(key):
         return _kind_of(value) is None
-    if _NO_ROTATION.search(_snake(value)) and not key.startswith(("_", "model", "name")):
+    if _IS["no_rotation"].search(_snake(value)) and not key.startswith(("_", "model", "name")):
         return True
-    return _ATTENTION.search(key) is not None and _OTHER_KINDS.search(value.lower()) is not None
+    return _IS["attention"].search(key) is not None and _IS["other_kinds"].search(value.lower()) is not None
 
 
 def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
@@ -251,15 +217,15 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
         for inner, flag in value.items():
-            is_kind = isinstance(inner, str) and _NO_ROTATION.search(_snake(inner))
-            if is_kind and flag and not _OTHER_PARTS.search(key):
+            is_kind = isinstance(inner, str) and _IS["no_rotation"].search(_snake(inner))
+            if is_kind and flag and not _IS["other_parts"].search(key):
                 raise ConfigError(may_change(f"{name}, {short(key)}", inner, flag))
-        has_rotary_key = any(isinstance(inner, str) and _ROTARY.search(inner) for inner in value)
-        if _INNER.search(key):
+        has_rotary_key = any(isinstance(inner, str) and _IS["rotary"].search(inner) for inner in value)
+        if _IS["inner"].search(key):
             _refuse_other_embeddings(f"{name}, {short(key)}", value)
             _refuse_inner(name, value)
-        is_of_model = _INNER.search(key) or not key.endswith("_config")  # others are parts of the model
-        if (is_of_model and has_rotary_key) or _ROTARY.search(key) or _KIND.match(key):
+        is_of_model = _IS["inner"].search(key) or not key.endswith("_config")  # others are parts of the model
+        if (is_of_model and has_rotary_key) or _IS["rotary"].search(key) or _IS["kind"].match(key):
             raise ConfigError(
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."

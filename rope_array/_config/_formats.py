@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rope_array._config._conventions import changed
 from rope_array._config._conventions_unknown import BY_HAND
 from rope_array._config._format import Format, Metadata, format_of, note, table
-from rope_array._config._values import value_at
+from rope_array._config._variants import first_of
 from rope_array._errors import ConfigError, short
 
 
@@ -63,12 +64,6 @@ def _refuse_nameless(content: Mapping[str, Any]) -> None:
             "this is the config attribute of a model of diffusers, which does not name the model's class; "
             "give the model itself, or its config.json."
         )
-
-
-def _by_keys(content: Mapping[str, Any]) -> Format | None:
-    readers = (_of_gpt_oss, _of_deepseek, _of_mistral, _of_executorch, _of_meta)
-    formats = (read(content) for read in readers)
-    return next((config_format for config_format in formats if config_format is not None), None)
 
 
 # Configs with a model_type of Hugging Face, and the keys of another format
@@ -128,80 +123,59 @@ def _has(content: Mapping[str, Any], *keys: str) -> bool:
     return all(content.get(key) is not None for key in keys)
 
 
-def _has_one(content: Mapping[str, Any], *sections: str) -> bool:
-    """Return whether a config states one of the keys of a section of the table."""
-    return any(content.get(key) is not None for section in sections for key in table("keys")[section])
+# Formats of the makers of models
 
 
-def _of_gpt_oss(content: Mapping[str, Any]) -> Format | None:
-    is_gpt_oss = _has(content, "initial_context_length", "rope_ntk_alpha", "rope_ntk_beta")
-    return format_of("gpt_oss") if is_gpt_oss else None
+def _by_keys(content: Mapping[str, Any]) -> Format | None:
+    """Return the format of the first maker whose keys a config has; None if it is of none."""
+    for name, row in table("makers").items():
+        if _has(content, *row["keys"]) and _sections_agree(content, row):
+            if "why" in row:
+                raise ConfigError(f"this is {row['why']}.")
+            return _of_executorch(content, row) if name == "executorch" else _of_maker(content, row, name)
+    return None
 
 
-def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
-    if _has(content, "dim", "n_layers", "compress_ratios", "rope_head_dim"):
-        raise ConfigError(
-            "this is the inference config of DeepSeek-V4, which is not read: give the config.json of the "
-            "model's Hugging Face folder."
-        )
-    if not _has(content, "dim", "n_layers", "n_heads", "inter_dim", "qk_rope_head_dim", "kv_lora_rank"):
-        return None
-    deepseek = format_of("deepseek")
-    if not _has(content, "index_head_dim"):
-        return deepseek
-    notes = (*deepseek.notes, note("indexer_differs"))
-    return replace(deepseek, notes=notes, part_formats={"indexer": format_of("deepseek_indexer")})
+def _sections_agree(content: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Return whether a config has a key of each section in `some`, and none of those in `none`."""
+    is_of_type = row.get("model_type") in (None, content.get("model_type"))
+    none = any(_has_one(content, section) for section in row.get("none", ()))
+    return is_of_type and not none and all(_has_one(content, section) for section in row.get("some", ()))
 
 
-def _of_mistral(content: Mapping[str, Any]) -> Format | None:
-    if content.get("model_type") == "mamba" and _has(content, "dim", "n_layers", "n_groups"):
-        raise ConfigError("this is Mistral's params.json of a Mamba model, which has no rotation.")
-    if not _has(content, "dim", "n_layers", "head_dim", "hidden_dim", "n_heads", "n_kv_heads", "norm_eps"):
-        return None
-    if _has_one(content, "meta", "executorch"):
-        return None
-    convention, notes, formats = format_of("mistral").convention, [], {}
-    if content.get("qk_rope_head_dim") is not None:
-        convention = replace(convention, width=("qk_rope_head_dim",))
-    if content.get("rope_theta") is None:
-        old = content.get("sliding_window") or content.get("_sliding_window")
-        convention = replace(convention, theta=1e4 if old else 1e6, theta_keys=())  # null is no base, too
-        notes.append(note("old_base" if old else "new_base"))
-    if content.get("llama_4_scaling") is not None:
-        notes.append(note("llama_4_scaling"))
-    for where in ("vision_encoder", "multimodal.vision_encoder_args"):
-        if isinstance(value_at(content, where), Mapping):
-            formats["vision"] = replace(format_of("pixtral"), place=where)
-    return replace(format_of("mistral"), convention=convention, notes=tuple(notes), part_formats=formats)
+def _has_one(content: Mapping[str, Any], section: str) -> bool:
+    return any(content.get(key) is not None for key in table("keys")[section])
 
 
-def _is_llama(content: Mapping[str, Any]) -> bool:
-    return _has(content, "dim", "n_layers", "n_heads", "norm_eps")  # Code Llama's has no vocab_size
+def _of_maker(content: Mapping[str, Any], row: Mapping[str, Any], name: str) -> Format:
+    """Return a format by its name, changed by the first case of each group that holds."""
+    maker = format_of(name)
+    for cases in row.get("cases", ()):
+        maker = _changed(maker, first_of(content, cases))
+    return maker
 
 
-def _of_meta(content: Mapping[str, Any]) -> Format | None:
-    if not _is_llama(content) or not _has_one(content, "meta"):
-        return None
-    if _has_one(content, "llama4"):
-        return format_of("llama4")
-    notes = (note("no_base"),) if content.get("rope_theta") is None else ()
-    scaled = (note("factor_8"),) if content.get("use_scaled_rope") else ()
-    return replace(format_of("llama"), notes=notes + scaled)
+def _changed(maker: Format, changes: Mapping[str, Any]) -> Format:
+    """Return a format with the changes of a case: notes, parts, and fields of its convention."""
+    fields = dict(changes)
+    notes = map(note, fields.pop("notes", ()))
+    parts = {
+        part: replace(format_of(row["row"]), place=row.get("place"))
+        for part, row in fields.pop("parts", {}).items()
+    }
+    convention = changed(maker.convention, fields)
+    return replace(
+        maker, convention=convention, notes=(*maker.notes, *notes), part_formats=parts or maker.part_formats
+    )
 
 
-def _of_executorch(content: Mapping[str, Any]) -> Format | None:
-    if not _is_llama(content) or not _has_one(content, "executorch"):
-        return None
-    half, notes = content.get("use_hf_rope"), []
+def _of_executorch(content: Mapping[str, Any], row: Mapping[str, Any]) -> Format:
+    half = content.get("use_hf_rope")
     if half not in (None, False, True):
         raise ConfigError(f"use_hf_rope is {short(half)}; it must be true or false.")
+    executorch = _of_maker(content, row, "executorch_half" if half else "executorch")
     unread, default = ("use_scaled_rope", False) if half else ("partial_rotary_factor", 1)
-    if content.get(unread, default) not in (None, default):
-        notes.append(f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}")
-    if content.get("local_rope_theta") is not None:
-        notes.append(note("local_rope_theta"))
-    # A null rope_theta is the default of ExecuTorch's class: then rope_freq_base is the base.
-    bases = ("rope_freq_base",) if content.get("rope_theta") is None else ("rope_theta", "rope_freq_base")
-    executorch = format_of("executorch_half" if half else "executorch")
-    convention = replace(executorch.convention, theta_keys=bases)
-    return replace(executorch, convention=convention, notes=tuple(notes))
+    if content.get(unread, default) in (None, default):
+        return executorch
+    text = f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}"
+    return replace(executorch, notes=(text, *executorch.notes))

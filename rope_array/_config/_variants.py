@@ -29,6 +29,7 @@ _CONDITIONS: dict[str, Callable[[Content, Any], bool]] = {
     "null": lambda content, key: content.get(key, 0) is None,
     "filled": lambda content, key: bool(content.get(key)),
     "value": _has_value,  # a key and its value
+    "object": lambda content, key: isinstance(value_at(content, key), Mapping),
 }
 
 
