@@ -9,13 +9,11 @@ from typing import Any
 from rope_array._config._convention import Convention
 from rope_array._config._conventions import CONVENTIONS, known_convention
 from rope_array._config._model_defaults import MODELS, ROTARY, WITHOUT
-from rope_array._config._tables import KEYS
+from rope_array._config._tables import KEYS, PATTERNS
 from rope_array._errors import ConfigError, short
 
 # The remedy where only the model's code tells how it rotates.
 BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
-# Patterns of keys and of values: keys.toml tells what each is for.
-_IS = {name: re.compile("|".join(patterns)) for name, patterns in KEYS["patterns"].items()}
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 _SIZE = re.compile(r"\d|_?(?:b|k|m|bits?)(?![a-z])")  # the 4 of "llama-4b" is no version
 _READ_ELSEWHERE = frozenset((*KEYS["bases"], "no_rope_layers", "no_rope_layer_interval"))
@@ -49,7 +47,7 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
 def reads(key: str, content: Mapping[str, Any]) -> bool:
     """Return whether a key of an unknown model type is read here: the pairing, or whether it rotates."""
     value = content.get(key)
-    on = value is True and _IS["switch"].match(key) is not None
+    on = value is True and PATTERNS["switch"].match(key) is not None
     return on or key in KEYS["pairings"] or (key == "qk_rope_head_dim" and value == 0)
 
 
@@ -76,7 +74,7 @@ def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
             raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
     pairings = {key: value is KEYS["pairings"][key] for key, value in flags.items()}
     for key, value in content.items():
-        kind = _kind_of(value) if isinstance(key, str) and _IS["kind"].match(_snake(key)) else None
+        kind = _kind_of(value) if isinstance(key, str) and PATTERNS["kind"].match(_snake(key)) else None
         if kind in ("half", "interleaved"):
             pairings[key] = kind == "interleaved"
     if len({*pairings.values()}) > 1:
@@ -90,13 +88,15 @@ def _kind_of(embedding: Any) -> str | None:
     return next((kind for kind, names in KEYS["embedding_names"].items() if word in names), None)
 
 
-def contradicts(key: Any, value: Any, pairing: str) -> bool:
-    """Return whether the name of a position embedding contradicts a rotation with a pairing."""
-    if not isinstance(key, str) or not isinstance(value, str) or not _IS["kind"].match(key):
+def contradicts(key: str, value: Any, pairing: str) -> bool:
+    """Return whether a key or its value names another position embedding than a rotation with a pairing."""
+    if value is True:
+        return PATTERNS["embeddings"].search(key.lower()) is not None
+    if not isinstance(value, str) or not PATTERNS["kind"].match(key):
         return False
     kind = _kind_of(value)
     return (
-        kind not in (pairing, "plain") if kind else re.search("alibi|xpos|kerple", value.lower()) is not None
+        kind not in (pairing, "plain") if kind else PATTERNS["embeddings"].search(value.lower()) is not None
     )
 
 
@@ -104,14 +104,9 @@ def _refuse_children(name: str, content: Mapping[str, Any]) -> None:
     """Refuse to guess the pairs of a model that may be of a family whose code pairs neighbours."""
     families = (family for word in islice(_model_names(content), 32) if (family := _interleaved_family(word)))
     remedy, family = f"read {BY_HAND}", next(families, None)
-    for key, of_key in KEYS["keys_of_interleaved"].items():
-        if content.get(key) is not None:
-            family = f"{of_key} ({key})"
-    if content.get("n_embd") is not None and content.get("rotary_dim") is not None:
-        family = "GPT-J (n_embd and rotary_dim)"
-        remedy = f"Phi-1's code pairs halves: its model_type is 'phi-msft'. For another {remedy}"
-    if content.get("dim") is not None and content.get("n_heads") is not None:
-        family = "Llama in Meta's format (dim and n_heads)"
+    for row in KEYS["children"]:
+        if all(content.get(key) is not None for key in row["keys"]):
+            family, remedy = row["family"], row.get("remedy", "") + remedy
     if family:
         raise ConfigError(
             f"{name} is unknown, and may be a child of {family}, whose code pairs neighbours; {remedy}."
@@ -187,14 +182,14 @@ def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(stated_key, str) or value is None or stated_key in KEYS["pairings"]:
             continue
         key = _snake(stated_key)
-        off = value is False and _IS["switch"].match(key)
+        off = value is False and PATTERNS["switch"].match(key)
         is_one = value == 1 and value is not True
         neutral = value in (0, [], {}) or (
             is_one and key.endswith(("factor", "scale", "scaling"))
         )  # False is 0
-        is_latent = _IS["latent"].search(key) and not content.get("qk_rope_head_dim")
-        is_other_spelling = key != stated_key and _IS["rotary"].search(key)
-        is_unread = is_latent or is_other_spelling or _IS["other"].search(key)
+        is_latent = PATTERNS["latent"].search(key) and not content.get("qk_rope_head_dim")
+        is_other_spelling = key != stated_key and PATTERNS["rotary"].search(key)
+        is_unread = is_latent or is_other_spelling or PATTERNS["other"].search(key)
         may_change_it = stated_key not in _READ_ELSEWHERE and is_unread
         if _is_other_kind(key, value) or off or (may_change_it and not neutral):
             raise ConfigError(may_change(name, stated_key, value))
@@ -204,11 +199,14 @@ def _is_other_kind(key: str, value: Any) -> bool:
     """Return whether a key names a position embedding that is no plain rotation, or latent attention."""
     if not isinstance(value, str):
         return False
-    if _IS["kind"].match(key):
+    if PATTERNS["kind"].match(key):
         return _kind_of(value) is None
-    if _IS["no_rotation"].search(_snake(value)) and not key.startswith(("_", "model", "name")):
+    if PATTERNS["no_rotation"].search(_snake(value)) and not key.startswith(("_", "model", "name")):
         return True
-    return _IS["attention"].search(key) is not None and _IS["other_kinds"].search(value.lower()) is not None
+    return (
+        PATTERNS["attention"].search(key) is not None
+        and PATTERNS["other_kinds"].search(value.lower()) is not None
+    )
 
 
 def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
@@ -217,15 +215,17 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
         if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
             continue
         for inner, flag in value.items():
-            is_kind = isinstance(inner, str) and _IS["no_rotation"].search(_snake(inner))
-            if is_kind and flag and not _IS["other_parts"].search(key):
+            is_kind = isinstance(inner, str) and PATTERNS["no_rotation"].search(_snake(inner))
+            if is_kind and flag and not PATTERNS["other_parts"].search(key):
                 raise ConfigError(may_change(f"{name}, {short(key)}", inner, flag))
-        has_rotary_key = any(isinstance(inner, str) and _IS["rotary"].search(inner) for inner in value)
-        if _IS["inner"].search(key):
+        has_rotary_key = any(isinstance(inner, str) and PATTERNS["rotary"].search(inner) for inner in value)
+        if PATTERNS["inner"].search(key):
             _refuse_other_embeddings(f"{name}, {short(key)}", value)
             _refuse_inner(name, value)
-        is_of_model = _IS["inner"].search(key) or not key.endswith("_config")  # others are parts of the model
-        if (is_of_model and has_rotary_key) or _IS["rotary"].search(key) or _IS["kind"].match(key):
+        is_of_model = PATTERNS["inner"].search(key) or not key.endswith(
+            "_config"
+        )  # others are parts of the model
+        if (is_of_model and has_rotary_key) or PATTERNS["rotary"].search(key) or PATTERNS["kind"].match(key):
             raise ConfigError(
                 f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
                 f"{BY_HAND}."

@@ -33,10 +33,8 @@ class Format:
         Notes for the reader of the result.
     part_formats
         The formats of other parts of the model that rotate, by name.
-    place
-        The path of a part's values in the config. None: the whole config.
     content
-        The values that take the place of the config's, where the code of the format changes them.
+        The values that are read in place of the whole config's: those of an object in it, or changed ones.
     main
         Names of the part that is read by default.
     """
@@ -47,8 +45,7 @@ class Format:
     model_type: str | None = None
     notes: tuple[str, ...] = ()
     part_formats: "Mapping[str, Format]" = field(default_factory=dict)
-    place: str | None = None
-    content: Mapping[str, Any] | None = None
+    content: Any = None
     main: tuple[str, ...] = ("text",)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rope_array._config._conventions import changed
 from rope_array._config._conventions_unknown import BY_HAND
 from rope_array._config._format import Format, Metadata, format_of, note, table
+from rope_array._config._values import value_at
 from rope_array._config._variants import first_of
 from rope_array._errors import ConfigError, short
 
@@ -151,16 +152,18 @@ def _of_maker(content: Mapping[str, Any], row: Mapping[str, Any], name: str) -> 
     """Return a format by its name, changed by the first case of each group that holds."""
     maker = format_of(name)
     for cases in row.get("cases", ()):
-        maker = _changed(maker, first_of(content, cases))
+        maker = _changed(maker, content, first_of(content, cases))
     return maker
 
 
-def _changed(maker: Format, changes: Mapping[str, Any]) -> Format:
+def _changed(maker: Format, content: Mapping[str, Any], changes: Mapping[str, Any]) -> Format:
     """Return a format with the changes of a case: notes, parts, and fields of its convention."""
     fields = dict(changes)
     notes = map(note, fields.pop("notes", ()))
     parts = {
-        part: replace(format_of(row["row"]), place=row.get("place"))
+        part: replace(
+            format_of(row["row"]), content=value_at(content, row["place"]) if "place" in row else None
+        )
         for part, row in fields.pop("parts", {}).items()
     }
     convention = changed(maker.convention, fields)

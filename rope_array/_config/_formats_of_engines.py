@@ -90,14 +90,14 @@ def _of_keras_hub(content: Mapping[str, Any]) -> Format | None:
             f"this is a config of keras-hub's class {short(name)}, which is not read; {remedy}, or read "
             f"{BY_HAND}."
         )
-    return replace(format_of(row), model_type=name, place="config")
+    return replace(format_of(row), model_type=name, content=content["config"])
 
 
 def _of_engine(content: Mapping[str, Any]) -> Format | None:
-    return _of_tensorrt(content["pretrained_config"], "pretrained_config")
+    return _of_tensorrt(content["pretrained_config"])
 
 
-def _of_tensorrt(content: Mapping[str, Any], place: str | None = None) -> Format | None:
+def _of_tensorrt(content: Mapping[str, Any]) -> Format | None:
     if not isinstance(content, Mapping) or "architectures" in content:  # the latter is Hugging Face's
         return None
     embedding = content.get("position_embedding_type")
@@ -109,7 +109,7 @@ def _of_tensorrt(content: Mapping[str, Any], place: str | None = None) -> Format
     is_gemma3 = isinstance(architecture, str) and architecture.startswith("Gemma3")
     tensorrt = format_of("tensorrt_gemma3" if is_gemma3 else "tensorrt")
     convention = replace(tensorrt.convention, pairing=pairing)
-    return replace(tensorrt, convention=convention, model_type=architecture, place=place)
+    return replace(tensorrt, convention=convention, model_type=architecture, content=content)
 
 
 _READERS = {

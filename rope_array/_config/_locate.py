@@ -12,7 +12,6 @@ from rope_array._config._formats import recognise
 from rope_array._config._model_defaults import MODELS, SHARED, WITHOUT
 from rope_array._config._part import ConfigPart, listed, quoted
 from rope_array._config._tables import KEYS
-from rope_array._config._values import value_at
 from rope_array._errors import ConfigError
 
 MODELS = {**MODELS, **{key: {**defaults, **MODELS.get(key, {})} for key, defaults in DEFAULTS.items()}}
@@ -74,10 +73,8 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
         path, config_format = requested, config_format.part_formats[requested]
     if config_format.content is not None:
         content = config_format.content
-    elif config_format.place is not None:
-        content = value_at(content, config_format.place)
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{config_format.place} is {quoted(content)}; it must be an object.")
+    if not isinstance(content, Mapping):  # of keras-hub
+        raise ConfigError(f"config is {quoted(content)}; it must be an object.")
     return ConfigPart(
         content=content,
         path=path,

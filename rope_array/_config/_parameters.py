@@ -195,12 +195,6 @@ def plamo3(values: PartValues, parameters: Parameters) -> Parameters:
     }
 
 
-def minimax_m3_vision(values: PartValues, parameters: Parameters) -> Parameters:
-    if (mode := values.get("rope_mode", "3d")) != "3d":
-        raise SpecError(f"rope_mode is {short(mode)}, and only '3d' is known.")
-    return parameters
-
-
 def ling3_vl(values: PartValues, parameters: Parameters) -> Parameters:
     """Take the sections from the config around the part, with the default of Ling 3 VL."""
     inner = parameters.get("mrope_section") or values.get("mrope_section")
@@ -212,13 +206,11 @@ def ling3_vl(values: PartValues, parameters: Parameters) -> Parameters:
     return {**parameters, "mrope_section": sections}
 
 
-def phi3small(values: PartValues, parameters: Parameters) -> Parameters:
-    scale = values.number("rope_position_scale", 1.0)
-    if scale != 1:
-        raise SpecError(
-            f"rope_position_scale is {scale}: vLLM divides positions by it, and mlx-lm multiplies them; only "
-            "the code that the model was trained with tells which."
-        )
+def needs(values: PartValues, parameters: Parameters, key: str, value: Any, why: str) -> Parameters:
+    """Refuse a config with another value under a key than the one whose effect is known."""
+    stated = values.number(key, value) if isinstance(value, float) else values.get(key, value)
+    if stated != value:
+        raise SpecError(f"{key} is {short(stated)}{why}.")
     return parameters
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rope_array._config._document import Document
 from rope_array._config._model_defaults import MODELS
 from rope_array._config._part import ConfigPart, Foreign, listed, quoted
-from rope_array._config._tables import KEYS
+from rope_array._config._tables import KEYS, PATTERNS
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError
 
@@ -33,12 +33,6 @@ _SIZES = _names_of(*_WIDTHS, *_OTHERS)
 _BASES = _names_of(*KEYS["bases"], *KEYS["bases_of_others"])
 _SHARES = _names_of(*KEYS["shares"])
 _RULES = _names_of("rope_parameters", "rope_scaling", "rotary_scaling")
-# Words in the names of objects that describe another modality, another model, training, or files.
-_OTHER_OBJECTS = re.compile(
-    r"(?:^|[_-])(?:vision|visual|vit|image|img|video|audio|speech|tts|codec|vq|mm|projector|projection|connector"
-    r"|resampler|perceiver|aligner|qformer|quantization|lora|peft|adapter|tokenizer|generation|task_specific"
-    r"|label2id|id2label|mtp|draft|medusa|eagle|per_layer)"
-)
 
 
 def check_unread_values(values: PartValues, document: Document) -> None:
@@ -113,7 +107,7 @@ def _objects(
 
 
 def _is_other(key: Any) -> bool:
-    return isinstance(key, str) and _OTHER_OBJECTS.search(key[:_LONGEST_NAME].lower()) is not None
+    return isinstance(key, str) and PATTERNS["other_objects"].search(key[:_LONGEST_NAME].lower()) is not None
 
 
 def _keys_within(value: Any, names: "frozenset[str | None]", seen: "set[int]") -> list[str]:

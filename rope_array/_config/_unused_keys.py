@@ -1,20 +1,14 @@
 """Check rotary keys that no step has read: refuse misspelt keys, note keys of other models."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rope_array._config._convention import Convention
 from rope_array._config._conventions_unknown import BY_HAND, contradicts, generic, may_change, reads
 from rope_array._config._part import ConfigPart, quoted
-from rope_array._config._tables import KEYS, SAME_AS
+from rope_array._config._tables import KEYS, PATTERNS, SAME_AS
 from rope_array._config._values import PartValues
 from rope_array._errors import ConfigError
-
-_ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
-
-# Switches of speed and of precision, which do not change the rotation.
-_SPEED = re.compile(r"fus(?:e|ed|ion)(?:_|$)|flash|kernel|fp32|full_precision")
 
 _TABLE = {name: frozenset(keys) for name, keys in KEYS["of_some_models"].items()}
 _TABLE["pairings"] |= KEYS["pairings"].keys()
@@ -24,8 +18,6 @@ _KNOWN = frozenset.union(_BASES, _SHARES, *_TABLE.values())
 # Keys around a part that would change its rotation.
 _AROUND = _KNOWN | {"mrope_section", "mrope_interleaved"}
 _SIZES = frozenset((*KEYS["widths"], *KEYS["sizes_of_others"]))
-# Switches of position embeddings that are no plain rotation.
-_OTHER_EMBEDDING = re.compile("alibi|xpos|kerple", re.IGNORECASE)
 
 
 def check_unread_keys(
@@ -62,8 +54,7 @@ def _contradicts(key: Any, value: Any, fields: Mapping[str, Any]) -> bool:
         return False
     if key in KEYS["bases_of_others"]:
         return isinstance(value, (int, float)) and value != fields.get("base")
-    is_other = value is True and _OTHER_EMBEDDING.search(key) is not None
-    return is_other or contradicts(key, value, fields["pairing"])
+    return contradicts(key, value, fields["pairing"])
 
 
 def _is_unread(config_part: ConfigPart, key: Any, read_keys: "set[str]") -> bool:
@@ -73,12 +64,14 @@ def _is_unread(config_part: ConfigPart, key: Any, read_keys: "set[str]") -> bool
 
 
 def _is_rotary(key: Any) -> bool:
-    return isinstance(key, str) and (_ROTARY.search(key) is not None or key in KEYS["pairings"])
+    return isinstance(key, str) and (
+        PATTERNS["any_rotary"].search(key) is not None or key in KEYS["pairings"]
+    )
 
 
 def _never_has_effect(key: str) -> bool:
     """Return whether a rotary key has no effect on the rotation of any model."""
-    return key in _WITHOUT_EFFECT or _SPEED.search(key) is not None
+    return key in _WITHOUT_EFFECT or PATTERNS["speed"].search(key) is not None
 
 
 def _keys_of(convention: Convention) -> "set[str]":

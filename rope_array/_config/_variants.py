@@ -27,7 +27,7 @@ _CONDITIONS: dict[str, Callable[[Content, Any], bool]] = {
     "stated": _is_stated,  # one of the keys
     "missing": lambda content, keys: not _is_stated(content, keys),
     "null": lambda content, key: content.get(key, 0) is None,
-    "filled": lambda content, key: bool(content.get(key)),
+    "filled": lambda content, keys: all(map(content.get, keys)),
     "value": _has_value,  # a key and its value
     "object": lambda content, key: isinstance(value_at(content, key), Mapping),
 }
@@ -71,21 +71,6 @@ def _by_powers(content: Content, keys: tuple[str, ...]) -> str:
         f"beyond {length} positions the model's code multiplies the base: for n positions add "
         f"scaling=NTKAware(2**ceil(log2(n/{length}) + 1) - 1)"
     )
-
-
-def nomic_bert(content: Content) -> Row:
-    """Distinguish the configs of the hub's own code, which has GPT-2's names of the sizes."""
-    if content.get("n_embd") is None:
-        return {}
-    if content.get("rotary_head_dim") or (
-        content.get("rotary_emb_scale_base") and content.get("rotary_scaling_factor")
-    ):
-        return {
-            "like": "nomic_bert_of_hub",
-            "refusal": "rotary_head_dim, or rotary_emb_scale_base, changes it",
-        }
-    pairing = "interleaved" if content.get("rotary_emb_interleaved") else "half"
-    return {"like": "nomic_bert_of_hub", "pairing": pairing}
 
 
 def olmo_hybrid(content: Content) -> Row:
