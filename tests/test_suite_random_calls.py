@@ -10,7 +10,7 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target, _shrink, run_checks
-from rope_array.testing._call import fits, plain_call
+from rope_array.testing._call import fits
 from rope_array.testing._cover import covering, resolved
 from rope_array.testing._examples import draw_cases, extra_checks
 from rope_array.testing._factors import FACTORS, CallFactors, read_call
@@ -52,7 +52,7 @@ def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeyp
 @pytest.mark.parametrize("name", FACTORS)
 def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
     judge_of_numpy = Judge(resolve("numpy"))
-    plain = plain_call(judge_of_numpy)
+    plain = judge_of_numpy.plain
     for level in FACTORS[name].levels:
         call = resolved(judge_of_numpy, plain.replace(**{name: level}))
         simpler = _shrink.simplified(call, plain, lambda c: getattr(c, name) != getattr(plain, name))
@@ -119,7 +119,7 @@ def test_calls_depend_on_the_seed_only():
 
 def test_drawn_cases_use_every_factor_and_are_read_back_from_their_text():
     judge_of_numpy, differing = Judge(resolve("numpy")), set()
-    plain = plain_call(judge_of_numpy)
+    plain = judge_of_numpy.plain
     for case in draw_cases(judge_of_numpy, 300, 0):
         text = case.text(plain)
         assert read_call(text, plain) == case

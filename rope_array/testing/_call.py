@@ -66,15 +66,6 @@ class CallInputs(NamedTuple):
         return tuple(self.xs) if self.in_tuple else self.xs[0]
 
 
-def plain_call(j: Judge) -> CallFactors:
-    """Return the call without fields, at the suite's usual sizes."""
-    if j.plain is None:
-        reach = min(NEAR, j.target.reach)
-        j.plain = CallFactors(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=reach)
-    plain: CallFactors = j.plain
-    return plain
-
-
 def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
     """Make the arguments of a call; another seed gives other numbers in x."""
     xs, larger_arrays = inputs_of(j, call, seed)
@@ -84,7 +75,7 @@ def make(j: Judge, call: CallFactors, seed: int = 0) -> CallInputs:
 
 def plain_x(j: Judge) -> Input:
     """Return the array of the plain call."""
-    return inputs_of(j, plain_call(j), 0)[0][0]
+    return inputs_of(j, j.plain, 0)[0][0]
 
 
 def make_at(j: Judge, numbers: Any, seed: int = 0, kind: str | None = None, **values: Any) -> CallInputs:
@@ -95,7 +86,7 @@ def make_at(j: Judge, numbers: Any, seed: int = 0, kind: str | None = None, **va
     numbers = j.within(np.asarray(numbers))
     values = {"rows": (1, 2, numbers.shape[-1]), **values}
     values["width"] = j.target.width_of(values.get("width", j.width))
-    inputs = make(j, plain_call(j).replace(**values), seed)
+    inputs = make(j, j.plain.replace(**values), seed)
     return inputs._replace(pos=j.pos(numbers, kind), numbers=numbers)
 
 
@@ -113,7 +104,7 @@ def spec_of(j: Judge, call: CallFactors) -> dict[str, Any]:
 
 def fits(j: Judge, call: CallFactors) -> bool:
     """Return whether a call is valid, and its combination of values claimed."""
-    return j.claims(*needs_of(call, plain_call(j))) and is_valid(j, call)
+    return j.claims(*needs_of(call, j.plain)) and is_valid(j, call)
 
 
 def is_valid(j: Judge, call: CallFactors) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._call import make, plain_call
+from ._call import make
 from ._capability_parts import MODEL_WIDTHS
 from ._factors import CallFactors
 from ._gradients import check_adjoint, check_gradient
@@ -40,10 +40,9 @@ def fresh_call(j: Judge, call: CallFactors) -> CallFactors:
     changed: dict[str, Any] = {}
     if j.claims("base") and not (call.base or call.inv_freq or j.fields({}).get("inv_freq")):
         changed["base"] = 20000.0 + j.fresh
-    plain = plain_call(j)
-    if j.claims("widths") and call.width == plain.width and not call.axes:  # axes may need an even num_pairs
+    if j.claims("widths") and call.width == j.plain.width and not call.axes:  # axes may need even pairs
         changed["width"] = j.target.width_of(_NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)])
-    if call.rows == plain.rows:
+    if call.rows == j.plain.rows:
         changed["rows"] = (*call.rows[:-1], 3 + j.fresh % 7)
     return call.replace(**changed)
 
@@ -76,7 +75,7 @@ def under(mode: str, watch: Watch) -> Context:
 
 def _num_fields(j: Judge, call: CallFactors) -> int:
     """Return the number of factors that differ from the plain call's, without the reach and the dtype."""
-    return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
+    return len(set(call.differing(j.plain)) - {"reach", "dtype"})
 
 
 def _watch(j: Judge, call: CallFactors, seed: int, setting: Setting, records: bool = False) -> bool:

@@ -171,24 +171,9 @@ def allowed(
 ) -> Floats:
     """Return the largest allowed |y − exact| of each element of y; 0 outside the rotated slice.
 
-    Parameters
-    ----------
-    x
-        The rotated array, converted to NumPy's float64.
-    dtype
-        Name of its dtype before the conversion.
-    fields
-        Fields of `RoPE` without head_dim.
-    exact
-        The exact result, whose ulp is used; by default the ulp of the largest possible result, A·|pair|.
-    pos
-        The positions: floats, and integers beyond 32 bits, allow a larger error.
-    inverse
-        Whether x was rotated by the inverse.
-    flushes
-        Whether the library may flush a subnormal result to 0.
-    accuracy
-        The class; the contract by default.
+    x is in float64, and `dtype` names its dtype before the conversion. The ulp is that of `exact`, by default
+    that of the largest possible result, A·|pair|. Float positions, and integers beyond 32 bits, allow a
+    larger error. `flushes`: the library may flush a subnormal result to 0.
     """
     assert fields.get("angles", "exact") == "exact", "the contract holds for exact angles only"
     x = np.asarray(x)

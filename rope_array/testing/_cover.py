@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import is_valid, plain_call, plain_x, spec_of, views_of
+from ._call import is_valid, plain_x, spec_of, views_of
 from ._factors import FACTORS, FEW_FIELDS, WIDTH, CallFactors
 from ._judge import Judge
 from ._named_values import BROADCAST_AXES
@@ -56,7 +56,7 @@ def pairs_of(first: str, *partners: str) -> list[tuple[str, ...]]:
 
 def valid_call(j: Judge, values: Mapping[str, Any]) -> CallFactors | None:
     """Return the call of these values, which are claimed; None if they do not go together."""
-    call = resolved(j, plain_call(j).replace(**values))
+    call = resolved(j, j.plain.replace(**values))
     return call if is_valid(j, call) else None
 
 
@@ -86,7 +86,7 @@ def other_pairing(pairing: str) -> str:
 
 def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the values of each factor that a target may take, the plain one first."""
-    plain, drawn = plain_call(j), {}
+    plain, drawn = j.plain, {}
     for name, chosen in levels.items():
         values = _known_levels(j, name) if isinstance(chosen, bool | int) else chosen
         if not isinstance(chosen, bool) and isinstance(chosen, int):
@@ -113,14 +113,14 @@ def _known_levels(j: Judge, name: str) -> Sequence[Any]:
 
 
 def _is_claimed(j: Judge, name: str, value: Any) -> bool:
-    if value is None or value == getattr(plain_call(j), name):
+    if value is None or value == getattr(j.plain, name):
         return True
     return j.claims(*FACTORS[name].needs(value))
 
 
 def _walk(j: Judge, levels: Levels, count: int) -> Iterator[CallFactors]:
     """Yield calls in random order; each differs from the previous call in one factor."""
-    draw, call = random.Random(0), plain_call(j)
+    draw, call = random.Random(0), j.plain
     names = [name for name, values in levels.items() if len(values) > 1]
     yield call
     for step in range(count if names else 0):
@@ -152,15 +152,7 @@ def covering(
     Each call begins with a combination that no call has yet. Every other factor, in random order, gets the
     value that completes the most such combinations (Cohen et al., "The AETG system", IEEE Transactions on
     Software Engineering 23(7), 1997).
-
-    Parameters
-    ----------
-    levels
-        The values of each factor.
-    groups
-        Names of factors, whose values are combined.
-    make
-        Makes a call of a value for each factor; None if it is not valid.
+    `make` makes a call of a value for each factor; it returns None if the call is not valid.
     """
     names = list(levels)
 

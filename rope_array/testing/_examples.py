@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ._call import every_width, fits, layouts_of, plain_call
+from ._call import every_width, fits, layouts_of
 from ._cover import levels_of, resolved
 from ._factors import FACTORS, FAR, NEAR, CallFactors, read_call
 from ._failure import Failure
@@ -31,21 +31,8 @@ def extra_checks(
 ) -> tuple[Check, ...]:
     """Return the checks ``examples`` and ``case``, each if it is asked for.
 
-    Parameters
-    ----------
-    examples
-        The number of random calls; 0 for none.
-    seed
-        The same seed draws the same calls on every machine, for the same claims.
-    cases
-        Calls as text, as in the message of a failure.
-    target
-        The target, whose library has the layouts of x.
-
-    Raises
-    ------
-    ValueError
-        A text cannot be read, or a number is negative.
+    The same seed draws the same calls on every machine, for the same claims. The library of a target has the
+    layouts of x. Raise ValueError for a text that cannot be read, or a negative number.
     """
     texts = (cases,) if isinstance(cases, str) else tuple(cases)
     if examples < 0:
@@ -68,7 +55,7 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
 def _check_given(j: Judge, texts: Sequence[str]) -> None:
     layouts, cases = levels_of(j, {"layout": True})["layout"], []
     for text in texts:
-        case = resolved(j, read_call(text, plain_call(j)))
+        case = resolved(j, read_call(text, j.plain))
         claimed = fits(j, case) and case.layout in layouts
         assert claimed, f"case {text!r}: its values contradict each other, or the target's claims"
         count = math.prod(case.rows) * case.width
@@ -137,7 +124,7 @@ def _draw_call(j: Judge, draw: _Draw) -> CallFactors | None:
         for name in _NUMBERS:
             if name in values and j.claims(name):
                 values[name] = _NUMBERS[name](draw, values["width"])
-        call = resolved(j, plain_call(j).replace(**values))
+        call = resolved(j, j.plain.replace(**values))
         if fits(j, call):
             return call
     return None

@@ -405,10 +405,7 @@ _PLAIN = {name: factor.plain for name, factor in FACTORS.items()}
 def read_call(text: str, plain: CallFactors) -> CallFactors:
     """Return the call that a text describes; factors that it leaves out are as in `plain`.
 
-    Raises
-    ------
-    ValueError
-        A factor is unknown, or its value cannot be read.
+    Raise ValueError for an unknown factor, or a value that cannot be read.
     """
     values: dict[str, Any] = {}
     for factor in text.split():

@@ -38,15 +38,7 @@ _SETTINGS = "settings_unchanged"
 
 
 def find_causes(target: Target, faults: Mapping[str, Failure]) -> Findings:
-    """Find the likely causes of failures.
-
-    Parameters
-    ----------
-    target
-        The target that failed.
-    faults
-        The failure of each failed check, by its name.
-    """
+    """Find the likely causes of the failures of a target, which are given by the name of their check."""
     failures = {check.name: faults[check.name] for check in checks() if check.name in faults}
     if not failures:
         return Findings()

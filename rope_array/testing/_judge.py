@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -16,7 +17,7 @@ from ._capability_parts import PARTS, whole_of
 from ._claims import describe, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
-from ._factors import DTYPES, WIDTH
+from ._factors import DTYPES, NEAR, WIDTH, CallFactors
 from ._failure import Failure, difference
 from ._libraries import rounded
 from ._library_target import Declined
@@ -75,7 +76,6 @@ class Judge:
         self.is_observed = False  # whether the calls for observers were made
         # How many calls checks make, and costly observers watch.
         self.budget = Budget(self.lib.calls, target.compiled)
-        self.plain: Any = None  # the plain call, once it is made by `_call.plain_call`
         # Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
@@ -85,6 +85,12 @@ class Judge:
     def dtype(self) -> str:
         """The default dtype of checks: float32 if claimed."""
         return self.dtypes[0]
+
+    @cached_property
+    def plain(self) -> CallFactors:
+        """The call without fields, at the suite's usual sizes."""
+        kind, reach = self.target.position_dtype, min(NEAR, self.target.reach)
+        return CallFactors(dtype=self.dtype, width=self.width, kind=kind, reach=reach)
 
     def other_dtype(self, dtype: str) -> str:
         """Return a dtype for the second array of a tuple: not `dtype`, if mixed dtypes are claimed."""

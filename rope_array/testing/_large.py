@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import make_at, plain_call, spec_of, with_layout
+from ._call import make_at, spec_of, with_layout
 from ._contract import allowed
 from ._factors import FIELDS, CallFactors
 from ._judge import Input, Judge
@@ -90,7 +90,7 @@ def check_large_call(j: Judge, call: CallFactors, seed: int = 0) -> bool:
     Return False if the target refuses it. Raise ValueError for a call with a factor that has no meaning for
     large arrays, whose parts repeat.
     """
-    if ignored := {*call.differing(plain_call(j))} - _OF_LARGE_CALLS:
+    if ignored := {*call.differing(j.plain)} - _OF_LARGE_CALLS:
         raise ValueError(f"a large call ignores {', '.join(sorted(ignored))}")
     spec = spec_of(j, call)
     large = _repeated(j, call, bool(spec))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._call import CallInputs, make, plain_call, with_layout
+from ._call import CallInputs, make, with_layout
 from ._factors import CallFactors
 from ._failure import Failure, difference
 from ._gradients import check_gradient
@@ -373,4 +373,4 @@ def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
 def keep_fault(j: Judge, check: str, fault: str | Failure, call: CallFactors) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
     fault = Failure(fault) if isinstance(fault, str) else fault
-    j.observed.setdefault(check, Failure.of(fault, call=call.text(plain_call(j))))
+    j.observed.setdefault(check, Failure.of(fault, call=call.text(j.plain)))

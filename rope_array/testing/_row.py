@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ._call import fits, plain_call
+from ._call import fits
 from ._cover import Cover, resolved, single_fields
 from ._factors import CallFactors, needs_of, read_call
 from ._judge import Check, Judge, NoCalls
@@ -105,7 +105,7 @@ def check_calls(
 
 def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[CallFactors]:
     """Yield the calls of texts that a target takes, with some values in place of the plain ones."""
-    plain = plain_call(j).replace(**values)
+    plain = j.plain.replace(**values)
     read = (resolved(j, read_call(text, plain)) for text in alternatives(texts))
     return (call for call in read if fits(j, call))
 

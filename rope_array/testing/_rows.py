@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from . import _contexts as contexts
-from ._call import plain_call, plain_x
+from ._call import plain_x
 from ._capability_parts import INTEGERS, MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._contexts import fresh_call
 from ._cover import OF_ANOTHER_SHAPE, Cover, pairs_among, pairs_of, single_fields
@@ -339,7 +339,7 @@ def _at_like_positions(j: Judge) -> Iterator[CallFactors]:
 def _far_and_near(j: Judge) -> Iterator[CallFactors]:
     """Yield calls of new tables at positions of both signs, far and near."""
     far, depth = max(min(j.target.reach - 5, 5000), 1), min(j.target.depth, 5000)
-    new = fresh_call(j, plain_call(j).replace(rows=(1, 2, 5)))
+    new = fresh_call(j, j.plain.replace(rows=(1, 2, 5)))
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
         yield new.replace(order=(0, low, high, low + 1, high - 1))
 
@@ -450,7 +450,7 @@ def _of_growing_tables(j: Judge) -> Iterator[CallFactors]:
     """Yield calls of new tables, each further away than the one before."""
     furthest = min(j.target.reach - 4, 59_000)
     for _ in j.budget.few(range(3), 1):
-        new = fresh_call(j, plain_call(j))
+        new = fresh_call(j, j.plain)
         yield from (new.replace(reach=reach) for reach in (8, furthest // 16, furthest // 4, furthest))
 
 

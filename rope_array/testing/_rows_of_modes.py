@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from . import _contexts as contexts
 from . import _transformed as transformed
-from ._call import fits, plain_call
+from ._call import fits
 from ._capability_parts import INTEGERS, MODEL_WIDTHS
 from ._cover import Cover, pairs_among, single_fields
 from ._factors import FEW_FIELDS, SIMPLE_FIELDS, CallFactors
@@ -35,7 +35,7 @@ _FOR_INFERENCE = each_field(12345, "rows=1,16,520", cover=_CROSSED)
 
 def _wide(j: Judge) -> list[int]:
     """Return the widest head_dim of models, if it is claimed and beyond 64."""
-    widths = [width for width in MODEL_WIDTHS if fits(j, plain_call(j).replace(width=width))]
+    widths = [width for width in MODEL_WIDTHS if fits(j, j.plain.replace(width=width))]
     return [width for width in widths if width > 64][-1:]
 
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import ne
 from typing import Any
 
-from ._call import fits, plain_call
+from ._call import fits
 from ._factors import FACTORS, CallFactors
 from ._failure import REPEATED, Failure
 from ._judge import Judge
@@ -61,7 +61,7 @@ def simplest(
 
     With `polish`, Hypothesis looks for a simpler one still, if it is installed.
     """
-    plain = plain_call(j)
+    plain = j.plain
     if not j.explains:
         return Failure.of(error, call=call.text(plain))
     trials = _Trials(j, context)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._call import CallInputs, make, plain_call
+from ._call import CallInputs, make
 from ._claims import one_line
 from ._factors import CallFactors
 from ._failure import GRADIENT, Failure
@@ -244,7 +244,7 @@ def joined_programs(*programs: Program) -> Program:
 
 def _has_fields(j: Judge, call: CallFactors) -> bool:
     """Return whether a call differs from the plain one, except in its largest position."""
-    return bool(call.differing(plain_call(j).replace(reach=call.reach)))
+    return bool(call.differing(j.plain.replace(reach=call.reach)))
 
 
 def _mapped_over_x(j: Judge, call: CallFactors, seed: int) -> Program:

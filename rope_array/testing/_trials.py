@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ._call import make, plain_call
+from ._call import make
 from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, whole_of, with_parts
 from ._claims import (
     TRIALS,
@@ -165,7 +165,7 @@ class Trials:
 
 def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
     """Return x, positions and fields of a judge's plain call with the values of factors in a text."""
-    call = read_call(text, plain_call(j))
+    call = read_call(text, j.plain)
     call = call.replace(width=j.target.width_of(call.width))
     if call.rotary_start is not None:
         call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))

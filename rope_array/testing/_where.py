@@ -41,18 +41,10 @@ def element_text(index: Sequence[Any]) -> str:
 
 
 def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, alike: Mask | None = None) -> Place:
-    """Describe the wrong elements of a result.
+    """Describe the wrong elements of a result, one at least; `pairs` has the features of each pair.
 
-    Parameters
-    ----------
-    wrong
-        The wrong elements, of shape (lead..., S, d), at least one.
-    pos
-        The positions, lined up with x as in `apply_definition`; None if they have several coordinates.
-    pairs
-        The features of each pair in the result.
-    alike
-        Elements with the same symptom as the wrong ones, such as equality to x. The phrase may cover them.
+    Positions line up with x as in `apply_definition`. Elements that are `alike` have the symptom of the wrong
+    ones, such as equality to x; the phrase may cover them.
     """
     if wrong.ndim == 1:
         wrong, alike = wrong[None], None if alike is None else alike[None]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import CallInputs, make, plain_call
+from rope_array.testing._call import CallInputs, make
 from rope_array.testing._claims import one_line
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._library_target import Declined
@@ -34,10 +34,9 @@ def refusals_raise(j: Judge) -> None:
 @check("fields")
 def definition(j: Judge) -> None:
     """Each pair is rotated counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
-    plain = plain_call(j)
     for head_dim in (16, 64):
         with j.if_served():
-            _check_first_call(j, make(j, plain.replace(width=j.target.width_of(head_dim))))
+            _check_first_call(j, make(j, j.plain.replace(width=j.target.width_of(head_dim))))
 
 
 def _check_first_call(j: Judge, inputs: CallInputs) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rope_array.testing._call import make, make_at, plain_call
+from rope_array.testing._call import make, make_at
 from rope_array.testing._failure import Failure
 from rope_array.testing._judge import Judge, check
 from rope_array.testing._observe import rotated
@@ -16,7 +16,7 @@ _SLACK = 1e-30
 @check("invariants", "nonfinite_rows")
 def nonfinite_rows(j: Judge) -> None:
     """NaN and infinities stay inside their vector, and do not vanish: other vectors are rotated as usual."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     values, numbers = inputs.xs[0].values.copy(), inputs.numbers
     values[0, 1, 2, 3 % j.width], values[1, 2, 4, 0] = np.nan, np.inf
     y = j.numbers(j.call(j.array(values), inputs.pos))
@@ -35,7 +35,7 @@ def nonfinite_rows(j: Judge) -> None:
 @check("invariants", "any_positions", each_dtype=True)
 def identity_at_zero(j: Judge, dtype: str) -> None:
     """Position 0 does not change x; with exact angles, not in one bit."""
-    inputs = make(j, plain_call(j).replace(dtype=dtype, reach=0))
+    inputs = make(j, j.plain.replace(dtype=dtype, reach=0))
     (y,) = rotated(j, inputs)
     if j.target.angles == "exact" and j.amplitude == 1.0:
         j.check_equal(y, j.exact(inputs.xs[0].values, inputs.numbers), "differ from x at position 0")
@@ -64,7 +64,7 @@ def norm(j: Judge) -> None:
 @check("invariants", "any_positions")
 def rotations_add(j: Judge) -> None:
     """Rotating by m, then by n, equals rotating by m + n."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     (x,), first, second = inputs.xs, inputs.numbers // 2, inputs.numbers[::-1] // 2
     once = j.amplitude * j.numbers(j.call(x, j.pos(first + second)))
     between, (read, written) = j.numbers(j.call(x, j.pos(first))), j.pairs()
@@ -79,7 +79,7 @@ def rotations_add(j: Judge) -> None:
 @check("invariants", "any_positions")
 def scores_are_relative(j: Judge) -> None:
     """The score of a query and a key depends on the difference of their positions only."""
-    plain = plain_call(j).replace(rows=(1, 1, 3))
+    plain = j.plain.replace(rows=(1, 1, 3))
     q, k = (make(j, plain, seed).xs[0] for seed in range(2))
     far = min(9, j.target.reach // 2)
 
@@ -100,7 +100,7 @@ def scores_are_relative(j: Judge) -> None:
 @check("invariants")
 def linear(j: Judge) -> None:
     """Rotating 2x gives twice the result of x, to the last bit."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     doubled = j.array(2 * inputs.xs[0].values)
     once, twice = (j.numbers(j.call(array, inputs.pos)) for array in (inputs.x, doubled))
     j.check_equal(twice, 2 * once, "differ between the result of 2x and twice the result of x")
@@ -109,7 +109,7 @@ def linear(j: Judge) -> None:
 @check("invariants")
 def heads_alike(j: Judge) -> None:
     """Equal vectors at equal positions give equal results, in every batch and head."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     x = j.array(np.broadcast_to(inputs.xs[0].values[:1, :1], inputs.xs[0].values.shape))
     y = j.numbers(j.call(x, inputs.pos))
     bound = 2 * j.bound(x.values, inputs.numbers, j.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import make, make_at, plain_call
+from rope_array.testing._call import make, make_at
 from rope_array.testing._cover import field_specs
 from rope_array.testing._factors import CallFactors
 from rope_array.testing._judge import Input, Judge, check
@@ -22,7 +22,7 @@ _MIB = 2**20
 @check("memory")
 def many_results_are_kept(j: Judge) -> None:
     """No result is written by later calls of its shape, 260 or with a field 16: no ring of buffers ends."""
-    inputs = [make(j, plain_call(j).replace(rows=(1, 2, 3)), seed) for seed in range(2)]
+    inputs = [make(j, j.plain.replace(rows=(1, 2, 3)), seed) for seed in range(2)]
     x, pos = [one.xs[0] for one in inputs], inputs[0].pos
     num_calls = 9 if j.lib.is_lazy(x[0].array) else 262
     for spec in j.budget.few(field_specs(j), 1):
@@ -42,7 +42,7 @@ def large_results_are_kept(j: Judge) -> None:
         lead[axes[0]] = size // (rows * 64 * (8 if j.dtype == "float64" else 4)) + 1
         numbers = np.random.default_rng(0).standard_normal(1009)  # repeated: drawing many takes long
         x = j.array(np.resize(numbers, (*lead, j.target.width_of(64))))
-        pos = make(j, plain_call(j).replace(rows=(1, 1, rows))).pos
+        pos = make(j, j.plain.replace(rows=(1, 1, rows))).pos
         _check_kept(j, [x, x._replace(array=-x.array)], pos, count, lambda y: _ends(j, y), {})
 
 
@@ -74,7 +74,7 @@ def x_is_released(j: Judge, dtype: str) -> None:
         if any(is_alive() for is_alive, _ in alive):
             gc.collect()
         kept = [name for is_alive, name in alive if is_alive()]
-        with_it = call.text(plain_call(j))
+        with_it = call.text(j.plain)
         assert not kept, f"{' and '.join(dict.fromkeys(kept))} stays in memory after the call ({with_it})"
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from rope_array.testing._call import plain_call
 from rope_array.testing._cover import Cover
 from rope_array.testing._factors import FEW_FIELDS, CallFactors, read_call
 from rope_array.testing._failure import Failure
@@ -48,7 +47,7 @@ def _check(j: Judge, name: str) -> None:
     if name in j.observed:
         j.reported.add(name)
         fault = j.observed[name]
-        call = read_call(fault.call or "", plain_call(j))
+        call = read_call(fault.call or "", j.plain)
         raise simplest(j, call, fault, _watched_for(name))
 
 

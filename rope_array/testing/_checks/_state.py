@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import CallInputs, make, plain_call
+from rope_array.testing._call import CallInputs, make
 from rope_array.testing._contexts import fresh_call
 from rope_array.testing._cover import field_specs
 from rope_array.testing._judge import Input, Judge, check
@@ -17,7 +17,7 @@ from rope_array.testing._settings import changes, unusual_settings
 @check("state", "inv_freq")
 def fields_written_in_place(j: Judge) -> None:
     """Frequencies in a list or array, or a scaling rule, written since the last call are read again."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     frequencies: Any = [0.5 + i for i in range(len(j.pairs()[0][0]))]
     with_list = inputs._replace(spec={"inv_freq": frequencies})
     if _takes(j, with_list):
@@ -56,7 +56,7 @@ def _takes(j: Judge, inputs: CallInputs) -> bool:
 
 def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Return calls that most code refuses: too many positions, or axes of them, an odd width, no pairing."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     x, pos = inputs.xs[0], inputs.pos
     odd = Input(j.lib.asarray(x.values[..., 1:], j.dtype), x.values[..., 1:], j.dtype)
     return [
@@ -71,7 +71,7 @@ def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
 @check("state", "offset_positions")
 def calls_after_an_exception(j: Judge) -> None:
     """A call that raises leaves nothing behind: the next call is right, and settings are as before."""
-    inputs = make(j, plain_call(j))
+    inputs = make(j, j.plain)
     for refused in _refusals(j):
         before = j.lib.defaults()
         _raises(j, *refused)  # imports modules, which the next call does not
@@ -111,9 +111,8 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
 @check("state", "offset_positions")
 def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
-    plain = plain_call(j)
     for spec in j.budget.few(field_specs(j), 2):
-        new = plain if "inv_freq" in spec else fresh_call(j, plain)  # as many as pairs of the usual head
+        new = j.plain if "inv_freq" in spec else fresh_call(j, j.plain)  # as many as pairs of the usual head
         inputs = make(j, new)
         inputs = inputs._replace(spec={**inputs.spec, **spec})
         with unusual_settings():
