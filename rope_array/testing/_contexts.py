@@ -15,6 +15,7 @@ import numpy as np
 from ._call import make
 from ._capability_parts import MODEL_WIDTHS
 from ._factors import CallFactors
+from ._failure import named
 from ._gradients import check_adjoint, check_gradient
 from ._judge import Input, Judge
 from ._libraries import JaxLibrary
@@ -23,7 +24,7 @@ from ._modes import fake, is_taken, settings_of
 from ._named_values import differs_by_head, is_in_array
 from ._observe import check_call, judge_results, watch_call
 from ._refused import takes_gradient
-from ._transformed import Context, may_refuse, named
+from ._transformed import Context, may_refuse
 
 Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.

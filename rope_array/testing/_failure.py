@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +106,19 @@ class Failure(AssertionError):
             return ""
         right = f"; right {', '.join(self.nearest)}" if self.nearest else ""
         return (f"wrong with {self.call}" if self.call else "the plain call is wrong") + right
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Name where a call is made in the message of its fault; "" names no place."""
+    try:
+        yield
+    except NotImplementedError:  # a refusal
+        raise
+    except Exception as error:
+        if not where:
+            raise
+        raise Failure.of(error, context=where) from error
 
 
 def _message(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from ._call import CallInputs, make, with_layout
 from ._contract import ADDED, Accuracy
 from ._definition import pairs_of
 from ._factors import CallFactors
-from ._failure import GRADIENT, VALUE
+from ._failure import GRADIENT, VALUE, named
 from ._judge import Input, Judge
 from ._refused import refuses_gradient
 
@@ -63,12 +63,12 @@ def _check_pulled(
                 raise
             return False
         pulled = _pulled(j, pull, g, twice=call.gradient == "twice")
-        with j.part(VALUE):
+        with named(VALUE):
             for array, original in zip(y if inputs.in_tuple else [y], inputs.xs, strict=True):
                 j.check_kind(array, original)
                 j.check_values(j.numbers(array), original, inputs.numbers, **inputs.spec)
         for gradient in pulled:
-            with j.part(GRADIENT):
+            with named(GRADIENT):
                 for i, array in enumerate(gradient if inputs.in_tuple else [gradient]):
                     check_adjoint(j, array, inputs.xs[i], gs[i], inputs.numbers, **inputs.spec)
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -18,7 +18,7 @@ from ._claims import describe, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, NEAR, WIDTH, CallFactors
-from ._failure import Failure, difference
+from ._failure import Failure, difference, named
 from ._libraries import rounded
 from ._library_target import Declined
 from ._named_values import FrequenciesInArray
@@ -221,8 +221,11 @@ class Judge:
 
     def exact(self, values: Floats, pos: Any, **spec: Any) -> Floats:
         """Return the definition's result."""
-        call_fields = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        return apply_definition(values, pos, **self.fields(spec), **call_fields)
+        return apply_definition(values, pos, **self._arguments(spec))
+
+    def _arguments(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the definition, with the direction and the axis of the call."""
+        return self.fields(spec) | {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
 
     def check_kind(self, y: Any, x: Input) -> None:
         """Assert that a result has x's library, shape, dtype and device."""
@@ -241,24 +244,11 @@ class Judge:
     ) -> None:
         """Assert that the values are x rotated, within `accuracy` or the target's class."""
         for head, y_of_head, x_of_head, fields in _by_head(y, x, spec):
-            with self.part(head):
-                self._check_head(y_of_head, x_of_head, pos, accuracy, **fields)
-
-    def _check_head(self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None, **spec: Any) -> None:
-        """Assert that the values are x rotated; all heads have the same frequencies."""
-        call_fields = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        assert_contract(
-            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            **self.fields(spec), **call_fields,
-        )  # fmt: skip
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Name the part of a check in the message of its failure; no name changes nothing."""
-        try:
-            yield
-        except AssertionError as error:
-            raise Failure.of(error, context=name) from None
+            with named(head):
+                assert_contract(
+                    y_of_head, x_of_head.values, pos, dtype=x.dtype, flushes=True,
+                    accuracy=accuracy or self.target.accuracy, **self._arguments(fields),
+                )  # fmt: skip
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""

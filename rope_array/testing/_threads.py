@@ -14,6 +14,7 @@ import numpy as np
 
 from ._call import CallInputs, make
 from ._factors import CallFactors
+from ._failure import named
 from ._judge import Floats, Judge, NoCalls
 from ._observe import judge_results, rotated
 
@@ -41,7 +42,7 @@ class AtOnce:
                 series = [[*group[i:], *group[:i]] for i in range(0, len(group), 2)]
             is_long = (self.group or self.in_turn) and j.lib.is_lazy(group[0].xs[0].array)
             times = 1 if is_long else self.times
-            with j.part(f"with {calls[start].text(j.plain)}" if self.group else ""):
+            with named(f"with {calls[start].text(j.plain)}" if self.group else ""):
                 _check_at_once(j, series, times)
 
 

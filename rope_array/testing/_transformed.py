@@ -5,8 +5,7 @@ A transform makes a `Program` of a call. JAX compiles the programs of many calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 from ._call import CallInputs, make
 from ._claims import one_line
 from ._factors import CallFactors
-from ._failure import GRADIENT, Failure
+from ._failure import GRADIENT, named
 from ._gradients import check_adjoint
 from ._judge import Judge
 from ._libraries import JaxLibrary
@@ -36,17 +35,6 @@ class Program(NamedTuple):
 Transform = Callable[[Judge, CallFactors, int], Program]
 # Makes and judges one call; returns False if the target refused it. The last argument is a seed.
 Context = Callable[[Judge, CallFactors, int], bool]
-
-
-@contextmanager
-def named(where: str) -> Iterator[None]:
-    """Name where a call is made in the message of its fault."""
-    try:
-        yield
-    except NotImplementedError:  # a refusal
-        raise
-    except Exception as error:
-        raise Failure.of(error, context=where) from error
 
 
 def may_refuse(context: Context) -> Context:

@@ -8,6 +8,7 @@ import numpy as np
 from rope_array.testing._call import CallInputs, Ints, make_at
 from rope_array.testing._claims import RANGES
 from rope_array.testing._factors import DTYPES
+from rope_array.testing._failure import named
 from rope_array.testing._judge import Check, Floats, Input, Judge, check
 from rope_array.testing._observe import judge_results, rotated
 from rope_array.testing._row import read_calls
@@ -90,7 +91,7 @@ def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[CallInputs, Any]:
 def _check_arrays(j: Judge, pos: Any, dtype: str) -> None:
     """Judge calls with frequencies in an array, which are as exact."""
     for call in read_calls(j, *_ARRAYS, dtype=dtype):
-        with j.part(call.text(j.plain)), j.if_served():
+        with named(call.text(j.plain)), j.if_served():
             rotated(j, make_at(j, pos, dtype=dtype, inv_freq=call.inv_freq))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rope_array.testing._call import make, make_at
 from rope_array.testing._cover import field_specs
 from rope_array.testing._factors import CallFactors
+from rope_array.testing._failure import named
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._row import read_calls
 
@@ -26,7 +27,7 @@ def many_results_are_kept(j: Judge) -> None:
     x, pos = [one.xs[0] for one in inputs], inputs[0].pos
     num_calls = 9 if j.lib.is_lazy(x[0].array) else 262
     for spec in j.budget.few(field_specs(j), 1):
-        with j.part(f"with {spec}" if spec else ""):
+        with named(f"with {spec}" if spec else ""):
             _check_kept(j, x, pos, min(num_calls, 18) if spec else num_calls, j.lib.snapshot, spec)
 
 

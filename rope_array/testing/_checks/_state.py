@@ -8,6 +8,7 @@ import numpy as np
 from rope_array.testing._call import CallInputs, make
 from rope_array.testing._contexts import fresh_call
 from rope_array.testing._cover import field_specs
+from rope_array.testing._failure import named
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._observe import call_unguarded, judge_results, rotated
 from rope_array.testing._row import read_calls
@@ -22,7 +23,7 @@ def fields_written_in_place(j: Judge) -> None:
     with_list = inputs._replace(spec={"inv_freq": frequencies})
     if _takes(j, with_list):
         frequencies[0] = 0.25
-        with j.part("inv_freq was written since the last call"), j.if_served():
+        with named("inv_freq was written since the last call"), j.if_served():
             rotated(j, with_list)
     for call in read_calls(j, "inv_freq=halving:float32"):
         with j.if_served():
@@ -31,7 +32,7 @@ def fields_written_in_place(j: Judge) -> None:
     with_rule = inputs._replace(spec={"scaling": rule})
     if j.claims("scaling") and _takes(j, with_rule):
         rule["factor"] = 5.0
-        with j.part("scaling was written since the last call"), j.if_served():
+        with named("scaling was written since the last call"), j.if_served():
             rotated(j, with_rule)
 
 
@@ -41,7 +42,7 @@ def _check_written_array(j: Judge, inputs: CallInputs) -> None:
     j.call(inputs.x, inputs.pos, **inputs.spec)
     if j.lib.overwrite(array, 0.75):
         y = j.call(inputs.x, inputs.pos, **inputs.spec)
-        with j.part("an array of frequencies was written since the last call"):
+        with named("an array of frequencies was written since the last call"):
             judge_results(j, inputs._replace(spec={"inv_freq": [0.75] * len(inputs.spec["inv_freq"])}), y)
 
 
@@ -84,7 +85,7 @@ def calls_after_an_exception(j: Judge) -> None:
         assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
     for spec in j.budget.few(field_specs(j)[1:], 0):
         _raises(j, inputs.x, j.pos(j.row(3, 7)), spec)
-        with j.part(f"after a call with {spec} that may raise"):
+        with named(f"after a call with {spec} that may raise"):
             rotated(j, inputs)
 
 
@@ -118,7 +119,7 @@ def first_calls_under_other_settings(j: Judge) -> None:
         with unusual_settings():
             y = j.try_call(inputs.x, inputs.pos, **inputs.spec)
         if y is not None:
-            with j.part("under another precision of decimal, and other print options of NumPy"):
+            with named("under another precision of decimal, and other print options of NumPy"):
                 judge_results(j, inputs, y)
-            with j.part("after a call under another precision of decimal"), j.if_served():
+            with named("after a call under another precision of decimal"), j.if_served():
                 rotated(j, inputs)
