@@ -86,31 +86,24 @@ def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[CallFactors]:
     return [case for case in drawn if case is not None]
 
 
-class _Draw:
-    """Random numbers that depend on a text only: `random.random` is the same in every version of Python."""
-
-    def __init__(self, text: str):
-        self._random = random.Random(text)
-
-    def share(self) -> float:
-        """Return a number from 0 to 1."""
-        return self._random.random()
+class _Draw(random.Random):
+    """Random numbers that depend on a text only: `random` is the same in every version of Python."""
 
     def chance(self, probability: float) -> bool:
         """Return True with a probability."""
-        return self.share() < probability
+        return self.random() < probability
 
     def one(self, values: Sequence[Any]) -> Any:
         """Return one of some values."""
-        return values[int(self.share() * len(values))]
+        return values[int(self.random() * len(values))]
 
     def whole(self, low: int, high: int) -> int:
         """Return an integer from `low` to `high`."""
-        return low + int(self.share() * (high - low + 1))
+        return low + int(self.random() * (high - low + 1))
 
     def magnitude(self, low: float, high: float) -> float:
         """Return a number, each order of magnitude as likely as another."""
-        return float(f"{low * (high / low) ** self.share():.4g}")
+        return float(f"{low * (high / low) ** self.random():.4g}")
 
 
 def _draw_call(j: Judge, draw: _Draw) -> CallFactors | None:

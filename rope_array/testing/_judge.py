@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -160,8 +160,7 @@ class Judge:
 
     def bare_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
         """Call the target; what it raises is an `Exception`, or the user's KeyboardInterrupt."""
-        x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
-        self.begin_call(x, pos, spec)
+        x = self.begin_call(x, pos, spec)
         try:
             with np.errstate():  # undo changes that the call makes to NumPy's error handling
                 y = self.target.call(x, pos, **spec)
@@ -169,18 +168,16 @@ class Judge:
             raise
         except BaseException as error:
             raise caught(error) from error
-        self.check_alive(x if isinstance(x, tuple) else (x,))
+        if any(map(self.lib.is_deleted, x if isinstance(x, tuple) else (x,))):
+            raise DeletedError(DELETES_X)
         return y
 
-    def begin_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> None:
-        """Announce a call: a process that ends in it has said which."""
+    def begin_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
+        """Announce a call, so that a process that ends in it has said which; return its array or arrays."""
+        x = tuple(map(_array_of, x)) if type(x) is tuple else _array_of(x)
         if self.announce is not None:
             self.announce(f"call {describe(x, pos, spec)}")
-
-    def check_alive(self, arrays: Sequence[Any]) -> None:
-        """Raise if a call deleted one of its arrays."""
-        if any(self.lib.is_deleted(array) for array in arrays):
-            raise DeletedError(DELETES_X)
+        return x
 
     def try_call(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target; return None if it declines, or raises and has not declared its claims."""

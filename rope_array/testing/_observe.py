@@ -365,9 +365,8 @@ def check_kind_of(j: Judge, call: CallFactors, seed: int = 0) -> bool:
 
 def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
-    spec, arrays = j.fit(spec), tuple(member.array for member in x) if type(x) is tuple else x.array
-    j.begin_call(arrays, pos, spec)
-    j.target.call(arrays, pos, **spec)
+    spec = j.fit(spec)
+    j.target.call(j.begin_call(x, pos, spec), pos, **spec)
 
 
 def keep_fault(j: Judge, check: str, fault: str | Failure, call: CallFactors) -> None:
