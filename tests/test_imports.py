@@ -230,7 +230,6 @@ MAY_IMPORT = {
     ),
     "testing._compilers": ".testing numpy late jax torch",
     "testing._modes": ".testing numpy late torch",
-    "testing._shrink": ".testing numpy late hypothesis",
     "testing._triton_interpreter": ".testing numpy late triton",
     "testing._libraries": ".testing numpy late dask jax ml_dtypes onnxruntime torch",
     # Its definition and its tolerances import no other part of it.

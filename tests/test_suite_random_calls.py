@@ -36,12 +36,7 @@ def detail(check, judge):
     return text
 
 
-@pytest.mark.parametrize("with_hypothesis", [True, False], ids=["hypothesis", "no hypothesis"])
-def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeypatch):
-    if with_hypothesis:
-        pytest.importorskip("hypothesis")
-    else:
-        monkeypatch.setattr(_shrink, "find_spec", lambda name: None)
+def test_random_calls_find_and_simplify_a_planted_fault():
     (examples,) = extra_checks(300, seed=0)
     (printed,) = extra_checks(cases=["dtype=float64 width=150 rotary_start=2"])
     for check in (examples, printed):

@@ -49,7 +49,7 @@ def extra_checks(
 
 
 def _check_examples(j: Judge, examples: int, seed: int) -> None:
-    check_calls(j, draw_cases(j, examples, seed), None, _check_observed_call, polish=True)
+    check_calls(j, draw_cases(j, examples, seed), None, _check_observed_call)
 
 
 def _check_given(j: Judge, texts: Sequence[str]) -> None:

@@ -78,11 +78,7 @@ def _run_row(j: Judge, row: CheckRow, dtype: str | None) -> None:
 
 
 def check_calls(
-    j: Judge,
-    calls: Iterable[CallFactors],
-    few: int | None,
-    context: Context = check_call,
-    polish: bool = False,
+    j: Judge, calls: Iterable[CallFactors], few: int | None, context: Context = check_call
 ) -> None:
     """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
     is_many = isinstance(context, Transformed) and is_one_program(j)
@@ -96,7 +92,7 @@ def check_calls(
         except NotImplementedError:  # a refusal, of code that declares nothing
             raise
         except Exception as error:
-            raise simplest(j, call, error, context, polish) from error
+            raise simplest(j, call, error, context) from error
     if not calls:
         raise NoCalls("its claims leave none of these calls")
     if not served:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import takewhile
 from operator import ne
 from typing import Any
@@ -19,8 +16,6 @@ from ._observe import check_call
 
 # Calls tried for one failure; fewer if each is compiled.
 _TRIES, _FEW_TRIES = 80, 15
-# More calls for Hypothesis.
-_POLISHING = 60
 
 
 class _Trials:
@@ -55,12 +50,8 @@ def simplest(
     call: CallFactors,
     error: BaseException,
     context: Callable[[Judge, CallFactors, int], bool] = check_call,
-    polish: bool = False,
 ) -> Failure:
-    """Return the fault of the simplest call that fails like a call, and the nearest calls that are right.
-
-    With `polish`, Hypothesis looks for a simpler one still, if it is installed.
-    """
+    """Return the fault of the simplest call that fails like a call, and the nearest calls that are right."""
     plain = j.plain
     if not j.explains:
         return Failure.of(error, call=call.text(plain))
@@ -68,9 +59,6 @@ def simplest(
     if not trials.fails(call):
         return Failure.of(error, call=call.text(plain), nearest=REPEATED)
     simplest_call = simplified(call, plain, trials.fails)
-    if polish and trials.left and find_spec("hypothesis") is not None:
-        trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING
-        simplest_call = _polished(simplest_call, plain, trials.fails)
     nearest = tuple(_right_neighbours(simplest_call, plain, trials))
     return Failure.of(trials.faults[simplest_call] or error, call=simplest_call.text(plain), nearest=nearest)
 
@@ -107,28 +95,3 @@ def simplified(call: CallFactors, plain: CallFactors, fails: Callable[[CallFacto
             call = next(filter(fails, tried), call)
         if call == before:
             return call
-
-
-def _polished(call: CallFactors, plain: CallFactors, fails: Callable[[CallFactors], bool]) -> CallFactors:
-    """Return the simplest failing call that Hypothesis finds among the simpler ones, or the call itself."""
-    hypothesis, strategies = import_module("hypothesis"), import_module("hypothesis.strategies")
-    drawn = {name: _simpler_values(strategies, call, plain, name) for name in call.differing(plain)}
-    settings = hypothesis.settings(
-        database=None, deadline=None, max_examples=_POLISHING, suppress_health_check=[*hypothesis.HealthCheck]
-    )
-    simpler = strategies.fixed_dictionaries(drawn).map(lambda values: call.replace(**values))
-    try:
-        shrunk: CallFactors = hypothesis.find(simpler, fails, settings=settings, random=random.Random(0))
-    except hypothesis.errors.HypothesisException:  # none was found
-        return call
-    return min(call, shrunk, key=lambda c: (len(c.differing(plain)), sum(c.rows), c.rotary_dim or 0))
-
-
-def _simpler_values(strategies: Any, call: CallFactors, plain: CallFactors, name: str) -> Any:
-    """Return Hypothesis' strategy for the values of a factor from a plain one to the call's."""
-    value, plain_value = getattr(call, name), getattr(plain, name)
-    if name == "rows":
-        return strategies.tuples(*(strategies.integers(1, max(size, 1)) for size in value))
-    if name == "rotary_dim":
-        return strategies.integers(1, value // 2).map(lambda half: 2 * half)
-    return strategies.sampled_from([plain_value, value])
