@@ -250,13 +250,10 @@ def _tuple_with(j: Judge, call: CallFactors, values: NDArray[Any], x: Input) -> 
     permuted = np.random.default_rng(99).permuted(values, axis=-1)
     if call.in_tuple == "fewer_heads" and len(call.rows) == 3 and len(call.positions) < 3:
         permuted = np.concatenate([permuted, permuted], axis=1)
-    first = j.array(permuted, first_dtype(j, call))
+    # Of another dtype, if the call asks for two.
+    others = [name for name in j.dtypes if name != call.dtype and j.claims("mixed_dtypes")]
+    first = j.array(permuted, others[-1] if others and call.in_tuple == TWO_DTYPES else call.dtype)
     return [first, x, j.array(permuted[..., ::-1], call.dtype)][: TUPLES[call.in_tuple]]
-
-
-def first_dtype(j: Judge, call: CallFactors) -> str:
-    """Return the dtype of the first of the arrays of a call."""
-    return j.other_dtype(call.dtype) if call.in_tuple == TWO_DTYPES else call.dtype
 
 
 def _with_numbers(values: NDArray[Any], call: CallFactors) -> NDArray[Any]:

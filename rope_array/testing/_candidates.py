@@ -61,7 +61,7 @@ def _by_axis(wrong: WrongResult, wrong_results: list[WrongResult]) -> Iterator[E
 
 def _from(name: str, first: int, value: Explanation | None) -> Explanation:
     def elements(wrong: WrongResult) -> Mask:
-        mask, names = np.zeros(wrong.mask.shape, bool), axis_names(wrong.mask.ndim)
+        mask, names = wrong.no_elements, axis_names(wrong.mask.ndim)
         if name in names:
             axis = names.index(name)
             np.moveaxis(mask, axis, 0)[wrong.places_along(axis) >= first] = True
@@ -216,7 +216,7 @@ def _class(target: Any, claims: Mapping[str, Any]) -> Explanation:
     def elements(wrong: WrongResult) -> Mask:
         accuracy = wrong.accuracy or Accuracy()
         weaker = accuracy._replace(**weaker_fields)
-        mask = np.zeros(wrong.mask.shape, bool) if weaker == accuracy else wrong.within(weaker)
+        mask = wrong.no_elements if weaker == accuracy else wrong.within(weaker)
         return mask | _beyond(wrong, claims["furthest"], weaker) if "furthest" in claims else mask
 
     return Explanation(", ".join(_class_texts(claims)), elements, dict(claims), claims)

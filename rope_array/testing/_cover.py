@@ -251,16 +251,13 @@ def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Ints) -> list[tupl
 
 # ---- every field alone ----
 
-# Fields of calls in which x or positions have other axes, or x is a tuple.
-OF_ANOTHER_SHAPE = ("axes", "in_tuple", "seq_axis")
 
-
-def single_fields(j: Judge) -> list[CallFactors]:
-    """Return the plain call, and the call with every claimed field alone."""
-    return [*Cover(FEW_FIELDS, [(name,) for name in FEW_FIELDS], alone=True).calls(j)]
+def single_fields(j: Judge, of_any_shape: bool = True) -> list[CallFactors]:
+    """Return the plain call and every claimed field alone; or only those of one x at positions (S,)."""
+    calls = Cover(FEW_FIELDS, [(name,) for name in FEW_FIELDS], alone=True).calls(j)
+    return [call for call in calls if of_any_shape or not (call.axes or call.in_tuple or call.seq_axis)]
 
 
 def field_specs(j: Judge) -> list[dict[str, Any]]:
-    """Return no fields, and every claimed field alone whose positions have shape (S,), at the usual width."""
-    calls = [call for call in single_fields(j) if not any(getattr(call, name) for name in OF_ANOTHER_SHAPE)]
-    return [spec_of(j, call) for call in calls]
+    """Return no fields, and every claimed field alone at positions of shape (S,), at the usual width."""
+    return [spec_of(j, call) for call in single_fields(j, of_any_shape=False)]

@@ -153,7 +153,7 @@ def by_positions(mistake: PositionMistake) -> Explanation:
         pos = wrong.row_positions
         other = None if pos is None else mistake.convert(pos)
         if pos is None or other is None or np.array_equal(other, pos):
-            return np.zeros(wrong.mask.shape, bool)
+            return wrong.no_elements
         return wrong.rotated_by(other)
 
     return Explanation(f"rotated by {mistake.text}", elements, {"positions": mistake.text})
@@ -168,11 +168,11 @@ def _by_frequencies(name: str) -> Explanation:
         if any(wrong.fields.get(field) is not None for field in others) or wrong.is_all(
             wrong.within(float32)
         ):
-            return np.zeros(wrong.mask.shape, bool)
+            return wrong.no_elements
         base, n = wrong.fields.get("base") or 10000.0, len(wrong.pairs[0])
         omegas = FREQUENCIES[name](base, n)
         if np.allclose(omegas, base ** (-np.arange(n) / n), rtol=1e-6):  # a single pair, whose frequency is 1
-            return np.zeros(wrong.mask.shape, bool)
+            return wrong.no_elements
         # The frequencies may be float32 numbers: allow the error of float32 angles.
         return wrong.rotated_by(limit=2 * wrong.bound_of(float32), base=None, inv_freq=tuple(omegas.tolist()))
 
@@ -186,7 +186,7 @@ def _by_field(text: str, name: str) -> Explanation:
         if name == "pairing":
             return wrong.rotated_by(pairing=_OTHER_PAIRING.get(wrong.fields.get(name, ""), "half"))
         stated = wrong.fields.get(name) is not None
-        return wrong.rotated_by(**{name: None}) if stated else np.zeros(wrong.mask.shape, bool)
+        return wrong.rotated_by(**{name: None}) if stated else wrong.no_elements
 
     return Explanation(f"rotated {text}", elements, {"field": name})
 
@@ -207,12 +207,12 @@ def _by_tables(dtype: str, quantity: str) -> Explanation:
             or wrong.dtype == dtype
             or not np.isfinite([*tables.values()]).all()
         ):
-            return np.zeros(wrong.mask.shape, bool)
+            return wrong.no_elements
         cos, sin = (ROUNDERS[dtype](t) if name in quantity else t for name, t in tables.items())
         rotated, unit = wrong.exact.copy(), wrong.limit.copy()
         rotated[..., a], rotated[..., b] = cos * xa - sin * xb, cos * xb + sin * xa
         if wrong.near(rotated, wrong.limit)[wrong.mask].mean() < _NEARLY_ALL:
-            return np.zeros(wrong.mask.shape, bool)
+            return wrong.no_elements
         # A table that is rounded twice may hold the next number of 16 bits.
         unit[..., a] = unit[..., b] = wrong.limit[..., a] + _UNITS[dtype] * np.hypot(xa, xb)
         return wrong.near(rotated, unit)

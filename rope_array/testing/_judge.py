@@ -92,11 +92,6 @@ class Judge:
         kind, reach = self.target.position_dtype, min(NEAR, self.target.reach)
         return CallFactors(dtype=self.dtype, width=self.width, kind=kind, reach=reach)
 
-    def other_dtype(self, dtype: str) -> str:
-        """Return a dtype for the second array of a tuple: not `dtype`, if mixed dtypes are claimed."""
-        other_dtypes = [name for name in self.dtypes if name != dtype and self.claims("mixed_dtypes")]
-        return other_dtypes[-1] if other_dtypes else dtype
-
     def claims(self, *names: str) -> bool:
         """Return whether all these capabilities are claimed."""
         return self.target.claimed.issuperset(names)
@@ -279,21 +274,15 @@ class Judge:
         """The attention factor of a call without fields."""
         return abs(float(self.fields({}).get("attention_factor") or 1.0))
 
-    def nonfinite(self, values: Floats, spec: dict[str, Any] | None = None) -> NDArray[np.bool_]:
-        """Return a mask of the results whose pair, or feature outside the slice, is not finite."""
-        mask = ~np.isfinite(values)
-        (a, b), (c, d) = self.pairs(spec, values.shape[-1])
-        in_pair = mask[..., a] | mask[..., b]
-        mask[..., a] = mask[..., b] = False
-        mask[..., c] = mask[..., d] = in_pair
-        return mask
-
     def check_nonfinite(self, y: Floats, values: Floats, spec: dict[str, Any] | None = None) -> None:
         """Assert that pairs and features with a NaN or an infinity give a NaN or an infinity."""
-        (_, _), (c, d) = self.pairs(spec, values.shape[-1])
-        lost = self.nonfinite(values, spec) & np.isfinite(y)
-        lost[..., c] &= lost[..., d]  # an infinity leaves one of the two results finite at angle 0
-        lost[..., d] = False
+        (a, b), (c, d) = self.pairs(spec, values.shape[-1])
+        lost = ~np.isfinite(values)
+        in_pair = lost[..., a] | lost[..., b]
+        lost[..., a] = lost[..., b] = False
+        # An infinity leaves one of the two results finite at angle 0.
+        lost[..., c], lost[..., d] = in_pair & np.isfinite(y[..., d]), False
+        lost &= np.isfinite(y)
         assert not lost.any(), f"{lost.sum()} of the NaN and infinities in x became numbers"
 
 

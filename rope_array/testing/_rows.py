@@ -16,7 +16,7 @@ from . import _contexts as contexts
 from ._call import plain_x
 from ._capability_parts import INTEGERS, MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._contexts import fresh_call
-from ._cover import OF_ANOTHER_SHAPE, Cover, pairs_among, pairs_of, single_fields
+from ._cover import Cover, pairs_among, pairs_of, single_fields
 from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, CallFactors
 from ._judge import Judge
 from ._large import check_consecutive, check_large_call, check_many_elements
@@ -438,7 +438,7 @@ def _of_large_calls(j: Judge) -> Iterator[CallFactors]:
 
 def _of_each_field(j: Judge) -> Iterator[CallFactors]:
     """Yield large calls of each field, and at positions of a batch, in pairs at other positions."""
-    fields = [c for c in single_fields(j) if not any(getattr(c, name) for name in OF_ANOTHER_SHAPE)][1:]
+    fields = single_fields(j, of_any_shape=False)[1:]
     fields += read_calls(j, "positions=BS")
     reach = j.target.reach
     for i, call in enumerate(j.budget.few(fields, 1)):

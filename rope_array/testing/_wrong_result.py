@@ -57,6 +57,11 @@ class WrongResult:
         """The positions; None if they have several coordinates."""
         return None if self.fields.get("axes") else self.given_pos
 
+    @property
+    def no_elements(self) -> Mask:
+        """A mask of no elements."""
+        return np.zeros(self.mask.shape, bool)
+
     @cached_property
     def row_positions(self) -> NDArray[Any] | None:
         """The position of each row, signed; None if there is no one number for each."""
@@ -101,7 +106,7 @@ class WrongResult:
 
     def of_pairs(self, chosen: Any) -> Mask:
         """Return a mask of both members of pairs: by a mask of pairs, or by one of rows and pairs."""
-        mask = np.zeros(self.mask.shape, bool)
+        mask = self.no_elements
         for member in self.pairs:
             mask[..., member] = chosen
         return mask
@@ -141,10 +146,9 @@ class WrongResult:
         A field that is None is left out. No elements if a few wrong rows have none: a comparison with all
         rows takes long.
         """
-        none = np.zeros(self.mask.shape, bool)
         pos = self.row_positions if pos is None else pos
-        if pos is None or pos.shape != none.shape[:-1]:
-            return none
+        if pos is None or pos.shape != self.mask.shape[:-1]:
+            return self.no_elements
         fields = {name: value for name, value in {**self.fields, **changed}.items() if value is not None}
         call = {"inverse": self.inverse if inverse is None else inverse, **fields}
         width: int = self.x.shape[-1]
@@ -156,8 +160,8 @@ class WrongResult:
         few = chosen[:: max(1, len(chosen) // _SAMPLE)][:_SAMPLE]
         hits = _given(x[few], y[few], limit[few], rows[few], call)
         if not (hits & mask[few]).any() or len(np.unique(pos)) * width // 2 > _MOST_COSINES:
-            return none
-        return _given(x, y, limit, rows, call).reshape(none.shape)
+            return self.no_elements
+        return _given(x, y, limit, rows, call).reshape(self.mask.shape)
 
 
 def _given(x: Floats, y: Floats, limit: Floats, pos: NDArray[Any], call: Mapping[str, Any]) -> Mask:
