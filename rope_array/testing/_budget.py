@@ -13,21 +13,13 @@ _FAST = 1000
 
 
 class Budget:
-    """What the calls of a target may cost.
-
-    Attributes
-    ----------
-    is_slow
-        Whether calls of new shapes take long, so that a check makes a few only.
-    watched_every
-        Costly observers watch one call in this number; none if it is 0.
-    judges_values
-        Whether the values of results are judged; not while calls are made for observers.
-    """
+    """What the calls of a target may cost."""
 
     def __init__(self, calls: int, compiled: bool):
+        # Whether calls of new shapes take long, so that a check makes a few only.
         self.is_slow = calls < _FAST or compiled
-        self.watched_every, self.judges_values = 48, True
+        self.watched_every = 48  # costly observers watch one call in this number; none if it is 0
+        self.judges_values = True  # not while calls are made for observers
 
     def few(self, calls: Iterable[T], count: int | None) -> list[T]:
         """Return the calls; the first `count` if calls take long."""

@@ -193,17 +193,17 @@ def with_frequencies(j: Judge, call: CallFactors, seed: int = 0) -> bool:
 # ---- one call after another ----
 
 
-def after(name: str, *contexts: Context) -> Context:
-    """Return the context that makes one new call in each of some contexts, in order.
+def after(name: str, first: Context, *others: Context) -> Context:
+    """Return the context that makes one new call in a first context, then in others: alone and as at first.
 
     A traced or mapped array that the first context leaves in a cache is invalid in the others.
     """
 
     def checked(j: Judge, call: CallFactors, seed: int) -> bool:
         call = fresh_call(j, call)
-        if not contexts[0](j, call, seed):
+        if not first(j, call, seed):
             return False
-        for context in contexts[1:]:
+        for context in others or (check_alone, first):
             with named(f"after {name} of the same sizes"):
                 assert context(j, call, seed), f"the call is refused: {j.calls.refused[-1:]}"
         return True

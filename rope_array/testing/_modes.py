@@ -110,10 +110,7 @@ def vmap(
     lib: ArrayLibrary, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
 ) -> Callable[..., Array]:
     """Map a function of arrays over an axis of each; None leaves an array whole."""
-    if isinstance(lib, JaxLibrary):
-        mapped: Callable[..., Array] = lib.native.vmap(f, in_axes=in_axes, out_axes=out_axis)
-    else:
-        mapped = lib.native.vmap(f, in_dims=in_axes, out_dims=out_axis)
+    mapped: Callable[..., Array] = lib.native.vmap(f, in_axes, out_axis)
     return mapped
 
 

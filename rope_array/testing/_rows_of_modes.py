@@ -175,21 +175,18 @@ MODE_ROWS = [
     CheckRow(
         "calls_after_a_compiled_one", "A call after one that was compiled is right: no traced array is kept.",
         _AFTER, ("jit",), few=5,
-        context=contexts.after("a compiled call", transformed.COMPILED, contexts.check_alone,
-                               transformed.COMPILED),
+        context=contexts.after("a compiled call", transformed.COMPILED),
     ),
     CheckRow(
         "calls_after_a_mapped_one", "A call after one that was mapped is right: no mapped array is kept.",
         _AFTER, ("vmap",), few=3,
-        context=contexts.after("a call under vmap", transformed.MAPPED, contexts.check_alone,
-                               transformed.MAPPED),
+        context=contexts.after("a call under vmap", transformed.MAPPED),
     ),
     CheckRow(
         "calls_after_a_gradient",
         "A call after one whose gradient was asked for is right, and so is its gradient.",
         _AFTER, ("gradient",), few=3,
-        context=contexts.after("a call for a gradient", contexts.gradient_if_taken, contexts.check_alone,
-                               contexts.gradient_if_taken),
+        context=contexts.after("a call for a gradient", contexts.gradient_if_taken),
     ),
     CheckRow(
         "calls_after_a_fake_one",
