@@ -8,7 +8,7 @@ called without the compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -37,22 +37,17 @@ def library_names() -> list[str]:
 def arrays_of(library: str) -> ArrayLibrary:
     """Return the array library of a name with or without a compiler."""
     name = COMPILED.get(library, library)
-    return LIBRARIES[name] if name in LIBRARIES else _registered[name]
-
-
-# The libraries of other packages that were asked for.
-_registered: dict[str, ArrayLibrary] = {}
+    return LIBRARIES[name] if name in LIBRARIES else _of_other_package(name)
 
 
 def is_library(name: str) -> bool:
-    """Return whether a name is of a library; a library of another package is made when it is asked for.
+    """Return whether a name is of a library, of this or of another package; none is imported."""
+    return name in LIBRARIES or name in COMPILED or name in registered_names()
 
-    Raise ValueError for another package's backend of arrays that a known library has.
-    """
-    if name in LIBRARIES or name in COMPILED or name in _registered:
-        return True
-    if name not in registered_names():
-        return False
+
+@cache
+def _of_other_package(name: str) -> ArrayLibrary:
+    """Return the library of another package's backend; raise ValueError if a known library has its arrays."""
     library = registered_library(name)
     package = library.module.partition(".")[0]
     for known in LIBRARIES.values():
@@ -60,8 +55,7 @@ def is_library(name: str) -> bool:
             raise ValueError(
                 f"{name} is a backend for arrays of {known}: judge it by {known} --backend {name}"
             )
-    _registered[name] = library
-    return True
+    return library
 
 
 def compile_for(library: str, rotate: Rotate) -> Rotate:

@@ -32,10 +32,8 @@ class Options(NamedTuple):
     def resolve(self) -> Target:
         """Return the target; raise as `_find_target.resolve` does."""
         claims = claims_of(self.claims, self.library)
-        if self.require:
-            required = [*claims.get("requires", ()), *_names(self.require)]
-            claims["requires"] = tuple(dict.fromkeys(required))
-        return resolve(self.target, self.backend, **claims)
+        required = (*claims.pop("requires", ()), *_names(self.require))
+        return resolve(self.target, self.backend, required, **claims)
 
     def prepare(self, target: Target) -> Prepared:
         """Return the checks to run on a target; raise ValueError for options that contradict each other."""

@@ -181,10 +181,6 @@ def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
 _Attempts = Iterator[Callable[[], Any]]
 
 
-def _strided(t: Trials, x: Any, pos: Any) -> _Attempts:
-    yield from (partial(t.rotate, array, pos) for _, array in t.lib.strided(x))
-
-
 def _of_two_dtypes(t: Trials, x: Any, pos: Any) -> _Attempts:
     shape = tuple(x[0].shape)
     for dtype in t.target.dtypes or t.lib.dtypes:
@@ -229,13 +225,9 @@ def _derived(t: Trials, x: Any, pos: Any) -> _Attempts:
     yield attempt
 
 
-def _in_shards(t: Trials, x: Any, pos: Any) -> _Attempts:
-    yield partial(t.lib.in_shards, t.target.call, x, pos)
-
-
 # The capabilities whose trial is a call of another kind.
 CONTEXTS: dict[str, Callable[[Trials, Any, Any], _Attempts]] = {
-    "strides": _strided,
+    "strides": lambda t, x, pos: (partial(t.rotate, array, pos) for _, array in t.lib.strided(x)),
     "mixed_dtypes": _of_two_dtypes,
     **{mode: partial(_under, mode) for mode in SETTINGS},
     "vmap": _mapped,
@@ -243,7 +235,7 @@ CONTEXTS: dict[str, Callable[[Trials, Any, Any], _Attempts]] = {
     "gradient": _recorded,
     "jit": _traced,
     "jvp": _derived,
-    "shards": _in_shards,
+    "shards": lambda t, x, pos: iter([partial(t.lib.in_shards, t.target.call, x, pos)]),
 }
 
 

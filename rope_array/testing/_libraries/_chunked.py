@@ -53,8 +53,7 @@ class DaskLibrary(ChunkedLibrary):
 
     def running(self) -> Context:
         # One thread: the arrays are small, and dask would start a thread pool for each.
-        context: Context = import_module("dask").config.set(scheduler="synchronous")
-        return context
+        return import_module("dask").config.set(scheduler="synchronous")
 
 
 class CubedLibrary(ChunkedLibrary):

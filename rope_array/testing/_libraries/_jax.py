@@ -65,8 +65,7 @@ class JaxLibrary(ArrayLibrary):
         return not isinstance(array, self.native.core.Tracer) and bool(array.is_deleted())
 
     def running(self) -> Context:
-        context: Context = self.native.enable_x64(self.x64)
-        return context
+        return self.native.enable_x64(self.x64)
 
     @contextmanager
     def unusual(self) -> Iterator[None]:
@@ -96,8 +95,7 @@ class JaxLibrary(ArrayLibrary):
         return self.native.vjp(lambda cotangent: self.native.vjp(f, x)[1](cotangent)[0], g)[1](h)[0]
 
     def traced(self, f: Function) -> Function:
-        compiled: Function = self.native.jit(f)
-        return compiled
+        return self.native.jit(f)
 
 
 class ShardedJaxLibrary(JaxLibrary):

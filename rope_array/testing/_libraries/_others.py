@@ -41,10 +41,9 @@ class StrictLibrary(ArrayLibrary):
         return self.xp.asarray(array, device=self.native.Device(device))
 
     def running(self) -> Context:
-        flags: Context = self.native.ArrayAPIStrictFlags(
+        return self.native.ArrayAPIStrictFlags(
             boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
         )
-        return flags
 
 
 class CuPyLibrary(ArrayLibrary):
@@ -65,8 +64,7 @@ class CuPyLibrary(ArrayLibrary):
             raise MissingLibrary(f"cupy needs a GPU: {error}") from None
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
-        numbers: NDArray[Any] = array.get()
-        return numbers
+        return array.get()
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         return bool(self.native.shares_memory(a, b))
@@ -112,8 +110,7 @@ class MLXLibrary(ArrayLibrary):
         return self.native.vjp(lambda cotangent: self.native.vjp(f, [x], [cotangent])[1][0], [g], [h])[1][0]
 
     def traced(self, f: Function) -> Function:
-        compiled: Function = self.native.compile(f)
-        return compiled
+        return self.native.compile(f)
 
 
 class TensorFlowLibrary(ArrayLibrary):
@@ -151,8 +148,7 @@ class TensorFlowLibrary(ArrayLibrary):
         return tape.gradient(pulled, g, h)
 
     def traced(self, f: Function) -> Function:
-        compiled: Function = self.native.function(f, autograph=False)
-        return compiled
+        return self.native.function(f, autograph=False)
 
 
 class NDonnxLibrary(ArrayLibrary):

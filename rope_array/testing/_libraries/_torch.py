@@ -49,8 +49,7 @@ class TorchLibrary(ArrayLibrary):
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         array = array.detach().cpu().resolve_conj()
-        numbers: NDArray[Any] = (array.float() if array.dtype == self.native.bfloat16 else array).numpy()
-        return numbers
+        return (array.float() if array.dtype == self.native.bfloat16 else array).numpy()
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return self.native.permute(array, axes)
@@ -134,10 +133,7 @@ class TorchLibrary(ArrayLibrary):
 
     def traced(self, f: Function) -> Function:
         # Dynamo alone, as one graph: no compiler, which would take seconds. `torch:compile` has more of it.
-        compiled: Function = self.native.compile(
-            with_own_code(f), backend="eager", fullgraph=True, dynamic=False
-        )
-        return compiled
+        return self.native.compile(with_own_code(f), backend="eager", fullgraph=True, dynamic=False)
 
 
 LIBRARIES = (
