@@ -18,7 +18,7 @@ from conftest import sample
 import rope_array.testing as suite
 from rope_array.testing import Result, _command, plugin, run_checks
 from rope_array.testing._checks import checks
-from rope_array.testing._find_target import names
+from rope_array.testing._compilers import library_names
 
 # Users' embeddings.
 MYLIB = '''
@@ -225,7 +225,7 @@ def test_unusable_arguments_are_explained(arguments, message, check):
 def test_targets_and_checks_are_listed(check):
     status, out, _ = check("--list")
     assert status == 0
-    for name in [*names(), *(check.name.partition("[")[0] for check in checks())]:
+    for name in [*library_names(), *(check.name.partition("[")[0] for check in checks())]:
         assert f"  {name} " in out
 
 

@@ -9,8 +9,9 @@ import pytest
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._checks import checks, subjects
+from rope_array.testing._compilers import library_names
 from rope_array.testing._factors import FIELDS
-from rope_array.testing._find_target import names, resolve
+from rope_array.testing._find_target import resolve
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, LIBRARIES, NOT_COMPILED
 from rope_array.testing._library_target import as_records
@@ -139,7 +140,7 @@ def session_of(name):
 
 
 def targets():
-    yield from ((name, None) for name in names() if name not in ELSEWHERE)
+    yield from ((name, None) for name in library_names() if name not in ELSEWHERE)
     yield from BACKENDS
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 

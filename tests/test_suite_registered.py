@@ -81,7 +81,7 @@ def install(tmp_path, monkeypatch):
         monkeypatch.setattr(_registry, "_records", None)
         monkeypatch.setattr(_registry, "backends_of", traced_memo_of_one(_registry._load_backends))
         monkeypatch.setattr(_library, "_libraries", {})
-        monkeypatch.setattr(_compilers, "_registered", {})
+        _compilers._of_other_package.cache_clear()
 
     yield install
     sys.modules.pop("tiny", None)

@@ -10,7 +10,6 @@ from conftest import sample
 from rope_array.testing import Target, check_backend
 from rope_array.testing._checks import checks
 from rope_array.testing._compilers import CannotCompile, library_names
-from rope_array.testing._find_target import names
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
@@ -192,7 +191,6 @@ def test_correct_jax_code_passes(claims):
 
 def test_compilers_are_listed_as_libraries():
     assert {"jax:jit", "jax:x64:jit", "torch:compile", *LIBRARIES} <= set(library_names())
-    assert names() == library_names()
     assert Target(by_matrix, library="torch:compile").arrays is LIBRARIES["torch"]
     assert Target(by_matrix, library="jax:jit").compiled
     assert not Target(by_matrix, library="jax").compiled

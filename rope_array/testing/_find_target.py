@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ._claims import one_line
-from ._compilers import is_library
-from ._compilers import library_names as names
+from ._compilers import is_library, library_names
 from ._library_target import library_target
 from ._target import Target, check_name
 
@@ -71,8 +70,10 @@ def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, An
     """Import the object of a name; return it, and its name and version for reports."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute or not all(identifier.isidentifier() for identifier in module.split(".")):
-        near = [*_as_attribute(name), *get_close_matches(name, names(), 1)]
-        suggestion = f"Did you mean {near[0]}?" if near else f"The libraries are {', '.join(names())}."
+        near = [*_as_attribute(name), *get_close_matches(name, library_names(), 1)]
+        suggestion = (
+            f"Did you mean {near[0]}?" if near else f"The libraries are {', '.join(library_names())}."
+        )
         raise ValueError(
             f"unknown target {name!r}; give a library, or package.module:attribute for a callable, the "
             f"module as `import` takes it. {suggestion}"

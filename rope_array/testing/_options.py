@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ._capability_parts import PART_NAMES
@@ -70,21 +70,10 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("fixed", {})[name] = _value(text)
         elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
-        elif name in ("dtypes", "fields", "requires"):
-            claims[name] = tuple(filter(None, text.split(",")))
-        elif name in _LITERAL_CLAIMS:
-            claims[name] = _value(text)
-        elif name in _TEXT_CLAIMS:
-            claims[name] = text
         else:
-            claim_names = (*FIELDS, *_TEXT_CLAIMS, *_LITERAL_CLAIMS, "dtypes", "fields", "requires")
-            check_name("claim", name, (*claim_names, *CAPABILITIES))
+            check_name("claim", name, (*FIELDS, *_READERS, *CAPABILITIES))
+            claims[name] = _READERS[name](text)
     return claims
-
-
-# Claims whose value stays a string, and claims whose value is one of Python's.
-_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic", "arguments")
-_LITERAL_CLAIMS = ("furthest", "head_dim", "in_place")
 
 
 def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
@@ -106,3 +95,11 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+# The claims that are fields of `Target`, each with the function that reads its value.
+_READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("name", "version", "layout", "positions", "angles", "arithmetic", "arguments"), str),
+    **dict.fromkeys(("furthest", "head_dim", "in_place"), _value),
+    **dict.fromkeys(("dtypes", "fields", "requires"), lambda text: tuple(filter(None, text.split(",")))),
+}
