@@ -129,23 +129,18 @@ def _interleaved_family(name: str) -> str | None:
 
     A longer model type takes the place of those within it: GLM-4 MoE pairs halves, and GLM-4 neighbours.
     """
-    words = _snake(name)
+    words, families, covered = _snake(name), _families(), 0
+    longest = max(map(len, families))
     letters = words.replace("_", "")
-    places = [i for i, letter in enumerate(words) if letter != "_"] + [len(words)]
-    matches = []
-    for family, model_type in _families().items():
-        start = letters.find(family)
-        while start >= 0:
-            end = start + len(family)
-            if not (family[-1].isdigit() and _SIZE.match(words, places[end - 1] + 1)):
-                matches.append((start, end, model_type))
-            start = letters.find(family, start + 1)
-    for start, end, model_type in matches:
-        is_within = any(
-            first <= start and end <= last and last - first > end - start for first, last, _ in matches
-        )
-        if model_type and not is_within:
-            return model_type
+    places = [i for i, letter in enumerate(words) if letter != "_"]
+    for start in range(len(letters)):
+        for end in range(min(start + longest, len(letters)), max(start, covered), -1):
+            family = letters[start:end]
+            if family in families and not (family[-1].isdigit() and _SIZE.match(words, places[end - 1] + 1)):
+                covered = end
+                if families[family]:
+                    return families[family]
+                break
     return None
 
 

@@ -101,7 +101,7 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
         width=("attention.key_length", "embedding_length/attention.head_count"),
         rotated=lambda values, width: values.integer("rope.dimension_count", width),
         theta_keys=("rope.freq_base",),
-        scaling=partial(_rule, architecture=architecture),
+        scaling=_rule,
     )
     if architecture in _TABLE["unrotated"]:
         return replace(plain, unless={"architecture": ()})
@@ -120,10 +120,9 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
     if (mode := _sections_of(architecture, content)) is not None:
         convention = replace(convention, pairing="half", axes=partial(_axes, mode=mode))
     if content["tensors"].get("rope_freqs.weight") is not None:
-        convention = replace(convention, inv_freq=partial(_divided, architecture=architecture))
+        convention = replace(convention, inv_freq=_divided)
     factor = content.get("rope", {}).get("scaling.attn_factor", 1.0)
-    amplitude = None if factor == 1 else partial(_amplitude, architecture=architecture)
-    return replace(convention, attention_factor=amplitude)
+    return convention if factor == 1 else replace(convention, attention_factor=_amplitude)
 
 
 def _sections_of(architecture: str, content: Mapping[str, Any]) -> Any:
@@ -152,7 +151,7 @@ def _factor(values: PartValues) -> float:
     return 1.0
 
 
-def _rule(values: PartValues, width: int, architecture: str) -> Scaling | None:
+def _rule(values: PartValues, width: int) -> Scaling | None:
     rule_name, factor = values.get("rope.scaling.type", "linear"), _factor(values)
     if rule_name not in ("none", "linear", "yarn", "longrope"):
         raise ConfigError(
@@ -163,7 +162,7 @@ def _rule(values: PartValues, width: int, architecture: str) -> Scaling | None:
         return _gguf_longrope(values, lists, 1.0 if rule_name == "none" else factor)
     if rule_name == "none" or factor == 1:
         return None
-    return _gguf_yarn(architecture, values, factor) if rule_name == "yarn" else Linear(factor)
+    return _gguf_yarn(values, factor) if rule_name == "yarn" else Linear(factor)
 
 
 def _original(values: PartValues) -> float:
@@ -177,8 +176,9 @@ def _gguf_longrope(values: PartValues, lists: list[Any], factor: float) -> LongR
     return LongRoPE(short_factors, long_factors, int(_original(values)), attention_factor=amplitude)
 
 
-def _gguf_yarn(architecture: str, values: PartValues, factor: float) -> YaRN:
+def _gguf_yarn(values: PartValues, factor: float) -> YaRN:
     """Return the rule with llama.cpp's amplitude: its own factor times ggml's."""
+    architecture = values.content["architecture"]
     betas = architecture == "mistral3"  # others do not read them
     plain = YaRN(
         factor,
@@ -195,19 +195,19 @@ def _gguf_yarn(architecture: str, values: PartValues, factor: float) -> YaRN:
     return replace(plain, attention_factor=amplitude * values.number("rope.scaling.attn_factor", 1.0))
 
 
-def _amplitude(values: PartValues, architecture: str) -> float:
+def _amplitude(values: PartValues) -> float:
     """Return the factor on cos and sin of an architecture, with the file's own factor."""
-    rule = _rule(values, 0, architecture)
+    rule = _rule(values, 0)
     return rule.amplitude if isinstance(rule, YaRN) else values.number("rope.scaling.attn_factor", 1.0)
 
 
-def _divided(values: PartValues, width: int, architecture: str) -> tuple[float, ...]:
+def _divided(values: PartValues, width: int) -> tuple[float, ...]:
     """Return the frequencies of a rule, each divided by the file's own number (Llama 3's rule)."""
     divisors = values.get("tensors.rope_freqs.weight")
     if not isinstance(divisors, list) or len(divisors) != width // 2:
         raise ConfigError(f"rope_freqs.weight does not have {width // 2} numbers, one for each pair.")
-    rule = _rule(values, width, architecture)
-    omegas = frequencies(values.number("rope.freq_base", 1e4), width, width // 2, rule, "exact")
+    rule, base = _rule(values, width), values.number("rope.freq_base", 1e4)
+    omegas = frequencies(base, width, width // 2, rule, "exact")
     return tuple(float(omega) / float(divisor) for omega, divisor in zip(omegas, divisors, strict=True))
 
 
