@@ -39,7 +39,7 @@ class Reading:
         under "format" the name of a format that is not Hugging Face's.
     notes : tuple of str
         Keys that are not used, layers that differ, and differences from transformers. The `kind` of a note is
-        "doubt" if it leaves something to check, "fact" if not, or "unrotated" if it tells why nothing rotates.
+        "doubt" if it leaves something to check, "fact" if not, "unrotated" if it tells why nothing rotates.
     context : int or None
         The positions that the model is made for, `max_position_embeddings`; None if it is not known.
 
