@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ._contract import Accuracy
-from ._explanation import Explanation, elements_of, named
+from ._explanation import Explanation, named
 from ._failure import Failure
 from ._where import axis_names
 from ._wrong_result import Mask, WrongResult
@@ -76,8 +76,8 @@ def _from(name: str, first: int, value: Explanation | None) -> Explanation:
 
 def _is_full(explanation: Explanation, wrong: WrongResult) -> bool:
     """Return whether nearly all elements at a place are wrong, or like the wrong ones."""
-    place, value = elements_of(explanation, wrong), named(wrong)
-    alike = wrong.mask if value is None or value.facts else wrong.mask | elements_of(value, wrong)
+    place, value = explanation.elements(wrong), named(wrong)
+    alike = wrong.mask if value is None or value.facts else wrong.mask | value.elements(wrong)
     return bool(np.asarray(alike[place]).mean() >= _SHARE)
 
 
@@ -204,7 +204,7 @@ def _right_positions(explanation: Explanation, wrong: WrongResult) -> Any:
     """Return the positions of right rows that other positions would rotate otherwise."""
     if wrong.row_positions is None:
         return np.zeros(0)
-    rows = ~wrong.mask.any(axis=-1) & ~elements_of(explanation, wrong).all(axis=-1)
+    rows = ~wrong.mask.any(axis=-1) & ~explanation.elements(wrong).all(axis=-1)
     return np.abs(wrong.row_positions[rows])
 
 

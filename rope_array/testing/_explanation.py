@@ -29,8 +29,8 @@ class Explanation(NamedTuple):
     """What may explain wrong results."""
 
     text: str  # the values, the rotation or the cause in a few words
-    # Returns the elements of a wrong result that it explains; None if it explains no values.
-    elements: Callable[[WrongResult], Mask] | None = None
+    # Returns the elements of a wrong result that it explains.
+    elements: Callable[[WrongResult], Mask] = lambda wrong: wrong.no_elements
     # A rotation or a cause as data: see `Cause.facts`; empty for other values.
     facts: Mapping[str, Any] = _NOTHING
     claims: Mapping[str, Any] = _NOTHING  # fields of `Target` with which the failures go away
@@ -39,7 +39,7 @@ class Explanation(NamedTuple):
 
     def covers(self, wrong: WrongResult | None) -> bool:
         """Return whether it explains all wrong elements of a result."""
-        if wrong is None or self.elements is None:
+        if wrong is None:
             return False
         name = named(wrong)
         return (name is not None and name.text == self.text) or wrong.is_all(self.elements(wrong))
@@ -48,11 +48,11 @@ class Explanation(NamedTuple):
 def named(wrong: WrongResult) -> Explanation | None:
     """Return the explanation of the values of the wrong elements, if they have a name."""
     if wrong.named is False:
-        explanations = (each for each in _explanations(wrong) if wrong.is_all(elements_of(each, wrong)))
+        explanations = (each for each in _explanations(wrong) if wrong.is_all(each.elements(wrong)))
         first = next(explanations, None)
-        if first is not None and first.facts and not elements_of(first, wrong).all():
+        if first is not None and first.facts and not first.elements(wrong).all():
             # Another rotation may hold for the right elements, too: |pos|, not the inverse.
-            whole = (each for each in explanations if each.facts and elements_of(each, wrong).all())
+            whole = (each for each in explanations if each.facts and each.elements(wrong).all())
             first = next(whole, first)
         wrong.named = first
     explanation: Explanation | None = wrong.named
@@ -63,14 +63,8 @@ def describe_values(wrong: WrongResult) -> tuple[str, Mask | None]:
     """Return a phrase on the values of the wrong elements, and a mask of all elements like them."""
     if (explanation := named(wrong)) is None:
         return "", None
-    alike = elements_of(explanation, wrong)
+    alike = explanation.elements(wrong)
     return explanation.text, alike if explanation in _SIMPLE else alike & box_of(wrong.mask)
-
-
-def elements_of(explanation: Explanation, wrong: WrongResult) -> Mask:
-    """Return the elements of a wrong result that an explanation of values explains."""
-    assert explanation.elements is not None
-    return explanation.elements(wrong)
 
 
 # ---- values ----

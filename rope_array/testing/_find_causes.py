@@ -255,14 +255,12 @@ class _Search:
 
 def _agrees(explanation: Explanation, failure: Failure) -> bool:
     """Return whether right elements are as the explanation gives them, too."""
-    if failure.wrong is None or explanation.elements is None:
-        return False
-    return bool(explanation.elements(failure.wrong).all())
+    return failure.wrong is not None and bool(explanation.elements(failure.wrong).all())
 
 
 def _without(failure: Failure, explanation: Explanation) -> Failure:
     """Return a failure without the wrong elements that are explained, if others are left."""
-    if failure.wrong is None or explanation.elements is None or explanation.claims:
+    if failure.wrong is None or explanation.claims:
         return failure
     wrong = failure.wrong.without(explanation.elements(failure.wrong))
     if wrong is failure.wrong:

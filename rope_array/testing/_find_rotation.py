@@ -347,7 +347,8 @@ def _together(explanations: list[Explanation]) -> Explanation:
         claims = merged(claims, each.claims)
     facts = {name: value for each in explanations for name, value in each.facts.items()}
     around = next((each.around for each in explanations if each.around), None)
-    return Explanation(", ".join(each.text for each in explanations), None, facts, claims, around)
+    text = ", ".join(each.text for each in explanations)
+    return Explanation(text, facts=facts, claims=claims, around=around)
 
 
 _TEXTS = {

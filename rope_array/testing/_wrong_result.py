@@ -128,9 +128,9 @@ class WrongResult:
         return replace(self, **arrays, given_pos=pos[chosen], places=places)
 
     def without(self, explained: Mask) -> WrongResult:
-        """Return the wrong result without elements that have a known cause; itself if none is left."""
+        """Return the wrong result without elements of a known cause; itself if none or all are left."""
         mask = self.mask & ~explained
-        return replace(self, mask=mask, named=False) if mask.any() else self
+        return replace(self, mask=mask, named=False) if mask.any() and (mask != self.mask).any() else self
 
     # ---- other rotations ----
 
