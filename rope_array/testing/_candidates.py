@@ -47,16 +47,36 @@ def candidates(target: Any, failures: Mapping[str, Failure]) -> Iterator[Explana
 
 
 def _by_axis(wrong: WrongResult, wrong_results: list[WrongResult]) -> Iterator[Explanation]:
-    """Yield the rows, heads and batches from an index on, if nearly all elements there are wrong."""
+    """Yield the rows, heads and batches from an index on, if nearly all elements there are wrong.
+
+    An end that moves with the size of x, such as the last tile, has no index: its simplest call names it.
+    """
     for axis, name in enumerate(axis_names(wrong.mask.ndim)[:-1]):
-        places = wrong.places_along(axis)
-        chosen = np.moveaxis(wrong.mask, axis, 0).reshape(len(places), -1).any(axis=-1)
-        first = int(places[chosen.argmax()])
+        first = _first_along(wrong, axis)
         explanation = _from(name, first, named(wrong))
-        if first and all(
-            _is_full(explanation, other) for other in wrong_results if explanation.covers(other)
+        covered = [other for other in wrong_results if explanation.covers(other)]
+        if (
+            first
+            and all(_is_full(explanation, other) for other in covered)
+            and not any(_moves(name, first, other) for other in wrong_results)
         ):
             yield explanation
+
+
+def _first_along(wrong: WrongResult, axis: int) -> int:
+    """Return the first index along an axis that has wrong elements."""
+    places = wrong.places_along(axis)
+    chosen = np.moveaxis(wrong.mask, axis, 0).reshape(len(places), -1).any(axis=-1)
+    return int(places[chosen.argmax()])
+
+
+def _moves(name: str, first: int, wrong: WrongResult) -> bool:
+    """Return whether another result is wrong from another index on, and has right values as far as that."""
+    names = axis_names(wrong.mask.ndim)
+    if name not in names:
+        return False
+    other = _first_along(wrong, names.index(name))
+    return other not in (0, first) and _is_full(_from(name, other, named(wrong)), wrong)
 
 
 def _from(name: str, first: int, value: Explanation | None) -> Explanation:

@@ -137,6 +137,7 @@ def _rotations(wrong: WrongResult) -> Iterator[Explanation]:
             yield _by_field(f"with {_OTHER_PAIRING.get(value, value)} pairing", name)
         elif value is not None and not (name == "base" and value == 10000.0):
             yield _by_field(f"as without {name}", name)
+    yield Explanation("rotated by cos and sin exchanged", _by_exchanged_tables, {"exchanged": "cos and sin"})
     yield from (_by_tables(dtype, quantity) for dtype in ROUNDERS for quantity in TABLES)
 
 
@@ -185,17 +186,34 @@ def _by_field(text: str, name: str) -> Explanation:
     return Explanation(f"rotated {text}", elements, {"field": name})
 
 
+def _tables_of(wrong: WrongResult) -> dict[str, Floats]:
+    """Return the right cos and sin, as x and the right result have them; not finite where x is 0."""
+    a, b = wrong.pairs
+    (xa, xb), (ya, yb) = ((array[..., a], array[..., b]) for array in (wrong.x, wrong.exact))
+    with np.errstate(all="ignore"):
+        squares = xa**2 + xb**2
+        return {"cos": (xa * ya + xb * yb) / squares, "sin": (xa * yb - xb * ya) / squares}
+
+
+def _rotated(wrong: WrongResult, cos: Floats, sin: Floats) -> Floats:
+    a, b = wrong.pairs
+    rotated, xa, xb = wrong.exact.copy(), wrong.x[..., a], wrong.x[..., b]
+    rotated[..., a], rotated[..., b] = cos * xa - sin * xb, cos * xb + sin * xa
+    return rotated
+
+
+def _by_exchanged_tables(wrong: WrongResult) -> Mask:
+    tables = _tables_of(wrong)
+    # The tables are known to a few units of float64.
+    return wrong.near(_rotated(wrong, tables["sin"], tables["cos"]), 4 * wrong.limit)
+
+
 def _by_tables(dtype: str, quantity: str) -> Explanation:
     """Return the rotation by cos, sin or both in 16 bits, and by products in a wider dtype."""
 
     def elements(wrong: WrongResult) -> Mask:
         a, b = wrong.pairs
-        (xa, xb), (ya, yb) = ((array[..., a], array[..., b]) for array in (wrong.x, wrong.exact))
-        with np.errstate(all="ignore"):
-            tables = {
-                "cos": (xa * ya + xb * yb) / (xa**2 + xb**2),
-                "sin": (xa * yb - xb * ya) / (xa**2 + xb**2),
-            }
+        tables = _tables_of(wrong)
         if (
             wrong.fields.get("out_pairing")
             or wrong.dtype == dtype
@@ -203,12 +221,13 @@ def _by_tables(dtype: str, quantity: str) -> Explanation:
         ):
             return wrong.no_elements
         cos, sin = (ROUNDERS[dtype](t) if name in quantity else t for name, t in tables.items())
-        rotated, unit = wrong.exact.copy(), wrong.limit.copy()
-        rotated[..., a], rotated[..., b] = cos * xa - sin * xb, cos * xb + sin * xa
+        rotated, unit = _rotated(wrong, cos, sin), wrong.limit.copy()
         if wrong.near(rotated, wrong.limit)[wrong.mask].mean() < _NEARLY_ALL:
             return wrong.no_elements
         # A table that is rounded twice may hold the next number of 16 bits.
-        unit[..., a] = unit[..., b] = wrong.limit[..., a] + _UNITS[dtype] * np.hypot(xa, xb)
+        unit[..., a] = unit[..., b] = wrong.limit[..., a] + _UNITS[dtype] * np.hypot(
+            wrong.x[..., a], wrong.x[..., b]
+        )
         return wrong.near(rotated, unit)
 
     return Explanation(

@@ -27,6 +27,10 @@ class Words(NamedTuple):
     statement: str
 
 
+# Places that do not tell one fault from another.
+VAGUE = ("all elements", "most elements", "nearly all elements", "scattered elements")
+
+
 class Failure(AssertionError):
     """A requirement is not met."""
 
@@ -84,6 +88,11 @@ class Failure(AssertionError):
     def place_in_any_x(self) -> str:
         """The place in words that hold for x of other sizes."""
         return self.words.place.in_any_x if self.words.place else ""
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether its words say only that most results are wrong."""
+        return self.place in VAGUE and not (self.words.values or self.factors)
 
     @property
     def factors(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ._checks import checks
 from ._claims import shorten
 from ._explanation import Explanation
 from ._factors import DTYPES
-from ._failure import GRADIENT, VALUE, Failure
+from ._failure import GRADIENT, VAGUE, VALUE, Failure
 from ._find_rotation import find_rotation, of_other_positions
 from ._judge import DELETES_X, Judge
 from ._lacking import lacking
@@ -152,9 +152,11 @@ class _Search:
             return None
         names = self._covered(best)
         best = with_end(best, [wrong for name in names if (wrong := self.left[name].wrong)])
+        text, claims = self._text_of(best, names), _shown_claims(self.original, best)
         if best.claims:
             self.target = mended(self.target, best)
-        text, claims = self._text_of(best, names), _shown_claims(self.original, best)
+            now = _judged_again(self.target, self.left)
+            names = tuple(name for name in self.left if name in names or name not in now)
         if not claims:
             claims, names = self._lacking(names)
         self.left = {name: _without(failure, best) for name, failure in self.left.items()}
@@ -207,6 +209,8 @@ class _Search:
         claims, names = self._lacking(names)
         if (self.causes or is_plain) and len(_check_names(names)) < 2 and not claims:
             return None
+        if is_plain and not claims and failure.is_vague and not failure.contexts:
+            return None  # it would say that results are wrong, and no more
         facts = dict(factor.split("=", 1) for factor in failure.factors)
         return _Group(shorten(_text(names, failure), _MOST_CHARACTERS), names, facts, claims)
 
@@ -248,7 +252,8 @@ class _Search:
             claims = merged(claims, cause.claims)
         explained = tuple(name for name in self.failures if name not in self.left)
         facts = {name: value for cause in causes for name, value in cause.facts.items()}
-        text = ", ".join(cause.text for cause in causes)
+        numbers = [f"({number}) " if len(causes) > 1 else "" for number in range(1, len(causes) + 1)]
+        text = ", ".join(f"{number}{cause.text}" for number, cause in zip(numbers, causes, strict=True))
         whole = Cause(text, claims, len(explained), len(self.failures), explained, facts)
         return Findings(whole, causes, unexplained)
 
@@ -398,8 +403,7 @@ def _elements_text(failure: Failure) -> str:
     """Return the place of the wrong elements, and their values if they are known; or the statement."""
     _, values, statement = failure.words
     place = failure.place if failure.factors else failure.place_in_any_x
-    vague = place in ("all elements", "most elements", "nearly all elements", "scattered elements")
-    return values if values and vague else ", ".join(filter(None, (place, values))) or statement
+    return values if values and place in VAGUE else ", ".join(filter(None, (place, values))) or statement
 
 
 def _by_place(

@@ -42,17 +42,19 @@ def lacking(target: Target, failures: Mapping[str, Failure], names: Collection[s
         is_of_two = whole_of(capability) == "tuple" and takes_two(target.arguments)
         affected = needing.get(capability, ())
         if 2 * count >= len(names) and not is_of_two and lacks_wholly(capability, failures, affected):
-            return _without(target, capability)
+            # One fault may be in several dtypes.
+            together = [name for name in DTYPES if lacks_wholly(name, failures, needing.get(name, ()))]
+            return _without(target, together if capability in DTYPES else [capability])
     return {}
 
 
-def _without(target: Target, capability: str) -> dict[str, Any]:
-    """Return the claim to lack a capability."""
+def _without(target: Target, capabilities: Collection[str]) -> dict[str, Any]:
+    """Return the claim to lack dtypes, or one other capability."""
     for claim, names in (("dtypes", DTYPES), ("fields", FIELDS)):
-        if capability in names:
-            left = tuple(name for name in names if name in target.claimed and name != capability)
+        if not {*capabilities}.isdisjoint(names):
+            left = tuple(name for name in names if name in target.claimed and name not in capabilities)
             return {claim: left} if left or claim == "fields" else {}
-    return {"lacks": {capability: "wrong results"}}
+    return {"lacks": dict.fromkeys(capabilities, "wrong results")}
 
 
 def _checks_needing(target: Target) -> dict[str, list[str]]:
