@@ -25,7 +25,7 @@ import reach  # noqa: E402
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "virtualenv"  # not uv, which does not read pip's configuration
 nox.options.reuse_existing_virtualenvs = True
-nox.options.error_on_missing_interpreters = True  # as a library that is missing
+nox.options.error_on_missing_interpreters = True  # a missing interpreter is an error, as a library is
 # Install without compiling, to save time: "0" means --no-compile to pip. Python compiles a module when it is
 # first imported, and writes the result. PYTHONDONTWRITEBYTECODE makes each child process compile PyTorch.
 os.environ.setdefault("PIP_NO_COMPILE", "0")
@@ -47,14 +47,13 @@ TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
 SHARED = NOX / "shared" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
 NIGHT: list[str] = []  # the sessions that `nightly` runs
-NOT_REACHED: list[str] = []  # by the change: see `runs`
+NOT_REACHED: list[str] = []  # the sessions that the change does not reach: see `runs`
 # The libraries with a session of their own; a test compares with `session` of rope_array.testing._libraries.
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
-# RoPE.apply calls what `apply` calls, which the sessions `tests` show: other builds are judged by `apply`.
-NOT_TWICE = "not -RoPE-"
-# Arguments that leave out the checks of the suite that one target of a library shows for all: see
-# tests/test_conformance.py.
-COVER = ("-m", "not primary")
+# `RoPE.apply` runs the code of `apply`: the sessions `tests` judge both, other builds `apply` alone.
+WITHOUT_ROPE = "not -RoPE-"
+# Arguments that leave out the mark `primary`: checks of the suite that one target of a library shows for all.
+WITHOUT_PRIMARY = ("-m", "not primary")
 Run = Callable[[nox.Session], None]
 
 
@@ -311,8 +310,8 @@ def pure(session: nox.Session) -> None:
     install(session, dist=dist)
     # The kernel serves eager NumPy and PyTorch; compiled functions and the backend array-api never call it.
     paths = at_night(NOT_SAME_EVERYWHERE, (*files("wheel"), *CONTRACT))
-    selected = f"not compil and not array-api and {NOT_TWICE}"
-    pytest(session, "numpy,torch", f"--wheel={path}", *paths, "-k", selected, *at_night((), COVER))
+    selected = f"not compil and not array-api and {WITHOUT_ROPE}"
+    pytest(session, "numpy,torch", f"--wheel={path}", *paths, "-k", selected, *at_night((), WITHOUT_PRIMARY))
     # Other sessions test JAX without the kernel: on several devices, and by the backend array-api.
     if os.environ.get(NIGHTLY):
         pytest(session, "jax", *files("jax"), "-k", "not eight and not processes", part="jax")
@@ -332,9 +331,9 @@ def sanitize(session: nox.Session) -> None:
     install(session, dist=dist)
     found = (f"-print-file-name={name}.so" for name in ("libasan", "libstdc++"))
     # The kernel serves neither compiled functions nor the backend array-api.
-    selected = f"not compile and not array-api and {NOT_TWICE}"
+    selected = f"not compile and not array-api and {WITHOUT_ROPE}"
     pytest(
-        *(session, "numpy,torch", *SANITIZED, "-k", selected, *at_night((), COVER)),
+        *(session, "numpy,torch", *SANITIZED, "-k", selected, *at_night((), WITHOUT_PRIMARY)),
         LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
@@ -350,7 +349,7 @@ def tests_min(session: nox.Session) -> None:
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
     # tests(jax) tests 64 bits and compiled functions, with the newest version.
-    selected = ("-k", f"not x64 and not jax:jit and {NOT_TWICE}", *at_night((), COVER))
+    selected = ("-k", f"not x64 and not jax:jit and {WITHOUT_ROPE}", *at_night((), WITHOUT_PRIMARY))
     pytest(session, ",".join(libraries), *at_night(NOT_SAME_EVERYWHERE, CONTRACT), *selected)
 
 

@@ -2,13 +2,14 @@
 
 import math
 import re
+from dataclasses import fields
 
 import pytest
 from config_cases import config_of, half, heads, model, refuse, rope
 
 import rope_array as ra
 from rope_array._config import _model_defaults as defaults
-from rope_array._config._conventions import CONVENTIONS, REMOTE
+from rope_array._config._conventions import CONVENTIONS, REMOTE, known_convention
 from rope_array.config import read, read_layers
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -176,8 +177,15 @@ def test_the_context_is_stated_or_the_default_of_the_class():
 
 def test_every_convention_is_of_a_model():
     names = {key for key in CONVENTIONS if ":" not in key} - set(REMOTE)
-    assert names - set(defaults.MODELS) <= {"roformer"}  # no class with rope_parameters in transformers
+    assert names - set(defaults.MODELS) <= {"roformer"}, "models that transformers lacks belong in [remote]"
     assert not set(REMOTE) & set(defaults.ROTARY)  # transformers has classes of its own for them
+
+
+@pytest.mark.parametrize("key", sorted(CONVENTIONS))
+def test_a_row_has_a_list_where_its_field_has_several(key):
+    convention = known_convention(key)
+    several = (field.name for field in fields(convention) if "tuple" in str(field.type))
+    assert not [name for name in several if isinstance(getattr(convention, name), str)]
 
 
 # The defaults of some classes cannot rotate: sections do not fit, a width is odd or missing.

@@ -35,13 +35,13 @@ def group_of(check):
 
 SUBJECTS = {check.name: subject for subject, group in subjects().items() for check in group}
 ALL = {group_of(check) for check in checks()}
-# Calls of all fields together, sizes, and memory, where secondary targets and builds can take another path
-# through the code. The other checks have the mark `primary`: the sessions of secondary builds, `pure`,
+# Calls of all fields together, sizes, and memory, where secondary targets and builds can run other code.
+# The other checks have the mark `primary`: the sessions of secondary builds, `pure`,
 # `sanitize` and `tests-min`, leave them out.
 COVER = {"first calls", "kinds", "combinations", "sizes", "memory", "combined gradients"}
 # They depend on the kernel's thresholds.
 OF_THE_KERNEL = {"memory", "sizes", "state"}
-# Specs, sizes, bits, state, modes and gradients of a target that takes long, and runs the code of another.
+# Left to `nightly` on slow targets whose code another target tests.
 SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
 SHARED |= {"combined gradients", "more gradients"}
 

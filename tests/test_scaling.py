@@ -129,6 +129,11 @@ def test_every_class_of_rules_is_in_the_list():
     assert rules == {*scaling.RULES}
 
 
+def test_a_rope_type_is_of_one_rule():
+    types = [rule._rope_type for rule in scaling.RULES if rule._rope_type]
+    assert sorted(types) == sorted(scaling.OF_CONFIGS)
+
+
 def test_every_rule_has_a_formula_golden_numbers_and_a_row_of_the_page():
     """Reversed has no numbers of its own: its test compares it with the rule that it reverses."""
     rules = {*scaling.RULES} - {ra.Reversed}

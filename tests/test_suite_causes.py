@@ -120,6 +120,18 @@ def rounded_tables(*dtypes):
     )
 
 
+def without_the_last_tile(x, pos):
+    """Leave the rows after the last full tile of 16 rows."""
+    y, rows = ra.apply(x, pos), x.shape[-2]
+    if rows > 16:
+        y[..., rows // 16 * 16 :, :] = x[..., rows // 16 * 16 :, :]
+    return y
+
+
+def widened(x, pos):
+    return ra.apply(x, pos).astype(np.result_type(x, np.float32))
+
+
 HALF, ANGLES, END = {"pairing": "half"}, {"angles": "float32"}, {"furthest": 65535}
 SLICE = {"rotary_start": 4, "rotary_dim": 8}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -186,6 +198,10 @@ CAUSES = {
     "tables": (rounded_tables("float16", "float16"), IN_USE, ["cos and sin rounded to float16"], {}),
     "cos": (rounded_tables("float16", "float64"), IN_USE, ["by cos rounded to float16"], {}),
     "sin": (rounded_tables("float64", "float16"), IN_USE, ["by sin rounded to float16"], {}),
+    "exchanged": (lambda x, pos: by_tables(x, *tables(x, pos)[::-1]), IN_USE, ["cos and sin exchanged"], {}),
+    # The claim explains checks whose results are not kept, too.
+    "clamped": (at(lambda pos: np.minimum(pos, 4095)), f"{IN_USE} accuracy_2e20 calls_far_and_near",
+                ["beyond position 4,095"], {"furthest": 4095}),
     "row 61": (leaving(np.s_[..., 61:62, :], value=0), IN_USE,
                ["right with rows=1,1,61: row 61 (the last), zeros"], {}),
 }  # fmt: skip
@@ -220,6 +236,26 @@ def test_causes_are_in_the_order_in_which_they_are_mended():
     assert "float32 angles" in second.found
     report = run_checks(float32_halves, only=["definition"], **FLOAT32)
     assert report.cause.claims == {"fixed": HALF, **ANGLES}
+
+
+def test_dtypes_with_one_fault_are_claimed_away_together():
+    dtypes = "float16", "bfloat16", "float32", "float64"
+    report = run_checks(widened, only=["accuracy_small", "widths"], dtypes=dtypes)
+    assert report.cause.withdrawn == {"dtypes": ("float32", "float64")}
+    assert report.cause.explained == report.cause.failed
+
+
+def test_a_cause_says_more_than_that_results_are_wrong():
+    """A table that is kept by the number of rows is right for the first positions alone."""
+    kept = {}
+
+    def rotate(x, pos):
+        key = x.shape[-2:], np.shape(pos)
+        return by_tables(x, *kept.setdefault(key, tables(x, pos)))
+
+    report = run_checks(rotate, only=IN_USE.split(), **FLOAT32)
+    assert not report.ok
+    assert all("wrong results: all elements" not in cause.text for cause in report.causes)
 
 
 @pytest.mark.library("torch")
@@ -307,6 +343,7 @@ TEXTS = {
                         "in the plain call, features pair interleaved, "),
     "an exception": (refusing(lambda *call: True, base_only=True), "definition",
                      "rotate(x, pos) raises ValueError: another call"),
+    "tiles": (without_the_last_tile, f"{IN_USE} memory", "wrong with rows=1,1,17, right with rows=1,1,16: "),
     "base": (named("base_ignored_at_wide_heads"), "definition base one_field_at_every_width",
              "wrong with width=96 base=500.0, right with width=94, "),
     "strides": (named("strides_misread_with_half_pairing"), "definition memory", "wrong with layout="),

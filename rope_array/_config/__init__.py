@@ -9,7 +9,7 @@ The steps of a reading:
 1. `_document` loads the config, from a file with `_file`. `_locate` finds the part to read, with its class's
    defaults (`_model_defaults`), and the convention of its model (`_conventions`, by the rows of
    conventions.toml): a `ConfigPart` (`_part`), which no reading changes.
-2. The functions that a convention names adapt what a family states otherwise to the keys of Llama's config in
+2. The functions that a convention names rewrite a family's own keys as the keys of Llama's config in
    transformers 5: `_variants` its content, `_layer_types` the types of its layers, `_parameters` its rotary
    parameters.
 3. `_reader` reads one layer by these keys (`_layers`: its type, and why it may not rotate), with a record of

@@ -81,7 +81,10 @@ def convention_of(key: str | None) -> Convention | None:
 @cache
 def known_convention(key: str) -> Convention:
     """Return the convention under the key of a known model."""
-    return convention_from(CONVENTIONS.get(key, {"like": "half"}), _ROWS)
+    try:
+        return convention_from(CONVENTIONS.get(key, {"like": "half"}), _ROWS)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"the row of {key!r} in conventions.toml is wrong: {error!r}") from error
 
 
 def changed(convention: Convention, changes: Row) -> Convention:

@@ -131,15 +131,15 @@ class _Search:
 
     def _add(self, group: _Group) -> None:
         """Add a cause; a cause with which no check passes becomes a part of the next."""
-        found = str(self.left.get(group.names[0], "")) if self.causes and group.names else ""
+        first_failure = str(self.left.get(group.names[0], "")) if self.causes and group.names else ""
         text = group.text
         if self.causes and not self.causes[-1].checks:
             last = self.causes.pop()
             text, facts = f"{last.text}, {text}", {**last.facts, **group.facts}
-            group, found = group._replace(facts=facts, claims=merged(last.claims, group.claims)), ""
+            group, first_failure = group._replace(facts=facts, claims=merged(last.claims, group.claims)), ""
         text += only_in(group.names, self.failures, self.original.claimed)
         counts = len(group.names), len(self.failures)
-        self.causes.append(Cause(text, group.claims, *counts, group.names, group.facts, found))
+        self.causes.append(Cause(text, group.claims, *counts, group.names, group.facts, first_failure))
 
     # ---- groups ----
 
