@@ -252,7 +252,9 @@ class _Search:
             claims = merged(claims, cause.claims)
         explained = tuple(name for name in self.failures if name not in self.left)
         facts = {name: value for cause in causes for name, value in cause.facts.items()}
-        numbers = [f"({number}) " if len(causes) > 1 else "" for number in range(1, len(causes) + 1)]
+        # Numbered, unless a comma tells them apart.
+        is_plain = len(causes) < 2 or not any(", " in cause.text for cause in causes)
+        numbers = ["" if is_plain else f"({number}) " for number in range(1, len(causes) + 1)]
         text = ", ".join(f"{number}{cause.text}" for number, cause in zip(numbers, causes, strict=True))
         whole = Cause(text, claims, len(explained), len(self.failures), explained, facts)
         return Findings(whole, causes, unexplained)
