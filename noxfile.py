@@ -59,8 +59,8 @@ Run = Callable[[nox.Session], None]
 
 def files(*names: str) -> tuple[str, ...]:
     """Return the paths of tests/test_<name>.py, in this order; a name may be a pattern."""
-    found = (sorted(ROOT.glob(f"tests/test_{name}.py")) for name in names)
-    return tuple(dict.fromkeys(path.relative_to(ROOT).as_posix() for paths in found for path in paths))
+    by_name = (sorted(ROOT.glob(f"tests/test_{name}.py")) for name in names)
+    return tuple(dict.fromkeys(path.relative_to(ROOT).as_posix() for paths in by_name for path in paths))
 
 
 # The files whose tests can differ with an older library or without the kernel.
@@ -113,13 +113,13 @@ def set_up(session: nox.Session, groups: str, alone: str = "") -> None:
         session.install("--no-deps", "--no-build-isolation", *GROUPS[alone], env=env)
 
 
-def pytest(session: nox.Session, libraries: str, *args: str, part: str = "", **env: str) -> None:
+def pytest(session: nox.Session, libraries: str, *args: str, run_name: str = "", **env: str) -> None:
     """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
-    A session of several runs names the `part` of each. In continuous integration the session's own
+    A session of several runs gives each a `run_name`. In continuous integration the session's own
     environment is removed afterwards, to spare disk.
     """
-    title = f"{session.name} {part}".strip()
+    title = f"{session.name} {run_name}".strip()
     name = re.sub(r"\W+", "-", title).strip("-")
     # One worker for each core; none if the caller has arguments, such as --pdb.
     workers = ("-n", "auto", "--dist", "worksteal") if not session.posargs else ()
@@ -169,7 +169,7 @@ def build_wheel(session: nox.Session, source: Path, out: Path, *args: str, code:
 def runs(
     when: str, name: str = "", *, shared: bool = False, reads: tuple[str, ...] = (), **options: Any
 ) -> Callable[[Run], Run]:
-    """Return a decorator that defines a session, in an environment of its own or in that of `shared`.
+    """Return a decorator that defines a session, in its own environment or in the environment of `shared`.
 
     `when` has "push": by default; "night": by `nightly`, with every case; "reached": by default if the change
     reaches the tests that it `reads`, as it is about few files and takes minutes. Else it runs by name alone.
@@ -263,7 +263,7 @@ def shared(session: nox.Session) -> None:
 def changed(session: nox.Session) -> None:
     """Test what your change reaches, the nearest first, for two minutes.
 
-    The change is what is not committed; if nothing is, what no remote has, or else the last commit.
+    The change: uncommitted files; if there are none, commits that no remote has, or else the last commit.
     """
     paths = reach.uncommitted_paths() or reach.changed_paths() or reach.git("diff", "--name-only", "HEAD~1")
     tests = reach.tests_of(paths)
@@ -314,7 +314,7 @@ def pure(session: nox.Session) -> None:
     pytest(session, "numpy,torch", f"--wheel={path}", *paths, "-k", selected, *at_night((), WITHOUT_PRIMARY))
     # Other sessions test JAX without the kernel: on several devices, and by the backend array-api.
     if os.environ.get(NIGHTLY):
-        pytest(session, "jax", *files("jax"), "-k", "not eight and not processes", part="jax")
+        pytest(session, "jax", *files("jax"), "-k", "not eight and not processes", run_name="jax")
 
 
 SANITIZED = files("native*", "conformance")

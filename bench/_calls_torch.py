@@ -160,18 +160,19 @@ def functions_compiled(rope, by_positions, like):
     compile, pos = partial(torch.compile, dynamic=False, fullgraph=True), torch.arange(LENGTH)
     rotation = rope.rotation(pos, like=like)
     tables = tuple(table[None] for table in rotation.full_width(like.dtype))
-    source, given = (pos, pos[None]) if by_positions else (rotation, tables)
+    our_source, their_source = (pos, pos[None]) if by_positions else (rotation, tables)
 
     def ours(xs, source):
         return rope.apply(xs, source) if by_positions else source.apply(xs)
 
     twice = compile(lambda xs, source: tuple(x * 2 for x in xs))
-    rows = {"x * 2": (twice, source), "eager": (ours, source), "ours": (compile(ours), source)}
+    rows = {"x * 2": (twice, our_source), "eager": (ours, our_source), "ours": (compile(ours), our_source)}
     llama, cohere = (compile(theirs(model, rope.rotary_dim, by_positions)) for model in ("Llama", "Cohere"))
     if rope.pairing == "half":
-        return rows | {"Llama": (llama, given)}
-    halves = given if by_positions else tuple(map(for_half, tables))  # Llama's function is for half pairs
-    return rows | {"Llama": (llama, halves), "Cohere": (cohere, given)}
+        return rows | {"Llama": (llama, their_source)}
+    # Llama's function is for half pairs.
+    halves = their_source if by_positions else tuple(map(for_half, tables))
+    return rows | {"Llama": (llama, halves), "Cohere": (cohere, their_source)}
 
 
 def differentiated(function, source, leaves, grads):

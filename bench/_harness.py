@@ -1,4 +1,4 @@
-"""Time calls in blocks, which take turns in rounds; the options, tables and results of benchmarks.
+"""Time calls in blocks, which alternate in rounds; the options, tables and results of benchmarks.
 
 A block has calls of one function only, as functions that alternate call by call get each other's freed
 memory. A ratio is the median of the ratios within rounds, so that a slow round slows both of its parts. The
@@ -99,7 +99,7 @@ def settle(threads=None):
 
 
 class Fresh(NamedTuple):
-    """A row whose calls change what they work on: `make` returns the calls of a block, of `most` at most."""
+    """A row whose call changes its own inputs: each block of at most `most` calls gets new ones by `make`."""
 
     make: Callable[[], Callable[[], Any]]
     most: int
@@ -132,7 +132,7 @@ def block(row, count, warm=True):
     return total(row, count) / count
 
 
-def take_turns(rows, rounds, seconds):
+def alternate(rows, rounds, seconds):
     """Return the seconds of a call of each row in each round, by blocks of `seconds` or more."""
     for row in rows.values():
         row()  # compiled functions are compiled

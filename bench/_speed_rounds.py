@@ -56,7 +56,7 @@ def timed(trial, patterns, quick):
     for name, make in makers(trial, rows).items():
         if trial.case.takes(name, patterns):
             prepare(name, make, trial, contenders, rows)
-    times, paces = take_turns(contenders, trial, quick)
+    times, paces = alternate(contenders, trial, quick)
     for name in times:
         rows[name] |= summary(name, times, paces[name], trial.copies)
     return trial.finish(rows, contenders, times) | {"rows": rows}
@@ -105,7 +105,7 @@ def some(size):
     return np.unique(np.linspace(0, size - 1, min(size, 64)).astype(int))
 
 
-def take_turns(contenders, trial, quick):
+def alternate(contenders, trial, quick):
     """Return the timings of each contender in each round, and its pace."""
     paces = {name: trial.pace(contender) for name, contender in contenders.items()}
     few, many = trial.rounds[quick]

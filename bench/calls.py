@@ -1,4 +1,4 @@
-"""Calls that take turns on the same arrays: their times, and their ratios in the same run, on the CPU.
+"""Calls that alternate on the same arrays: their times, and their ratios in the same run, on the CPU.
 
     python bench/calls.py import-time  # of `import rope_array`, and of an interpreter that imports nothing
     python bench/calls.py latency      # small calls, in copies by the library
@@ -57,7 +57,7 @@ def measure(cases, bench, options):
         if _harness.is_chosen(name, options):
             for step, rows in make():
                 case = ", ".join(filter(None, (name, step)))
-                numbers[case] = _harness.compare(_harness.take_turns(rows, rounds, seconds), bench.pairs)
+                numbers[case] = _harness.compare(_harness.alternate(rows, rounds, seconds), bench.pairs)
                 print(f"  {case}: {numbers[case]['ratios']}", file=sys.stderr)
     return numbers
 

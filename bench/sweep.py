@@ -232,8 +232,8 @@ def make_call(lib, size, values):
     positions, layout, dtype, heads, spec, mode = values
     width = AXES["width"][heads]
     shape = shape_of(size, AXES["dtype"][dtype], width)
-    parts = width // 4, width // 2 - width // 4
-    axes = ra.Axes.chunked(*parts) if "coordinates" in positions else None
+    sections = width // 4, width // 2 - width // 4
+    axes = ra.Axes.chunked(*sections) if "coordinates" in positions else None
     rope = ra.RoPE(width, **SPECS[spec](width), axes=axes)
     x = LAYOUTS[layout](partial(lib.new, dtype), shape)
     pos = lib.positions(POSITIONS[positions](shape[0], shape[2]))

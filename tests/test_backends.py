@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import child
+import fake_package
 import numpy as np
 import pytest
 from compare import KERNEL, normal, same
@@ -20,10 +21,8 @@ from threads import in_threads
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, ShapeError, SpecError, _registry
 from rope_array.__main__ import main
-from rope_array._array_api import library as _library
 from rope_array._backends import _native
 from rope_array._backends._native import checkout
-from rope_array._dynamo import traced_memo_of_one
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
@@ -342,21 +341,11 @@ WANT = HALF.apply(X, 3, backend="array-api")
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Return a function that installs a package with a backend, for a registry that knows none yet."""
-    monkeypatch.setattr(_registry, "_records", None)
-    monkeypatch.setattr(_registry, "_broken", {})
-    monkeypatch.setattr(_registry, "backends_of", traced_memo_of_one(_registry._load_backends))
-    monkeypatch.setattr(_library, "_libraries", {})
+    fake_package.forget_records(monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(name, module, point=None):
-        """Write a module and its entry point, as an installer does; without a module, the point alone."""
-        folder = tmp_path / f"{name}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
-        line = f"{point or name} = {name}:RECORD"
-        (folder / "entry_points.txt").write_text(f"[rope_array.backends]\n{line}\n", "utf-8")
-        if module is not None:
-            (tmp_path / f"{name}.py").write_text(textwrap.dedent(module), "utf-8")
+        fake_package.install(tmp_path, name, module and textwrap.dedent(module), point)
         monkeypatch.delitem(sys.modules, name, raising=False)
         return tmp_path
 

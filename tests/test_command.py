@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import child
+import fake_package
 import numpy as np
 import oracle
 import pytest
@@ -22,7 +23,6 @@ from rope_array._backends import _native
 from rope_array._command._config_report import report
 from rope_array._command._rope_options import parse_rule
 from rope_array._config._model_defaults import MODELS
-from rope_array._dynamo import traced_memo_of_one
 
 EXPLAINED = tomllib.loads((oracle.GOLDEN / "explained.toml").read_text("utf-8"))
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "write-a-backend.md"
@@ -335,11 +335,8 @@ def installed(tmp_path, monkeypatch, command):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, "utf-8")
     (toml,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    about = tmp_path / "mylib-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mylib\nVersion: 1.0\n", "utf-8")
     section = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", toml).replace('"', "")
-    (about / "entry_points.txt").write_text(section, "utf-8")
+    fake_package.write_metadata(tmp_path, "mylib", section)
     monkeypatch.syspath_prepend(tmp_path)
 
     def forget():
@@ -349,8 +346,7 @@ def installed(tmp_path, monkeypatch, command):
     def run(line="--version"):
         """Run a command with the package as it is now in the folder."""
         forget()
-        monkeypatch.setattr(_registry, "_records", None)
-        monkeypatch.setattr(_registry, "backends_of", traced_memo_of_one(_registry._load_backends))
+        fake_package.forget_records(monkeypatch)
         return command(line)
 
     yield run

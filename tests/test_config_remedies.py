@@ -1,4 +1,4 @@
-"""What readings tell of unknown models and of factors; tests/configs/remedies.json follows each remedy."""
+"""The notes on unknown models and on factors; tests/configs/remedies.json follows each remedy."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""dev.py: what it installs, and when. Its environment has a Python that only records its arguments."""
+"""dev.py installs missing packages only. Its environment has a Python that records its arguments."""
 
 import shutil
 import subprocess

@@ -98,7 +98,7 @@ def test_the_strongest_peers_are_in_the_table_of_speed():
         assert rivals & {*_pages.IN_README}, rivals
 
 
-def test_calls_take_turns(monkeypatch):
+def test_calls_alternate(monkeypatch):
     now, blocks = [0.0], []
     monkeypatch.setattr(_harness, "clock", lambda: now[0])
 
@@ -107,7 +107,7 @@ def test_calls_take_turns(monkeypatch):
 
     fresh = _harness.Fresh(lambda: blocks.append(0) or taking(0.001), most=3)
     rows = {"slow": taking(0.02), "fast": taking(0.01), "fresh": fresh}
-    times = _harness.take_turns(rows, rounds=4, seconds=0.05)
+    times = _harness.alternate(rows, rounds=4, seconds=0.05)
     assert _harness.compare(times, [("slow", "fast"), ("slow", "absent")]) == {
         "ms": {"slow": 20.0, "fast": 10.0, "fresh": 1.0},
         "ratios": {"slow / fast": 2.0},

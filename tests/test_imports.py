@@ -222,6 +222,7 @@ MAY_IMPORT = {
     # The suite shares nothing with the core.
     "testing": ".testing numpy",
     "testing._command": ".testing numpy ._command._output",
+    "testing._report_text": ".testing numpy ._command._output",
     "testing._report": ".testing numpy ._version",
     "testing.plugin": ".testing numpy ._command._check pytest",
     **dict.fromkeys(

@@ -210,7 +210,7 @@ def test_an_end_of_the_process_fails_the_check():
     assert (report["ok"], report["counts"]["failed"], report["cause"]) == (False, len(ENDS) - 1, None)
 
 
-# What happens in the process: the target, the checks with their outcomes, and the options.
+# Acts of a target in its process: the target, the checks with their outcomes, and the options.
 ACTS = {
     "acts that change no result": ("harmless", dict.fromkeys([*RULES, "direction", "norm"], "passed"), {}),
     # Each check has the folder and the recursion limit of the first.

@@ -4,13 +4,11 @@ import re
 import sys
 from importlib import import_module
 
+import fake_package
 import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array import _registry
-from rope_array._array_api import library as _library
-from rope_array._dynamo import traced_memo_of_one
 from rope_array.testing import _compilers, run_checks
 
 # A library of arrays that hold NumPy's, and a backend that adapts it.
@@ -72,15 +70,9 @@ def install(tmp_path, monkeypatch):
     """Return a function that installs the package, with a change of its text."""
 
     def install(before="", after=""):
-        about = tmp_path / "tiny-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n", "utf-8")
-        (about / "entry_points.txt").write_text("[rope_array.backends]\ntiny = tiny:RECORD\n", "utf-8")
-        (tmp_path / "tiny.py").write_text(re.sub(before, after, TINY), "utf-8")
+        fake_package.install(tmp_path, "tiny", re.sub(before, after, TINY))
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(_registry, "_records", None)
-        monkeypatch.setattr(_registry, "backends_of", traced_memo_of_one(_registry._load_backends))
-        monkeypatch.setattr(_library, "_libraries", {})
+        fake_package.forget_records(monkeypatch)
         _compilers._of_other_package.cache_clear()
 
     yield install

@@ -224,7 +224,7 @@ def _rotate_back_eagerly(
     """Rotate gradients: by the kernel, or by PyTorch's operations if the kernel declines."""
     if why_call_declined(source, is_recorded(grads)) is None:
         if isinstance(source, Tables) and not getattr(kernel, "transposes_tables", False):
-            source, transposed = adjoint(source), False
+            source, transposed = adjoint(source), FORWARD
         rotated = rotate_eagerly(kernel, grads, source, options, None, transposed)
         if rotated is not NotImplemented:
             return rotated

@@ -59,7 +59,14 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the lines of a text, the lines after the first indented."""
+    wrapper = textwrap.TextWrapper(
+        WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text) or [text]
+
+
 def hanging(start: str, text: str) -> list[str]:
     """Return the lines of a text that begins after `start` and is wrapped to its column."""
-    indent = " " * len(start)
-    return textwrap.wrap(start + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [start]
+    return wrapped(start + text, len(start))

@@ -11,7 +11,7 @@ NoteKind = Literal["doubt", "fact", "unrotated"]
 
 
 class Note(str):
-    """A note of a reading: its text, and whether it is a fact, a doubt, or why nothing rotates."""
+    """A note of a reading, with its kind: a fact, a doubt to check, or the reason that nothing rotates."""
 
     kind: NoteKind
 

@@ -39,7 +39,7 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass
 class Record:
-    """What one reading has used: keys that the config states, values that it does not state, and notes."""
+    """The values that one reading has used, stated in the config or inferred, and its notes."""
 
     inferred: dict[str, Any]
     notes: list[Note] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPart:
-    """One part of a config, its class's defaults and its model's convention; and what finding it has told."""
+    """One part of a config, its class's defaults and its model's convention, and notes on finding it."""
 
     content: Mapping[str, Any]
     path: str = ""

@@ -13,7 +13,7 @@ _FAST = 1000
 
 
 class Budget:
-    """What the calls of a target may cost."""
+    """Limits on the number of calls of a target, and of watched calls."""
 
     def __init__(self, calls: int, compiled: bool):
         # Whether calls of new shapes take long, so that a check makes a few only.

@@ -22,6 +22,7 @@ from ._factors import (
     needs_of,
     needs_of_width,
     num_pairs,
+    read_call,
     shape_of_positions,
 )
 from ._judge import Input, Judge
@@ -99,6 +100,19 @@ def spec_of(j: Judge, call: CallFactors) -> dict[str, Any]:
     return spec
 
 
+def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return x, positions and fields of a judge's plain call with the values of factors in a text."""
+    call = read_call(text, j.plain)
+    call = call.replace(width=j.target.width_of(call.width))
+    if call.rotary_start is not None:
+        call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
+    if call.in_tuple is True:  # q and k, which differ in heads
+        call = call.replace(in_tuple="fewer_heads")
+    inputs = make(j, call)
+    x = tuple(x.array for x in inputs.xs) if inputs.in_tuple else inputs.xs[0].array
+    return x, inputs.pos, inputs.spec
+
+
 # ---- whether a call can be made ----
 
 
@@ -162,7 +176,7 @@ def _positions_fit(j: Judge, call: CallFactors) -> bool:
 
 
 def _order_fits(call: CallFactors) -> bool:
-    """Return whether positions in this order are those of all rows, or of the rows of each batch."""
+    """Return whether the order has a position for every row of x, or for every row of each batch."""
     shape, of_order = shape_of_positions(call), np.shape(call.order)
     if of_order[1:]:
         return shape == of_order and not call.axes

@@ -129,7 +129,7 @@ def _of_length(wrong: WrongResult) -> Mask:
 
 
 def _shift_of(wrong: WrongResult, pair: int) -> float | None:
-    """Return what a pair's frequency exceeds its right one by: the angles are off by it times pos."""
+    """Return a pair's frequency minus the right one: the error of the angle is this times pos."""
     a, b = (member[pair] for member in wrong.pairs)
     y, exact = (array[..., a] + 1j * array[..., b] for array in (wrong.y, wrong.exact))
     if wrong.row_positions is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rope_array._command._output import OutputError, complain, refuse, show
+from rope_array._command._output import OutputError, complain, refuse, show, wrapped
 
 from ._checks import checks
 from ._claims import CAPABILITIES
@@ -20,7 +20,7 @@ from ._libraries import NOT_COMPILED, MissingLibrary, registered_names
 from ._options import Options
 from ._outcome import INAPPLICABLE
 from ._process import CannotJudge, Judgement
-from ._report_text import lines_of, wrapped
+from ._report_text import lines_of
 
 __all__ = ["lines_of", "run"]
 

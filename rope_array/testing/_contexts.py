@@ -16,14 +16,13 @@ from ._call import make
 from ._capability_parts import MODEL_WIDTHS
 from ._factors import CallFactors
 from ._failure import named
-from ._gradients import check_adjoint, check_gradient
+from ._gradients import check_adjoint, check_gradient, takes_gradient
 from ._judge import Input, Judge
 from ._libraries import JaxLibrary
 from ._library_target import OwnApply
 from ._modes import fake, is_taken, settings_of
 from ._named_values import differs_by_head, is_in_array
 from ._observe import check_call, judge_results, watch_call
-from ._refused import takes_gradient
 from ._transformed import Context, may_refuse
 
 Setting = Callable[[], AbstractContextManager[Any]]

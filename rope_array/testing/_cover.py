@@ -253,7 +253,7 @@ def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Ints) -> list[tupl
 
 
 def single_fields(j: Judge, of_any_shape: bool = True) -> list[CallFactors]:
-    """Return the plain call and every claimed field alone; or only those of one x at positions (S,)."""
+    """Return the plain call and every claimed field alone, of any shape or for one x at positions (S,)."""
     calls = Cover(FEW_FIELDS, [(name,) for name in FEW_FIELDS], alone=True).calls(j)
     return [call for call in calls if of_any_shape or not (call.axes or call.in_tuple or call.seq_axis)]
 

@@ -26,7 +26,7 @@ _UNITS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 class Explanation(NamedTuple):
-    """What may explain wrong results."""
+    """A possible explanation of wrong results."""
 
     text: str  # the values, the rotation or the cause in a few words
     # Returns the elements of a wrong result that it explains.

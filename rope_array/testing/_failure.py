@@ -17,6 +17,8 @@ from ._wrong_result import WrongResult
 REPEATED = ("if the call is repeated",)
 # Contexts: the value of a call while a gradient is recorded, and the gradient.
 VALUE, GRADIENT = "the value while a gradient is recorded", "the gradient"
+# Places that do not tell one fault from another.
+VAGUE = ("all elements", "most elements", "nearly all elements", "scattered elements")
 
 
 class Words(NamedTuple):
@@ -25,10 +27,6 @@ class Words(NamedTuple):
     place: Place | None
     values: str
     statement: str
-
-
-# Places that do not tell one fault from another.
-VAGUE = ("all elements", "most elements", "nearly all elements", "scattered elements")
 
 
 class Failure(AssertionError):
@@ -50,13 +48,8 @@ class Failure(AssertionError):
     ):
         super().__init__()
         self._words = Words(place, "", statement) if wrong is None else None
-        self.wrong, self.raised, self.call, self.nearest, self.contexts = (
-            wrong,
-            raised,
-            call,
-            nearest,
-            contexts,
-        )
+        self.wrong, self.raised = wrong, raised
+        self.call, self.nearest, self.contexts = call, nearest, contexts
 
     @classmethod
     def of(cls, error: BaseException, *, context: str = "", **changes: Any) -> Failure:
@@ -122,7 +115,7 @@ def named(where: str) -> Iterator[None]:
     """Name where a call is made in the message of its fault; "" names no place."""
     try:
         yield
-    except NotImplementedError:  # a refusal
+    except NotImplementedError:  # the target refuses the call: a check that judges nothing else is left out
         raise
     except Exception as error:
         if not where:

@@ -53,7 +53,7 @@ def find_causes(target: Target, faults: Mapping[str, Failure]) -> Findings:
 
 
 def _first_cause(target: Target, failures: Mapping[str, Failure]) -> Explanation | str | None:
-    """Return the cause of what the plain call does, to be mended first; or its fault in words."""
+    """Return the cause of the plain call's failure, to be mended first; or its fault in words."""
     if any(DELETES_X in failure.words.statement for failure in failures.values()):
         return Explanation(DONATES_X, facts={"written": "x"}, claims=_WRITES)
     if "definition" in failures:

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ._call import CallInputs, make, with_layout
+from ._call import CallInputs, arguments_of, make, with_layout
+from ._claims import one_line
+from ._compilers import CannotCompile
 from ._contract import ADDED, Accuracy
 from ._definition import pairs_of
 from ._factors import CallFactors
 from ._failure import GRADIENT, VALUE, named
 from ._judge import Input, Judge
-from ._refused import refuses_gradient
+from ._library_target import Declined
+from ._refused import EndingError
 
 
 def check_gradient(j: Judge, call: CallFactors, seed: int = 0) -> bool:
@@ -59,7 +62,7 @@ def _check_pulled(
                 later = make(j, call.replace(reach=min(4001, j.target.reach)))
                 j.lib.pullback(lambda array: j.call(array, later.pos, **later.spec), later.xs[0].array)
         except Exception as error:
-            if not refuses_gradient(j, error):
+            if not _refuses_gradient(j, error):
                 raise
             return False
         pulled = _pulled(j, pull, g, twice=call.gradient == "twice")
@@ -134,3 +137,26 @@ def _of_gradients(j: Judge, arithmetic: str) -> Accuracy:
     if accuracy.angles == "exact" or accuracy.arithmetic == "own":
         return accuracy
     return accuracy._replace(arithmetic=arithmetic)
+
+
+# ---- refused gradients ----
+
+
+def _refuses_gradient(j: Judge, error: Exception) -> bool:
+    """Return whether a call whose gradient is recorded is refused: the plain call is not."""
+    if j.target.declared or isinstance(error, AssertionError | EndingError | Declined | CannotCompile):
+        return False
+    if takes_gradient(j, j.dtype):
+        j.calls.refused.append(f"{one_line(error)}; while a gradient is recorded")
+        return True
+    return False
+
+
+def takes_gradient(j: Judge, dtype: str) -> bool:
+    """Return whether the plain call in a dtype is served while its gradient is recorded."""
+    x, pos, spec = arguments_of(j, f"dtype={dtype}")
+    try:
+        j.lib.pullback(lambda array: j.bare_call(array, pos, dict(spec)), x)
+    except Exception:  # the target's own
+        return False
+    return True

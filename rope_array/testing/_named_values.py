@@ -38,7 +38,7 @@ def _with_item(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ..
 
 
 class FrequenciesInArray(tuple[float, ...]):
-    """Frequencies that a target gets in an array of x's library; if heads differ, those of the first head."""
+    """Frequencies that a target gets in an array of x's library; if heads differ, the first head's."""
 
     dtype: str  # the dtype of the array, which holds the numbers exactly
     heads: tuple[tuple[float, ...], ...]  # the frequencies of each head; none if the heads do not differ

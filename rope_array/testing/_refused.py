@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,8 @@ def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Excep
 
 def _is_served_else(judge: Any, dtype: str, spec: Mapping[str, Any]) -> bool:
     """Return whether the plain call is served, and every field of a call alone."""
-    arguments_of = import_module(f"{__package__}._trials").arguments_of
+    from ._call import arguments_of  # late: it needs the judge, whose calls this module judges
+
     texts = [f"dtype={dtype}", *(_alone(name, value) for name, value in spec.items())]
     return not any(_raises(judge, *arguments_of(judge, text)) for text in texts)
 
@@ -93,23 +93,3 @@ def _is_served_else(judge: Any, dtype: str, spec: Mapping[str, Any]) -> bool:
 def _alone(name: str, value: Any) -> str:
     """Return the call of a field alone as text: with a plain value, or a rule of the same kind."""
     return f"scaling={value['rope_type']}" if name == "scaling" else TRIALS[name]
-
-
-def refuses_gradient(judge: Any, error: Exception) -> bool:
-    """Return whether a call whose gradient is recorded is refused: the plain call is not."""
-    if judge.target.declared or isinstance(error, AssertionError | Declined | CannotCompile):
-        return False
-    if takes_gradient(judge, judge.dtype):
-        judge.calls.refused.append(f"{one_line(error)}; while a gradient is recorded")
-        return True
-    return False
-
-
-def takes_gradient(judge: Any, dtype: str) -> bool:
-    """Return whether the plain call in a dtype is served while its gradient is recorded."""
-    x, pos, spec = import_module(f"{__package__}._trials").arguments_of(judge, f"dtype={dtype}")
-    try:
-        judge.lib.pullback(lambda array: judge.bare_call(array, pos, dict(spec)), x)
-    except Exception:  # the target's own
-        return False
-    return True

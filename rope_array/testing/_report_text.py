@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from rope_array._command._output import WIDTH, wrapped
 
 from ._capability_parts import parts_joined, whole_of
 from ._cause import options_of
@@ -18,7 +19,6 @@ from ._factors import DTYPES
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._report import Report
 
-_WIDTH = 100
 # Failures shown without --verbose.
 _MOST_FAILURES = 6
 # The plain values of a report, as `Report.as_dict` returns them, and of one result.
@@ -58,11 +58,6 @@ def _results(plain: _Plain, *outcomes: str) -> list[_Plain]:
 
 def _assignments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
-
-
-def wrapped(text: str, indent: int) -> list[str]:
-    """Return the lines of a text, those after the first indented."""
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False) or [text]
 
 
 # ---- the verdict, and how to repeat it ----
@@ -147,7 +142,7 @@ def _header(plain: _Plain) -> Iterator[str]:
     declines = plain["declines"]  # declined parts of claimed capabilities, unless too many
     names = [name for name in declines if name != whole_of(name) and whole_of(name) not in declines]
     partly = ", ".join(parts_joined(names))
-    if 0 < len(partly) <= _WIDTH:
+    if 0 < len(partly) <= WIDTH:
         yield from wrapped(f"Partly declined: {partly}; --verbose tells why.", 2)
     angles, arithmetic = plain["class"]["angles"], plain["class"]["arithmetic"]
     yield from wrapped(f"Judged by: {ANGLES[angles]}; {ARITHMETIC[arithmetic]}.", 2)
@@ -287,7 +282,7 @@ def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
     for error, results in itertools.islice(groups.items(), None if verbose else _MOST_FAILURES):
         names = _names(results)
         yield from wrapped(f"  {errors[error]}", 4)
-        yield from wrapped(f"    {names if verbose else shorten(names, 2 * _WIDTH)}", 6)
+        yield from wrapped(f"    {names if verbose else shorten(names, 2 * WIDTH)}", 6)
     if len(groups) > _MOST_FAILURES and not verbose:
         yield f"  and {len(groups) - _MOST_FAILURES} other errors, shown by --verbose"
 

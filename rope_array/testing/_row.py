@@ -89,7 +89,7 @@ def check_calls(
     for seed, call in enumerate(calls):
         try:
             served += context(j, call, seed)
-        except NotImplementedError:  # a refusal, of code that declares nothing
+        except NotImplementedError:  # code that declares nothing refuses the call
             raise
         except Exception as error:
             raise simplest(j, call, error, context) from error

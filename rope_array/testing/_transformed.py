@@ -22,6 +22,7 @@ from ._library_target import Declined
 from ._modes import jvp, vjp, vmap
 from ._named_values import arrays_in
 from ._observe import judge_results
+from ._refused import EndingError, Refused
 
 
 class Program(NamedTuple):
@@ -46,9 +47,10 @@ def may_refuse(context: Context) -> Context:
             return context(j, call, seed)
         except Exception as error:
             declared = j.target.declared and not isinstance(error, Declined)
-            if declared or isinstance(error, AssertionError):
+            if declared or isinstance(error, AssertionError | EndingError):
                 raise
-            j.calls.refused.append(one_line(error))
+            if not isinstance(error, Refused):  # `Judge.call` has noted it
+                j.calls.refused.append(one_line(error))
             return False
 
     return checked

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ._call import make
+from ._call import arguments_of
 from ._capability_parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, whole_of, with_parts
 from ._claims import (
     TRIALS,
@@ -28,7 +28,7 @@ from ._claims import (
     takes_any,
     undeclared_fields,
 )
-from ._factors import FIELDS, SIZES, WIDTH, read_call
+from ._factors import FIELDS, SIZES, WIDTH
 from ._judge import Judge
 from ._libraries import SETTINGS, TorchLibrary, rounded
 from ._modes import jvp, one_device, settings_of, vmap
@@ -107,7 +107,7 @@ def _silence() -> Iterator[None]:
 
 
 class Trials:
-    """Trial calls of a target; `declines` has what is known not to be claimed."""
+    """Trial calls of a target; `declines` has the capabilities known not to be claimed."""
 
     def __init__(self, target: Target, declines: Mapping[str, str] = MappingProxyType({})):
         self.target, self.lib, self.declines = target, target.arrays, declines
@@ -161,19 +161,6 @@ class Trials:
         errors = [exception_of(self.target, attempt) for attempt in CONTEXTS[name](self, x, pos)]
         if errors and errors[0] is not None and None not in errors:
             raise errors[0]
-
-
-def arguments_of(j: Judge, text: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Return x, positions and fields of a judge's plain call with the values of factors in a text."""
-    call = read_call(text, j.plain)
-    call = call.replace(width=j.target.width_of(call.width))
-    if call.rotary_start is not None:
-        call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
-    if call.in_tuple is True:  # q and k, which differ in heads
-        call = call.replace(in_tuple="fewer_heads")
-    inputs = make(j, call)
-    x = tuple(x.array for x in inputs.xs) if inputs.in_tuple else inputs.xs[0].array
-    return x, inputs.pos, inputs.spec
 
 
 # ---- contexts: each yields calls, of which a target with the capability takes one ----

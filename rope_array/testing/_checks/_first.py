@@ -47,7 +47,7 @@ def _check_first_call(j: Judge, inputs: CallInputs) -> None:
         raise
     except Exception as error:
         shapes = f"x of shape {inputs.xs[0].values.shape} and positions of shape {inputs.pos.shape}"
-        # A rotary embedding has to take this call: NotImplementedError is a failure too.
+        # Every rotary embedding takes this call, so NotImplementedError fails the check too.
         raise AssertionError(f"{shapes} raise {one_line(error)}; {_CALLED}") from None
     judge_results(j, inputs, y)
 
