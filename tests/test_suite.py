@@ -194,3 +194,16 @@ def test_an_exit_in_a_trial_call_is_no_refusal(exception):
     (failed,) = run_checks(rotate, only=["definition", "narrow_heads"], **FEWER_BUT_WIDTHS).of("failed")
     assert failed.name == "refusals_raise"
     assert exception.__name__ in failed.detail
+
+
+@pytest.mark.library("torch")
+def test_an_exit_under_a_map_is_no_refusal():
+    torch = pytest.importorskip("torch")
+
+    def rotate(x, pos, base=10000.0):
+        if base != 10000.0 and torch._C._functorch.is_batchedtensor(x):
+            raise SystemExit
+        return ra.apply(x, pos, base=base)
+
+    report = run_checks(rotate, library="torch", only=["vmap"], dtypes=["float32"])
+    assert [result.name for result in report.of("failed")] == ["vmap"]

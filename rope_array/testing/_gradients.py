@@ -17,8 +17,7 @@ from ._definition import pairs_of
 from ._factors import CallFactors
 from ._failure import GRADIENT, VALUE, named
 from ._judge import Input, Judge
-from ._library_target import Declined
-from ._refused import EndingError
+from ._refused import Declined, EndingError
 
 
 def check_gradient(j: Judge, call: CallFactors, seed: int = 0) -> bool:
@@ -133,7 +132,7 @@ def _check_second_gradient(j: Judge, inputs: CallInputs, g: Input, h: Input) -> 
 
 def _of_gradients(j: Judge, arithmetic: str) -> Accuracy:
     """Return the accuracy of gradients: derivatives of other code add products in the dtype of x."""
-    accuracy = j.target.accuracy
+    accuracy: Accuracy = j.target.accuracy
     if accuracy.angles == "exact" or accuracy.arithmetic == "own":
         return accuracy
     return accuracy._replace(arithmetic=arithmetic)

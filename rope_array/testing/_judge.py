@@ -19,11 +19,11 @@ from ._contract import Accuracy, allowed, assert_contract, read_and_written_pair
 from ._definition import apply_definition
 from ._factors import DTYPES, NEAR, WIDTH, CallFactors
 from ._failure import Failure, difference, named
-from ._libraries import rounded
-from ._library_target import Declined
+from ._libraries import ArrayLibrary, rounded
 from ._named_values import FrequenciesInArray
-from ._refused import CheckCalls, EndingError, Refused, caught, refusal
-from ._target import Target
+from ._refused import CheckCalls, Declined, EndingError, Refused, caught
+
+Target = Any  # of `_target`, which imports this module by way of `_trials`
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,8 @@ class Judge:
     announce: Callable[[str], None] | None = None
 
     def __init__(self, target: Target, thorough: bool = False):
-        self.target, self.lib, self.thorough = target, target.arrays, thorough
+        self.target, self.thorough = target, thorough
+        self.lib: ArrayLibrary = target.arrays
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()  # defaults of the library before the first call of the target
         # Largest error of the results in `dtype` by range of positions, in lengths of the pair.
@@ -94,7 +95,8 @@ class Judge:
 
     def claims(self, *names: str) -> bool:
         """Return whether all these capabilities are claimed."""
-        return self.target.claimed.issuperset(names)
+        claimed: frozenset[str] = self.target.claimed
+        return claimed.issuperset(names)
 
     def parts(self, name: str) -> list[str]:
         """Return the labels of the claimed parts of a capability: ["1", "2"] of `ranks`."""
@@ -103,7 +105,8 @@ class Judge:
     @property
     def width(self) -> int:
         """The default head_dim of checks."""
-        return self.target.width_of(WIDTH)
+        width: int = self.target.width_of(WIDTH)
+        return width
 
     def array(self, values: NDArray[Any], dtype: str | None = None) -> Input:
         """Make an array of these numbers, rounded to its dtype."""
@@ -146,7 +149,7 @@ class Judge:
         try:
             y = self.bare_call(x, pos, spec)
         except Exception as error:
-            if text := refusal(self, x, pos, spec, error):
+            if text := self.calls.refusal(self, x, pos, spec, error):
                 self.calls.refused.append(text)
                 raise Refused(text) from error
             raise

@@ -11,7 +11,7 @@ from ._call import make_at, spec_of, with_layout
 from ._contract import allowed
 from ._factors import FIELDS, CallFactors
 from ._judge import Input, Judge
-from ._library_target import Declined
+from ._refused import Declined
 
 _OF_LARGE_CALLS = {"dtype", "rows", "width", "positions", "layout", *FIELDS} - {"axes"}
 # Periods of batches, heads and rows: few rows need exact angles. No powers of two, unlike blocks of code.

@@ -18,11 +18,8 @@ from ._claims import one_line, shorten
 from ._compilers import COMPILED, arrays_of
 from ._factors import FIELDS, SIZES, WIDTH
 from ._libraries import NOT_COMPILED, ArrayLibrary, JaxLibrary, TorchLibrary
+from ._refused import Declined
 from ._target import Target
-
-
-class Declined(NotImplementedError):
-    """A forced backend declines a call; the message is its reason."""
 
 
 class OwnApply:

@@ -19,8 +19,8 @@ from ._factors import CallFactors
 from ._failure import Failure, difference
 from ._gradients import check_gradient
 from ._judge import Floats, Judge
-from ._library_target import Declined
 from ._named_values import arrays_in, differs_by_head
+from ._refused import Declined
 from ._settings import changes, unusual_settings
 
 # Results that are kept, to see whether a later call writes to them.

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from ._claims import one_line, shorten
+from ._call import arguments_of
+from ._claims import TRIALS, describe, one_line, shorten
+from ._compilers import CannotCompile
 from ._failure import Failure
 from ._judge import Check, Judge, NoCalls
-from ._library_target import Declined, calls_of
-from ._refused import CheckCalls, Refused
+from ._library_target import calls_of
+from ._refused import CheckCalls, Declined, EndingError, Refused
 from ._settings import current_folder
 
 PASSED, FAILED = "passed", "failed"
@@ -71,7 +75,7 @@ class Result:
 
 def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
     """Run a check; return its result, in view of the failures that are expected."""
-    started, judge.calls = time.perf_counter(), CheckCalls()
+    started, judge.calls = time.perf_counter(), CheckCalls(_refusal)
     outcome, detail = as_expected(*outcome_of(check, judge), expected.get(check.name))
     fault = judge.faults.get(check.name)
     seconds, call = time.perf_counter() - started, fault.case if fault else ""
@@ -143,7 +147,7 @@ def runner(check: Check, judge: Judge) -> Callable[[], None]:
     """Return a function that runs a check on a target, and raises if the check fails or has no calls."""
 
     def run() -> None:
-        calls, judge.calls = calls_of(judge.target), CheckCalls()
+        calls, judge.calls = calls_of(judge.target), CheckCalls(_refusal)
         served, declined = len(calls.served), len(calls.declined)
         # Floating-point warnings are ignored: the checks judge the values.
         with settings_kept(), judge.lib.running(), np.errstate(all="ignore"):
@@ -166,3 +170,48 @@ def settings_kept() -> Iterator[None]:
         sys.setrecursionlimit(depth)
         with contextlib.suppress(OSError):  # it is deleted
             os.chdir(folder)
+
+
+# ---- refused calls ----
+
+
+def _refusal(j: Judge, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
+    """Return a call of a target that raised, with its error, as text; "" if it is a fault."""
+    inputs = x if isinstance(x, tuple) and not hasattr(x, "array") else (x,)
+    if j.target.declared or isinstance(error, Declined | CannotCompile | EndingError):
+        return ""
+    # With other threads a call may raise only sometimes; traced arrays have no values.
+    traced = any(getattr(x, "array", None) is None for x in inputs)
+    if traced or threading.current_thread() is not threading.main_thread():
+        return ""
+    try:
+        # A call that is compiled was repeated without the compiler.
+        again = j.target.compiled or _raises(j, x, pos, spec) is type(error)
+        if not again or not _is_served_else(j, inputs[0].dtype, spec):
+            return ""
+        if not all(np.array_equal(j.numbers(x.array), x.values, equal_nan=True) for x in inputs):
+            return ""
+    except Exception:  # the target's own
+        return ""
+    arrays = tuple(x.array for x in inputs) if len(inputs) > 1 else inputs[0].array
+    return f"{one_line(error)}; {describe(arrays, pos, spec)}"
+
+
+def _raises(j: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
+    """Make a call once more; return the type of its exception."""
+    try:
+        j.bare_call(x, pos, dict(spec))
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def _is_served_else(j: Judge, dtype: str, spec: Mapping[str, Any]) -> bool:
+    """Return whether the plain call is served, and every field of a call alone."""
+    texts = [f"dtype={dtype}", *(_alone(name, value) for name, value in spec.items())]
+    return not any(_raises(j, *arguments_of(j, text)) for text in texts)
+
+
+def _alone(name: str, value: Any) -> str:
+    """Return the call of a field alone as text: with a plain value, or a rule of the same kind."""
+    return f"scaling={value['rope_type']}" if name == "scaling" else TRIALS[name]

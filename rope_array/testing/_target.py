@@ -32,15 +32,11 @@ from ._factors import DTYPES, FIELDS, WIDTH
 from ._libraries import ArrayLibrary
 from ._named_values import arrays_in
 from ._trial_log import TrialLog
+from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_refused_widths
 
 # The arguments of a target that are no claims.
 _NO_CLAIMS = {"rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures",
               "requires"}  # fmt: skip
-
-
-def _found(function: str) -> Callable[[Any], Any]:
-    """Return a function of a target, of `_trials`: that module imports this one."""
-    return lambda target: getattr(import_module(f"{__package__}._trials"), function)(target)
 
 
 @dataclass(frozen=True)
@@ -205,11 +201,11 @@ class Target:
         return tuple(sorted(widths - self.refused_widths.keys()))
 
     # Found by trial calls, when they are first asked for.
-    position_dtype = cached_property(_found("find_position_dtype"))
-    refused_widths = cached_property(_found("find_refused_widths"))
-    reach = cached_property(_found("find_reach"))
-    depth = cached_property(_found("find_depth"))
-    declines = cached_property(_found("find_declines"))
+    position_dtype = cached_property(find_position_dtype)
+    refused_widths = cached_property(find_refused_widths)
+    reach = cached_property(find_reach)
+    depth = cached_property(find_depth)
+    declines = cached_property(find_declines)
 
     @cached_property
     def call(self) -> Callable[..., Any]:

@@ -18,11 +18,10 @@ from ._failure import GRADIENT, named
 from ._gradients import check_adjoint
 from ._judge import Judge
 from ._libraries import JaxLibrary
-from ._library_target import Declined
 from ._modes import jvp, vjp, vmap
 from ._named_values import arrays_in
 from ._observe import judge_results
-from ._refused import EndingError, Refused
+from ._refused import Declined, EndingError, Refused
 
 
 class Program(NamedTuple):

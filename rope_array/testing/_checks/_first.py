@@ -8,8 +8,8 @@ import numpy as np
 from rope_array.testing._call import CallInputs, make
 from rope_array.testing._claims import one_line
 from rope_array.testing._judge import Input, Judge, check
-from rope_array.testing._library_target import Declined
 from rope_array.testing._observe import judge_results
+from rope_array.testing._refused import Declined
 from rope_array.testing._row import read_calls
 from rope_array.testing._trial_log import ends_of
 
