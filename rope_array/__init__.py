@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _errors
 from ._apply import apply as apply
+from ._attention import attention_inputs as attention_inputs
 from ._errors import *  # noqa: F403
 from ._rope import RoPE as RoPE
 from ._rotation import Rotation as Rotation
@@ -53,7 +54,9 @@ def _public_names() -> list[str]:
     # Without `torch` and `vllm`: `from rope_array import *` would hide those packages' own names.
     modules = {*_MODULES} - {"torch", "vllm"}
     rules = import_module(f"{__name__}.{_RULES}").__all__
-    return sorted([*_errors.__all__, "Axes", "RoPE", "Rotation", "apply", *_LATE, *modules, *rules])
+    return sorted(
+        [*_errors.__all__, "Axes", "RoPE", "Rotation", "apply", "attention_inputs", *_LATE, *modules, *rules]
+    )
 
 
 def __dir__() -> list[str]:

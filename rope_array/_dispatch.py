@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import _registry
+from ._array_api.attention import check_attention_call, make_by_parts
+from ._array_api.cache import CacheWrite
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
+from ._array_api.norm import Norm
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.position_input import check_largest, parse, parse_host
 from ._array_api.source import OptionFields, Positions, SourceFields, Tables
@@ -44,6 +47,35 @@ def rotate(
     if len(ys) != len(xs):
         raise wrong_number(chosen, ys, xs)
     return ys if type(x) is tuple else ys[0]
+
+
+def attention_inputs(
+    xs: tuple[Any, ...],
+    source: SourceFields,
+    options: OptionFields,
+    norm: Norm | None,
+    write: CacheWrite | None,
+    out: Any = None,
+    backend: str | None = None,
+) -> Any:
+    """Norm and rotate xs, q and k or q alone, and write caches; see `rope_array.attention_inputs`.
+
+    Returns
+    -------
+    (tuple of array, caches)
+        The results, and the caches, None if there are none.
+    """
+    backends = _registry.backends_of(type(xs[0]))
+    if backend is None:
+        results = backends.try_fast_inputs(xs, source, options, norm, write, out)
+        if results is not NotImplemented:
+            return results
+    call = check_call(xs, source, options, backends.library(xs[0]))
+    chosen = _registry.choose(backends, xs, call.source, backend)
+    inputs = check_attention_call(call, norm, write, out)
+    one_pass = getattr(chosen, "attention_inputs", None)
+    results = NotImplemented if one_pass is None else one_pass(inputs)
+    return make_by_parts(chosen.rotate, inputs) if results is NotImplemented else results
 
 
 def check_max_position(x: Any, pos: Any, limit: int) -> None:

@@ -69,6 +69,10 @@ class BackendModule(Protocol):
       returns NotImplemented for all others. Backends of this package take the fields of the source and of
       the options, as plain tuples.
     * ``try_fast_tables(source, like)`` makes tables as fast, or returns NotImplemented.
+    * ``attention_inputs(inputs)`` makes the results of an `AttentionCall` in one pass, or returns
+      NotImplemented; without it, the norm and the write into caches are array operations.
+      ``try_fast_inputs(xs, source, options, norm, write, out)`` serves such calls before any check, as
+      `try_fast` does. Both are for backends of this package.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
       cannot be used here, or an empty string; ``outdated()`` that its compiled code is of other
       sources than its checkout has, or an empty string.
@@ -107,8 +111,8 @@ class Backends(NamedTuple):
         The order in which they are asked; the last is the array-api backend, or the library's own variant.
     try_fast
         The first backend's `try_fast`, or a function that declines every call.
-    try_fast_tables
-        Likewise its `try_fast_tables`.
+    try_fast_tables, try_fast_inputs
+        Likewise its `try_fast_tables` and `try_fast_inputs`.
     table_makers
         The function that makes cos and sin for each backend, by its name: its own, or the last backend's.
     library
@@ -118,6 +122,7 @@ class Backends(NamedTuple):
     in_order: tuple[BackendModule, ...]
     try_fast: Callable[..., Any]
     try_fast_tables: Callable[..., Any]
+    try_fast_inputs: Callable[..., Any]
     table_makers: dict[str, Callable[[Positions, Any], CosSin]]
     library: Callable[[Any], Library]
 
@@ -138,6 +143,7 @@ def _load_backends(cls: type) -> Backends:
         tuple(backends),
         _fast_entry(backends[0]),
         getattr(backends[0], "try_fast_tables", _decline),
+        getattr(backends[0], "try_fast_inputs", _decline),
         {backend.name: getattr(backend, "make_tables", default) for backend in backends},
         of_library,
     )

@@ -169,7 +169,7 @@ OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} num
 FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
-    "": "._apply ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
+    "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
     ".positions .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
@@ -188,6 +188,7 @@ MAY_IMPORT = {
     "_dispatch": "._errors ._array_api ._registry",
     "_apply": "._errors ._dynamo ._spec ._array_api ._dispatch",
     "_rotation": "._errors ._dynamo ._spec ._array_api ._dispatch",
+    "_attention": "._errors ._spec ._array_api ._dispatch ._rotation",
     "_rope": "._errors ._dynamo ._spec ._array_api ._dispatch ._rotation late ._config",
     "_explain": "._errors ._spec ._array_api ._registry ._dispatch ._apply ._rope",
     "backend_tools": "._errors ._array_api ._spec.plan ._dispatch",

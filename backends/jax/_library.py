@@ -9,11 +9,21 @@ from rope_array._array_api.library import Library, NumPyOps, numpy_library
 from rope_array._array_api.ops import ArrayOps
 
 
+class JaxOps(ArrayOps):
+    """JAX's operations."""
+
+    def stored(self, array: Any) -> Any:
+        # XLA combines 1 and a square root, or two casts, into an operation with other bits.
+        return jax.lax.optimization_barrier(array)
+
+
 class Jax(Library):
     """JAX: 64-bit integers only with x64, and XLA chooses the device of new arrays."""
 
+    operations = JaxOps
     converter = "jax.numpy.asarray(pos)"
     keeps_float64 = True
+    has_caches = True
 
     def has_int64(self, x: Any) -> bool:
         config: Any = jax.config  # its type lacks the flags
@@ -34,6 +44,13 @@ class Jax(Library):
     def same_device(self, a: Any, b: Any) -> bool:
         places = {frozenset(d) for d in map(self.device, (a, b)) if d is not None}
         return len(places) < 2
+
+    def write_rows(self, cache: Any, order: Any, index: Any, keep: Any, rows: Any, ops: ArrayOps) -> Any:
+        """Return a new cache with the rows; under jit, XLA writes into a donated cache."""
+        moved = xp.permute_dims(cache, order)
+        outside = xp.where(keep, index[0], moved.shape[0])  # dropped
+        moved = moved.at[(outside, *index[1:])].set(rows, mode="drop", unique_indices=False)
+        return xp.permute_dims(moved, tuple(sorted(range(len(order)), key=order.__getitem__)))
 
 
 LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)

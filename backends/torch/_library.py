@@ -74,6 +74,11 @@ class TorchOps(ArrayOps):
         stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
         return array.as_strided(array.shape, array.stride()) if stores else array
 
+    def sqrt(self, array: Any) -> Any:
+        # On the CPU, PyTorch rounds otherwise in float32; a root in float64, rounded to float32, is exact.
+        widens = array.is_cpu and array.dtype == torch.float32
+        return array.double().sqrt().float() if widens else array.sqrt()
+
     def from_values(self, values: list[Any], dtype: Any) -> Any:
         # In a compiled function asarray reduces integers modulo 2**32 (PyTorch 2.13); tensor does not.
         return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
@@ -93,6 +98,7 @@ class Torch(Library):
     operations = TorchOps
     converter = "torch.as_tensor(pos, device=x.device)"
     keeps_float64 = True
+    has_caches = True
 
     def has_int64(self, x: Any) -> bool:
         return True
@@ -163,6 +169,10 @@ class Torch(Library):
 
     def copy_into(self, out: Any, y: Any) -> None:
         out.copy_(y)
+
+    def write_rows(self, *arguments: Any) -> Any:
+        with torch.no_grad():  # a cache has no gradient
+            return super().write_rows(*arguments)
 
 
 def _is_for_other_tools() -> bool:

@@ -51,6 +51,8 @@ class Library:
         The code that makes an array of positions, for errors.
     keeps_float64
         Whether float positions of Python keep their digits: its CPU and CUDA devices have float64.
+    has_caches
+        Whether `write_rows` writes its arrays, or returns written ones.
     name
         The library's name, as users write it.
     xp
@@ -64,6 +66,7 @@ class Library:
     operations: type[ArrayOps] = ArrayOps
     converter = "asarray(pos) of x's own library"
     keeps_float64 = False
+    has_caches = False
 
     def __init__(self, name: str, xp: Any, *, takes_numpy: bool = False, implicit_device: bool = False):
         self.name = name
@@ -141,6 +144,17 @@ class Library:
         """Copy y into out. The caller has checked out for overlap."""
         out[...] = y
 
+    def write_rows(
+        self, cache: Any, order: tuple[int, ...], index: tuple[Any, ...], keep: Any, rows: Any, ops: ArrayOps
+    ) -> Any:
+        """Write rows into a cache, its axes permuted to `order`, at `index` where `keep`; return the cache.
+
+        For libraries with `has_caches`. This method serves libraries whose arrays can be written, and whose
+        permuted arrays share memory.
+        """
+        ops.xp.permute_dims(cache, order)[tuple(i[keep] for i in index)] = rows[keep]
+        return cache
+
 
 class NumPyOps(ArrayOps):
     """NumPy's operations: constants are made once and cached."""
@@ -170,6 +184,7 @@ class NumPy(Library):
 
     converter = "numpy.asarray(pos)"
     keeps_float64 = True
+    has_caches = True
 
     def __init__(self) -> None:
         # Imported after an array of NumPy's has appeared: the package itself imports no array library.
@@ -198,6 +213,7 @@ class CuPy(Library):
 
     converter = "cupy.asarray(pos)"
     keeps_float64 = True
+    has_caches = True
 
     def memory(self, array: Any) -> Memory | None:
         interface = getattr(array, "__cuda_array_interface__", None)

@@ -45,6 +45,10 @@ class ArrayOps:
         """Return an array that a compiler computes once, not again in each loop that reads it."""
         return array
 
+    def sqrt(self, array: Any) -> Any:
+        """Return square roots, rounded as IEEE 754 has it."""
+        return self.xp.sqrt(array)
+
     def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
         """Return an array of the numbers at these indices."""
         row = self.constants(numbers, dtype)

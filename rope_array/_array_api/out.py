@@ -66,6 +66,26 @@ def check_outs(
     return outs
 
 
+def check_apart(caches: list[tuple[str, Any]], others: tuple[Any, ...], lib: Library) -> None:
+    """Raise if a cache cannot be written, or shares memory with another cache or array of the call."""
+    if not caches or lib.checks_while_tracing([c for _, c in caches], [c for _, c in caches], ()):
+        return
+    written: list[tuple[str, Memory]] = []
+    for name, cache in caches:
+        memory = lib.memory(cache)
+        if memory is None:  # of a library that returns new caches
+            return
+        lib.check_out(cache, cache, ())
+        name = f"the cache of {name}"
+        _check_writable(name, cache, memory)
+        for other in others:
+            if lib.is_array(other):
+                _check_disjoint(name, memory, f"{describe(other)}, an array of the call", lib.memory(other))
+        for earlier_name, earlier in written:
+            _check_disjoint(name, memory, earlier_name, earlier)
+        written.append((name, memory))
+
+
 def _names(argument: str, x: Any, arrays: tuple[Any, ...]) -> list[str]:
     """Return the names of the arrays of an argument in errors."""
     return [f"{argument}[{i}]" for i in range(len(arrays))] if type(x) is tuple else [argument]

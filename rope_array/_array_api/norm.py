@@ -1,0 +1,107 @@
+"""RMSNorm of each head before the rotation, by operations of the Array API.
+
+    r = 1 / sqrt(Σ x² / D + eps)        D features of a head
+    n = (x · r) · (weight + offset)     Zhang and Sennrich, arXiv 1910.07467, eq. 4
+
+The arithmetic is in the compute dtype. Its sum has one order, which every kernel repeats, so that the bits
+do not depend on the backend: 64 columns, then halves onto halves. For 4 columns and 10 features:
+
+    x²          0  1  2  3
+              + 4  5  6  7
+              + 8  9             missing features are zeros
+              = a  b  c  d
+    folded    (a + c)  (b + d)
+              (a + c) + (b + d)
+"""
+
+from typing import Any, NamedTuple
+
+from .library import computes_in_float64
+from .ops import ArrayOps
+from .pairs import join
+
+ROUNDINGS = ("none", "norm", "steps")
+COLUMNS = 64
+
+
+class Norm(NamedTuple):
+    """The RMSNorm of the heads of q and k: arguments of `rope_array.attention_inputs`.
+
+    Attributes
+    ----------
+    weights
+        For each array of the call its weight, of shape (head_dim,) or (heads, head_dim), or None for ones.
+    eps, offset, rounding
+        See `rope_array.attention_inputs`.
+    """
+
+    weights: tuple[Any, ...]
+    eps: float
+    offset: float
+    rounding: str
+
+
+def normalise(x: Any, weight: Any, norm: Norm, seq_axis: int, ops: ArrayOps) -> Any:
+    """Return the normed heads of x in its compute dtype, rounded to x's dtype between as `norm` has it."""
+    values = as_compute(x, ops)
+    n = values * inverse_rms(values, norm.eps, ops)
+    if norm.rounding == "steps":
+        n = _rounded(n, x.dtype, ops)
+    if weight is not None:
+        n = n * scale_of(weight, norm.offset, x, seq_axis, ops)
+    return n if norm.rounding == "none" else _rounded(n, x.dtype, ops)
+
+
+def inverse_rms(values: Any, eps: float, ops: ArrayOps) -> Any:
+    """Return 1 / sqrt(mean of squares + eps) of each head, with a last axis of size 1."""
+    # Stored: XLA would contract a product and a sum into one operation, and compute another 1/sqrt.
+    mean = sum_in_order(ops.stored(values * values), ops) * (1.0 / values.shape[-1])
+    return 1.0 / ops.stored(ops.sqrt(ops.stored(mean) + eps))
+
+
+def sum_in_order(terms: Any, ops: ArrayOps) -> Any:
+    """Return the sum of non-negative terms, or of any, over the last axis in the order of this module."""
+    width = terms.shape[-1]
+    size = min(COLUMNS, 1 << max(0, width - 1).bit_length())  # columns of zeros change no sum
+    total = terms[..., :size]
+    for start in range(size, width, size):
+        part = terms[..., start : start + size]
+        rest = part.shape[-1]
+        added = total[..., :rest] + part
+        total = added if rest == size else join([added, total[..., rest:]], ops)
+    while size > 1:
+        size //= 2
+        if total.shape[-1] <= size:
+            continue
+        rest = total.shape[-1] - size  # fewer than `size` if the head is narrower than its columns
+        added = total[..., :rest] + total[..., size:]
+        total = added if rest == size else join([added, total[..., rest:size]], ops)
+    return total
+
+
+def scale_of(weight: Any, offset: float, x: Any, seq_axis: int, ops: ArrayOps) -> Any:
+    """Return weight + offset in the compute dtype of x, with the axes of x."""
+    scale = as_compute(weight, ops, like=x)
+    if offset:
+        scale = scale + offset
+    if weight.ndim == 2 and heads_axis(x, seq_axis) == x.ndim - 3:  # heads before the sequence
+        scale = scale[:, None, :]
+    return scale
+
+
+def heads_axis(x: Any, seq_axis: int) -> int:
+    """Return the axis of heads: the last but for features and sequence; -1 if there is none."""
+    seq = seq_axis % x.ndim
+    return x.ndim - 3 if seq == x.ndim - 2 else x.ndim - 2 if x.ndim > 2 else -1
+
+
+def as_compute(array: Any, ops: ArrayOps, like: Any = None) -> Any:
+    """Cast an array to the compute dtype of x, by default its own."""
+    xp = ops.xp
+    dtype = xp.float64 if computes_in_float64(array if like is None else like) else xp.float32
+    return array if array.dtype == dtype else ops.cast(array, dtype)
+
+
+def _rounded(values: Any, dtype: Any, ops: ArrayOps) -> Any:
+    """Round values to a dtype, and return them in their own."""
+    return values if values.dtype == dtype else ops.cast(ops.stored(ops.cast(values, dtype)), values.dtype)
