@@ -169,8 +169,8 @@ OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} num
 FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
-    "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config .convert .hf "
-    ".positions .torch .vllm",
+    "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config "
+    ".convert .hf .positions .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
