@@ -1,7 +1,6 @@
 """The front function `attention_inputs`: norm, rotation and the write into a cache, in one pass."""
 
-from math import inf, isfinite
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from . import _dispatch
@@ -11,7 +10,7 @@ from ._dispatch import without_autograph
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe
 from ._rotation import Rotation
 from ._spec.spec import Spec, require_plan
-from ._spec.validation import choice
+from ._spec.validation import choice, number, positive, truth
 
 
 @without_autograph
@@ -80,7 +79,7 @@ def attention_inputs(
     seq_axis, backend
         As for `rope_array.apply`.
     out : (array, array), optional
-        Arrays for q and k, as for `rope_array.apply`: ``out=(q, k)`` works in place.
+        Arrays for q and k, as for `rope_array.apply`: ``out=(q, k)`` works in place, also if k is None.
 
     Returns
     -------
@@ -151,7 +150,7 @@ def attention_inputs(
         raise ArrayTypeError(
             f"{'slots' if v is None else 'v'} is given, and cache is None; give cache=(k_cache, v_cache)."
         )
-    outs = out if k is not None or type(out) is not tuple else out[:1]
+    outs = out if k is not None else _out_of_q(out)
     ys, caches = _dispatch.attention_inputs(xs, source, (seq_axis,), checked_norm, write, outs, backend)
     y_q, y_k = ys if k is not None else (*ys, None)
     return (y_q, y_k) if write is None else (y_q, y_k, caches)
@@ -165,20 +164,26 @@ def _checked_rope(rope: Any) -> Spec:
     return rope
 
 
+def _out_of_q(out: Any) -> Any:
+    """Return the arrays for the results of a call without k."""
+    if out is None:
+        return None
+    if type(out) is not tuple or len(out) != 2 or out[1] is not None:
+        raise ArrayTypeError(f"out is {describe(out)}, and k is None; give a tuple of an array and None.")
+    return out[:1]
+
+
 def _norm(weights: Any, eps: Any, offset: Any, rounding: Any, xs: tuple[Any, ...]) -> Norm:
     """Return the norm of a call, its numbers checked."""
     if type(weights) is not tuple or len(weights) != 2:
         raise ArrayTypeError(
             f"norm is {describe(weights)}; give a tuple of the weights of q and of k, None for ones."
         )
-    for name, number in (("eps", eps), ("offset", offset)):
-        if not isinstance(number, Real) or isinstance(number, bool):
-            raise SpecError(f"{name} is {describe(number)}; give a float.")
-        if not isfinite(number) or (name == "eps" and number < 0):
-            raise SpecError(
-                f"{name} is {number}; give a finite number{', 0 or more' if name == 'eps' else ''}."
-            )
-    return Norm(weights[: len(xs)], float(eps), float(offset), choice("rounding", rounding, ROUNDINGS))
+    remedy = "a finite number, 0 or more"
+    if (checked_eps := number("eps", eps, remedy)) < 0:
+        raise SpecError(f"eps is {checked_eps}; give {remedy}.")
+    rounded = choice("rounding", rounding, ROUNDINGS)
+    return Norm(weights[: len(xs)], checked_eps, number("offset", offset), rounded)
 
 
 def _cache(
@@ -197,9 +202,7 @@ def _cache(
             f"the sequence axis of the caches is {describe(seq_axis)}; give cache_seq_axis, -2 or less: it "
             "counts from the end."
         )
-    is_pair = type(scales) is tuple and len(scales) == 2
-    if not is_pair or not all(isinstance(scale, Real) and 0 < float(scale) < inf for scale in scales):
-        raise SpecError(f"scales is {describe(scales)}; give two positive numbers, for k and v.")
-    return CacheWrite(
-        cache, v, slots, (float(scales[0]), float(scales[1])), int(seq_axis), bool(unique_slots)
-    )
+    if type(scales) is not tuple or len(scales) != 2:
+        raise SpecError(f"scales is {describe(scales)}; give a tuple of two positive numbers, for k and v.")
+    checked_scales = positive("scales[0]", scales[0]), positive("scales[1]", scales[1])
+    return CacheWrite(cache, v, slots, checked_scales, int(seq_axis), truth("unique_slots", unique_slots))

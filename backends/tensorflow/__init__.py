@@ -67,6 +67,7 @@ _NAMES = (
     "reshape",
     "round",
     "sin",
+    "sqrt",
     "stack",
     "where",
     "zeros_like",

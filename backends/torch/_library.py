@@ -153,6 +153,16 @@ class Torch(Library):
                     f"out is given, and {describe(tensor)} is {reason}; omit out, and use the result."
                 )
 
+    def check_cache(self, name: str, cache: Any) -> None:
+        _check_not_transformed("cache")
+        if (reason := _why_tensor_unusable(cache, True)) is not None:
+            raise ArrayTypeError(f"{name} is {describe(cache)}, {reason}; give a plain tensor.")
+        if cache.requires_grad and torch.is_grad_enabled():
+            raise ArrayTypeError(
+                f"{name} is {describe(cache)}, which requires a gradient, and caches have none; give its "
+                "detach(), or work under torch.no_grad()."
+            )
+
     def checks_while_tracing(self, outs: Any, xs: Any, source_arrays: Any) -> bool:
         if not torch.compiler.is_compiling():
             return False
@@ -214,11 +224,12 @@ def _refuse_repeated_in_export() -> None:
         )
 
 
-def _check_not_transformed() -> None:
+def _check_not_transformed(argument: str = "out") -> None:
     """Raise if operations are transformed. Where PyTorch does not report it, no kernel writes."""
     if TRANSFORMED is not None and TRANSFORMED():
         raise ArrayTypeError(
-            "out is given inside a functorch transform; transforms do not see writes into memory. Omit out."
+            f"{argument} is given inside a functorch transform; transforms do not see writes into memory. "
+            f"Omit {argument}."
         )
 
 

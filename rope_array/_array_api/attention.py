@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 
-from .cache import CacheWrite, Target, check_cache, write_caches
-from .library import X_DTYPES, Library, dtype_name
+from .cache import CacheWrite, Target, check_cache, check_same_device, write_caches
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .norm import Norm, as_compute, heads_axis, normalise
 from .out import check_apart, check_outs
-from .source import Call
+from .source import Call, Tables
 
 
 class AttentionCall(NamedTuple):
@@ -51,13 +51,18 @@ def check_attention_call(
         raise ArrayTypeError(
             f"q, k and v are {', '.join(map(describe, arrays))}; give arrays of one dtype and library."
         )
+    if write is not None and write.values is not None:
+        check_same_device("v", write.values, "k", xs[-1], lib)
     if norm is not None:
         for name, x, weight in zip("qk", xs, norm.weights, strict=False):
             _check_weight(name, x, weight, seq_axis, lib)
     targets = [] if write is None else check_cache(write, xs[-1], seq_axis, lib)
-    read = (*call.source.arrays, *weights, *(() if write is None else (write.values, write.slots)))
-    outs = None if out is None else check_outs(out, xs, xs, read, lib)
-    check_apart([(target.name, target.cache) for target in targets], (*xs, *(outs or ()), *read), lib)
+    caches = [(target.name, target.cache) for target in targets]
+    slots = () if write is None or not lib.is_array(write.slots) else (write.slots,)
+    lib.check_mix((*arrays, *weights, *slots, *(cache for _, cache in caches)), call.source)
+    read = (*call.source.arrays, *weights, *arrays[len(xs) :], *slots)
+    outs = None if out is None else check_outs(out, xs, xs, read, lib, "another array of the call")
+    check_apart(caches, (*xs, *(outs or ()), *read), lib)
     return AttentionCall(call, norm, write, targets, outs)
 
 
@@ -68,10 +73,7 @@ def _check_weight(name: str, x: Any, weight: Any, seq_axis: int, lib: Library) -
         raise ArrayTypeError(
             f"the norm's weight of {name} is {describe(weight)}; give a floating array of {name}'s library."
         )
-    if not lib.same_device(weight, x):
-        raise ArrayTypeError(
-            f"the norm's weight of {name} is on {lib.device(weight)} and {name} on {lib.device(x)}; move one."
-        )
+    check_same_device(f"the norm's weight of {name}", weight, name, x, lib)
     axis = heads_axis(x, seq_axis)
     shapes = [(x.shape[-1],), *([(x.shape[axis], x.shape[-1])] if axis >= 0 else [])]
     if tuple(weight.shape) not in shapes:
@@ -91,7 +93,11 @@ def make_by_parts(rotate: Callable[[Call], tuple[Any, ...]], inputs: AttentionCa
         xs = [normalise(x, w, norm, seq_axis, ops) for x, w in zip(xs, norm.weights, strict=True)]
     elif targets and targets[0].cache.dtype != xs[-1].dtype:
         xs[-1] = as_compute(xs[-1], ops)  # the cache takes k before it is rounded to x's dtype
-    rotated = rotate(call._replace(xs=tuple(xs)))
+    if isinstance(call.source, Tables) and computes_in_float64(call.source.cos):
+        cos = call.source.cos  # rotates in float64, which float32 must not round before x's dtype does
+        xs = [x if x is given else as_compute(x, ops, like=cos) for x, given in zip(xs, call.xs, strict=True)]
+    float64 = tuple([computes_in_float64(x) for x in xs])
+    rotated = rotate(call._replace(xs=tuple(xs), float64=float64))
     caches = None if write is None else write_caches(write, targets, rotated[-1], call.lib, ops)
     ys = tuple(
         [y if y.dtype == x.dtype else ops.cast(y, x.dtype) for x, y in zip(call.xs, rotated, strict=True)]

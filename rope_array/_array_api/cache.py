@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._spec.shape_rule import paired_axes, sequence_axis
 
-from .library import X_DTYPES, Library, dtype_name
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .norm import as_compute
 from .ops import ArrayOps
 
@@ -106,8 +106,8 @@ def check_cache(write: CacheWrite, k: Any, seq_axis: int, lib: Library) -> list[
         raise ArrayTypeError(f"slots is {describe(slots)}; give an array of k's library, of int32 or int64.")
     if dtype_name(slots) not in ("int32", "int64"):
         raise ArrayTypeError(f"slots is {describe(slots)}; give the slot of each token as int32 or int64.")
-    if lib.is_array(slots) and not lib.same_device(slots, k):
-        raise ArrayTypeError(f"slots is on {lib.device(slots)} and k on {lib.device(k)}; move one of them.")
+    if lib.is_array(slots):
+        check_same_device("slots", slots, "k", k, lib)
     named = [("k", k, write.caches[0], write.scales[0])]
     if write.values is not None:
         named.append(("v", write.values, write.caches[1], write.scales[1]))
@@ -122,17 +122,24 @@ def check_cache(write: CacheWrite, k: Any, seq_axis: int, lib: Library) -> list[
 def _check_array(name: str, cache: Any, k: Any, scale: float, lib: Library) -> None:
     if not lib.is_array(cache):
         raise ArrayTypeError(f"the cache of {name} is {describe(cache)}; give an array of k's library.")
-    lib.check_supported(cache)
     if dtype_name(cache) not in CACHE_DTYPES:
         raise ArrayTypeError(
             f"the cache of {name} is {describe(cache)}; give one of {', '.join(CACHE_DTYPES)}."
         )
-    if not lib.same_device(cache, k):
-        raise ArrayTypeError(f"the cache of {name} is on {lib.device(cache)} and k on {lib.device(k)}.")
+    check_same_device(f"the cache of {name}", cache, "k", k, lib)
     if scale != 1.0 and dtype_name(cache) not in QUANTISED:
         raise SpecError(
             f"scales has {scale} for {name}, whose cache is {describe(cache)}; only caches of int8 and "
             "float8_e4m3fn have a scale."
+        )
+
+
+def check_same_device(name: str, array: Any, other_name: str, other: Any, lib: Library) -> None:
+    """Raise for an array whose library has a layout without plain arithmetic, or on another device."""
+    lib.check_supported(array)
+    if not lib.same_device(array, other):
+        raise ArrayTypeError(
+            f"{name} is on {lib.device(array)} and {other_name} on {lib.device(other)}; move one of them."
         )
 
 
@@ -160,8 +167,10 @@ def _target(name: str, x: Any, cache: Any, scale: float, write: CacheWrite, seq_
 
 def _check_range(targets: list[Target], slots: Any, lib: Library) -> None:
     """Raise for a slot beyond a cache, where slots are on the host."""
-    numbers = slots.reshape(-1).tolist() if hasattr(slots, "__array_interface__") else lib.host_numbers(slots)
-    largest = max(_flat(numbers), default=-1) if numbers else -1
+    if hasattr(slots, "__array_interface__"):
+        largest = int(slots.max(initial=-1))
+    else:
+        largest = max(_flat(lib.host_numbers(slots) or []), default=-1)
     for target in targets:
         if largest >= target.num_slots:
             raise PositionError(
@@ -184,13 +193,15 @@ def write_caches(
     write: CacheWrite, targets: list[Target], k: Any, lib: Library, ops: ArrayOps
 ) -> tuple[Any, Any]:
     """Write rows of k, rotated and not yet rounded, and of v; return the caches of k and v."""
-    slots = ops.reshape(ops.cast(ops.xp.asarray(write.slots), _integer(ops)), (-1,))
+    # Clipped in NumPy: without 64-bit integers, JAX would read -2**40 as 0.
+    slots = write.slots if lib.is_array(write.slots) else ops.xp.asarray(write.slots.clip(-1))
+    slots = ops.reshape(ops.cast(slots, _integer(ops)), (-1,))
     if not write.unique_slots:
         slots = _last_of_each(slots, ops)
     written = list(write.caches)
     for i, target in enumerate(targets):
         rows = stored_values(_rows(target, k if target.name == "k" else target.x, ops), target, ops)
-        size = target.cache.shape[target.slot_axis]
+        size = max(1, target.cache.shape[target.slot_axis])
         index = (slots // size, slots % size) if target.pages else (slots,)
         written[i] = lib.write_rows(target.cache, target.order, index, slots >= 0, rows, ops)
     return written[0], written[1]
@@ -218,14 +229,19 @@ def _rows(target: Target, x: Any, ops: ArrayOps) -> Any:
 
 
 def stored_values(rows: Any, target: Target, ops: ArrayOps) -> Any:
-    """Return rows in the dtype of a cache; numbers beyond those of a quantised dtype become its largest."""
-    limit = QUANTISED.get(dtype_name(target.cache))
+    """Return rows in the dtype of a cache; numbers beyond those of a quantised dtype become its largest.
+
+    Rows of float64 are rounded to float32 first if the cache has narrower floats, as PyTorch and XLA do.
+    """
+    xp, name = ops.xp, dtype_name(target.cache)
+    limit = QUANTISED.get(name)
     if limit is not None:
-        xp = ops.xp
         rows = as_compute(rows, ops)
         # Stored: XLA would multiply by the reciprocal of a constant.
         rows = rows / ops.stored(xp.asarray(target.scale, dtype=rows.dtype, **ops.creation_kwargs))
-        if dtype_name(target.cache) == "int8":
+        if name == "int8":
             rows = xp.round(xp.where(rows == rows, rows, xp.zeros_like(rows)))  # NaN is 0
         rows = xp.clip(rows, -limit - (limit == 127.0), limit)
+    if computes_in_float64(rows) and name not in ("float64", "float32", "int8"):
+        rows = ops.cast(rows, xp.float32)
     return rows if rows.dtype == target.cache.dtype else ops.cast(rows, target.cache.dtype)

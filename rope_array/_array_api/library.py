@@ -132,6 +132,9 @@ class Library:
     def check_out(self, out: Any, x: Any, source_arrays: tuple[Any, ...]) -> None:
         """Raise if out cannot be written while x and the source's arrays are read."""
 
+    def check_cache(self, name: str, cache: Any) -> None:
+        """Raise if a cache, whose name is for the message, cannot be written; see `has_caches`."""
+
     def checks_while_tracing(self, outs: Any, xs: Any, source_arrays: Any) -> bool:
         """Check `outs` if a compiler traces the call, so that no address is known; return whether it does."""
         return False

@@ -38,7 +38,12 @@ def wrong_number(backend: Any, ys: tuple[Any, ...], xs: tuple[Any, ...]) -> Back
 
 
 def check_outs(
-    out: Any, x: Any, xs: tuple[Any, ...], source_arrays: tuple[Any, ...], lib: Library
+    out: Any,
+    x: Any,
+    xs: tuple[Any, ...],
+    source_arrays: tuple[Any, ...],
+    lib: Library,
+    source_name: str = "the positions or tables",
 ) -> tuple[Any, ...]:
     """Return the arrays to write, one for each of xs, or raise; the source's arrays are read too."""
     outs = _one_for_each(out, x, xs)
@@ -57,7 +62,7 @@ def check_outs(
     for name, o, memory in zip(names, outs, memories, strict=True):
         _check_writable(name, o, memory)
     read = list(zip(x_names, x_memories, strict=True))
-    read += [("the positions or tables", lib.memory(array)) for array in source_arrays if lib.is_array(array)]
+    read += [(source_name, lib.memory(array)) for array in source_arrays if lib.is_array(array)]
     for i, (name, memory) in enumerate(zip(names, memories, strict=True)):
         for j, (read_name, read_memory) in enumerate(read):
             _check_disjoint(name, memory, f"{read_name}, which is read", read_memory, may_be_same=i == j)
@@ -72,11 +77,11 @@ def check_apart(caches: list[tuple[str, Any]], others: tuple[Any, ...], lib: Lib
         return
     written: list[tuple[str, Memory]] = []
     for name, cache in caches:
+        name = f"the cache of {name}"
+        lib.check_cache(name, cache)
         memory = lib.memory(cache)
         if memory is None:  # of a library that returns new caches
             return
-        lib.check_out(cache, cache, ())
-        name = f"the cache of {name}"
         _check_writable(name, cache, memory)
         for other in others:
             if lib.is_array(other):
