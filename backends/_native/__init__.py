@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_array._array_api.angles import cos_sin, mixed_turns
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import Library, computes_in_float64, dtype_name
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import Call, Positions, Source, Tables
@@ -154,6 +155,15 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[boo
         for i, y in zip(chosen, rotated, strict=True):
             ys[i] = y
     return tuple(ys)
+
+
+def attention_inputs(inputs: AttentionCall, source_for: Callable[[bool], Source]) -> Any:
+    """Make the results of a checked call in one pass; NotImplemented for calls that are not served."""
+    call = inputs.call
+    source = source_for(call.float64[0])
+    return kernel.attention_inputs(
+        tuple(call.xs), source, call.options, inputs.norm, inputs.write, inputs.outs, checked=True
+    )
 
 
 def sources(

@@ -6,8 +6,8 @@
 namespace rope {
 
 // Dtypes of arrays, in addition to DType. Only XLA passes U32: JAX without x64 has no wider integers to cast
-// to.
-constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, U32 = I64 + 1, OTHER_DTYPE = U32 + 1;
+// to. Caches alone are of I8 and E4M3.
+constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, I8 = I64 + 1, E4M3 = I8 + 1, U32 = E4M3 + 1, OTHER_DTYPE = U32 + 1;
 
 struct ArrayView {
     int dtype, num_axes;

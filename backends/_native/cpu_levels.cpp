@@ -8,6 +8,7 @@ namespace rope {
 
 extern const Level level_baseline, level_v3, level_v4;
 void rotate_bf16(const Layout&, const Rows&);  // of loops_bf16.cpp
+void rotate_normed_bf16(const Layout&, const Rows&);
 
 namespace {
 
@@ -16,6 +17,7 @@ Level make_v4_bf16() {
     Level level = level_v4;
     level.name = "x86-64-v4+bf16";
     level.rotate[BF16] = rotate_bf16;
+    level.rotate_normed[BF16] = rotate_normed_bf16;
     return level;
 }
 #endif

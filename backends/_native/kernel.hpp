@@ -87,7 +87,36 @@ struct Rows {
     bool streamed;  // write by non-temporal stores: y's rows and features are contiguous, y is not x,
                     // and a head has at least CACHE_LINE and at most GROUP_BYTES bytes
     bool stages_x, stages_y;  // copy x's features to scratch, y's from scratch: see ArrayLoop in schedule.cpp
+    // The slot of the first row in a cache, and the offset of its head there; see CacheRows in schedule.hpp.
+    const int64_t* slots;
+    int64_t slots_row, slots_run;
+    int64_t head, head_row, head_run;
+    char* widened;  // blocks of rows of the compute dtype: see run_widened() in schedule.cpp
 };
+
+// How much of the norm is rounded to x's dtype before the rotation: see rope_array/_array_api/norm.py.
+enum Rounding : int { ROUND_NONE, ROUND_NORM, ROUND_STEPS };
+
+// RMSNorm of each row: see rope_array/_array_api/norm.py. `scale` has the weights plus their offset, in the compute
+// dtype.
+struct Norm {
+    const void* scale;
+    double eps;
+    Rounding rounding;
+};
+
+// Rows to norm, or only to convert, into contiguous rows of the compute dtype. Distances are in bytes. `staged`: the
+// features are strided or unaligned.
+struct NormRows {
+    const char* x;
+    int64_t count, width, x_row, x_feature;
+    bool staged;
+    void* to;
+};
+
+enum CacheDType : int { CACHE_F32, CACHE_F16, CACHE_BF16, CACHE_E4M3, CACHE_I8, NUM_CACHE_DTYPES };
+
+constexpr int64_t CACHE_ITEMSIZE[NUM_CACHE_DTYPES] = {4, 2, 2, 1, 1};
 
 struct Level {
     const char* name;
@@ -96,6 +125,11 @@ struct Level {
     void (*make_tables64)(const Frequencies&, const Positions&, double* cos, double* sin);
     void (*finish_stream)(StreamBuffer&);  // store all waiting bytes and make them visible to other threads
     void (*rotate[NUM_DTYPES])(const Layout&, const Rows&);
+    // Rotate rows of the compute dtype into y of a dtype, by tables.
+    void (*rotate_normed[NUM_DTYPES])(const Layout&, const Rows&);
+    void (*normalise[NUM_DTYPES])(const NormRows&, const Norm*);  // only convert if there is no norm
+    // Divide a row of floats by a scale, unless it is 1, and convert it to the dtype of a cache.
+    void (*store[NUM_CACHE_DTYPES])(const float* row, char* to, int64_t width, float scale);
 };
 
 // Return the compiled levels that this processor has, best first; null-terminated.

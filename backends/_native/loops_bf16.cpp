@@ -4,5 +4,6 @@
 namespace rope {
 
 void rotate_bf16(const Layout& layout, const Rows& rows) { rotate<BFloat16>(layout, rows); }
+void rotate_normed_bf16(const Layout& layout, const Rows& rows) { rotate_normed<BFloat16>(layout, rows); }
 
 }  // namespace rope

@@ -17,6 +17,7 @@ int dtype_of(PyArray_Descr* dtype) {
         case NPY_DOUBLE: return F64;
         case NPY_HALF: return F16;
         case NPY_INT: return I32;
+        case NPY_BYTE: return I8;
         case NPY_LONG: return sizeof(npy_long) == 8 ? I64 : I32;
         case NPY_LONGLONG: return I64;
         default: break;
@@ -24,7 +25,8 @@ int dtype_of(PyArray_Descr* dtype) {
     if (dtype->type_num < NPY_USERDEF) return OTHER_DTYPE;
     const nb::object name = nb::steal(PyType_GetName(reinterpret_cast<PyTypeObject*>(dtype->typeobj)));
     if (!name.is_valid()) throw nb::python_error();
-    return PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") == 0 ? int{BF16} : OTHER_DTYPE;  // of ml_dtypes
+    const auto is = [&name](const char* text) { return PyUnicode_CompareWithASCIIString(name.ptr(), text) == 0; };
+    return is("bfloat16") ? int{BF16} : is("float8_e4m3fn") ? E4M3 : OTHER_DTYPE;  // of ml_dtypes
 }
 
 bool view_numpy(nb::handle object, ArrayView& view) {

@@ -77,6 +77,7 @@ bool set_array(Array& array, const ArrayView& x, const Layout& layout, int64_t s
     const int last = x.num_axes - 1;
     if (x.dtype >= NUM_DTYPES || last < 0 || x.shape[last] != layout.head_dim) return false;
     array.dtype = static_cast<DType>(x.dtype);
+    array.width = layout.head_dim;
     array.num_axes = last;
     array.seq_axis = sequence_axis(seq_axis, last);
     std::copy(x.shape, x.shape + last, array.shape);

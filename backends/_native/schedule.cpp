@@ -34,34 +34,32 @@ int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_
 
 struct Axis {
     int64_t n, x, y, cos, sin;  // size, and strides in bytes
+    int64_t slots, head;        // of a cache: stride of its slots in numbers, of its heads in bytes
 };
 
 // The axes of an array: strides along the source's axes, and the free axes, along which all rows share their position.
 struct ArrayLoop {
     const Array* array;
-    int64_t x_stride[MAX_AXES], y_stride[MAX_AXES];
+    int64_t x_stride[MAX_AXES], y_stride[MAX_AXES], slots_stride[MAX_AXES], head_stride[MAX_AXES];
     Axis free[MAX_AXES];
-    int num_free = 0;
+    int num_free = 0, num_source_axes = 0;
     int64_t rows_per_position = 1;
     bool stages_x, stages_y;  // whether features are copied to scratch, and from scratch
 
     bool is_staged() const { return stages_x || stages_y; }
 
+    // Return whether rows pass through rows of the compute dtype.
+    bool is_widened() const { return array->norm || (array->cache && !array->cache->is_copy); }
+
     ArrayLoop() {}  // leaves the axes uninitialized: setting kilobytes would slow small calls
 };
 
-// Return the axis of x that the source's axis j pairs with: seq_axis for the last, the other axes in order.
-int axis_of(const Source& source, int seq_axis, int j) {
-    if (j == source.num_axes - 1) return seq_axis;
-    return j < seq_axis ? j : j + 1;
-}
-
 // Return whether features are strided or unaligned: the inner loops take them from scratch.
-bool is_staged(const Layout& layout, const Array& array, const void* data, const int64_t* stride, int64_t feature) {
+bool is_staged(const Array& array, const void* data, const int64_t* stride, int64_t feature) {
     const int64_t itemsize = ITEMSIZE[array.dtype];
     uint64_t bits = reinterpret_cast<uintptr_t>(data);
     for (int a = 0; a < array.num_axes; ++a) bits |= static_cast<uint64_t>(stride[a]);
-    return (layout.head_dim > 1 && feature != itemsize) || (bits & static_cast<uint64_t>(itemsize - 1));
+    return (array.width > 1 && feature != itemsize) || (bits & static_cast<uint64_t>(itemsize - 1));
 }
 
 // Reads the positions of a source in blocks along its last axis.
@@ -215,8 +213,8 @@ class TableSchedule : PositionReader {
 //
 // The scratch memory of a tile; sections that it does not need are empty:
 //
-//     | values | fractions | cos | sin | rows of x | rows of y | line | rows | line | rows |
-//       positions              tables         if staged            the two stream buffers
+//     | values | fractions | cos | sin | rows of x | rows of y | line | rows | line | rows | rows | rows |
+//       positions              tables         if staged            the two stream buffers   if widened
 class Schedule : PositionReader {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -227,7 +225,7 @@ class Schedule : PositionReader {
         if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
         fused_ = source.kind != TABLES && real_bytes_ == 4 && loops_.size() == 1 && loops_[0].rows_per_position == 1 &&
-                 !loops_[0].is_staged();
+                 !loops_[0].is_staged() && !loops_[0].is_widened();
     }
 
     void run(int threads) {
@@ -239,29 +237,33 @@ class Schedule : PositionReader {
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         const int64_t scratch_bytes =
-            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
+            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes() + widened_bytes();
         run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
   private:
     void classify_axes(ArrayLoop& loop, const Array& array) const {
         loop.array = &array;
+        loop.num_source_axes = num_source_axes_;
         bool is_paired[MAX_AXES] = {};
         for (int k = 0; k < num_source_axes_; ++k) {
-            const int a = axis_of(source_, array.seq_axis, source_axes_[k]);
+            const int a = paired_axis(source_.num_axes, array.seq_axis, source_axes_[k]);
             is_paired[a] = true;
             loop.x_stride[k] = array.x_stride[a];
             loop.y_stride[k] = array.y_stride[a];
+            loop.slots_stride[k] = array.cache ? array.cache->slots_stride[a] : 0;
+            loop.head_stride[k] = array.cache ? array.cache->head_stride[a] : 0;
         }
         for (int a = 0; a < array.num_axes; ++a) {
             if (is_paired[a] || array.shape[a] == 1) continue;
-            loop.free[loop.num_free++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0};
+            Axis& axis = loop.free[loop.num_free++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0, 0, 0};
+            if (array.cache) axis.slots = array.cache->slots_stride[a], axis.head = array.cache->head_stride[a];
             loop.rows_per_position *= array.shape[a];
         }
         const Layout& layout = plan_.layout;
         const bool overwrites = array.x == array.y && layout.reads_half != layout.writes_half;  // features not yet read
-        loop.stages_x = overwrites || is_staged(layout, array, array.x, array.x_stride, array.x_feature);
-        loop.stages_y = is_staged(layout, array, array.y, array.y_stride, array.y_feature);
+        loop.stages_x = is_staged(array, array.x, array.x_stride, array.x_feature) || (overwrites && !loop.is_widened());
+        loop.stages_y = is_staged(array, array.y, array.y_stride, array.y_feature);
     }
 
     // Join two arrays whose rows are adjacent in x and in y, such as q and k in one tensor, into one; return
@@ -270,23 +272,24 @@ class Schedule : PositionReader {
     //     at each position    | q0 q1 q2 q3 | k0 k1 |    axes of 4 and of 2 rows, one stride: an axis of 6 rows
     bool join(ArrayLoop& first, const ArrayLoop& second) const {
         const Array &a = *first.array, &b = *second.array;
+        if (a.norm || b.norm || a.cache || b.cache) return false;
         if (a.dtype != b.dtype || a.x_feature != b.x_feature || a.y_feature != b.y_feature) return false;
         if (first.stages_x != second.stages_x || first.stages_y != second.stages_y) return false;
         if (first.num_free > 1 || second.num_free > 1) return false;
         for (int k = 0; k < num_source_axes_; ++k)
             if (first.x_stride[k] != second.x_stride[k] || first.y_stride[k] != second.y_stride[k]) return false;
         const int64_t n = first.rows_per_position, rows = n + second.rows_per_position;
-        const Axis pair = {2, b.x - a.x, b.y - a.y, 0, 0};
+        const Axis pair = {2, b.x - a.x, b.y - a.y, 0, 0, 0, 0};
         const Axis axis = first.num_free ? first.free[0] : second.num_free ? second.free[0] : pair;
         const bool same_steps = !second.num_free || (second.free[0].x == axis.x && second.free[0].y == axis.y);
         if (rows >= FEW_ROWS || !same_steps || pair.x != n * axis.x || pair.y != n * axis.y) return false;
-        first.free[0] = {rows, axis.x, axis.y, 0, 0};
+        first.free[0] = {rows, axis.x, axis.y, 0, 0, 0, 0};
         first.num_free = 1;
         first.rows_per_position = rows;
         return true;
     }
 
-    int64_t row_bytes(const ArrayLoop& loop) const { return plan_.layout.head_dim * ITEMSIZE[loop.array->dtype]; }
+    int64_t row_bytes(const ArrayLoop& loop) const { return loop.array->width * ITEMSIZE[loop.array->dtype]; }
     int64_t x_bytes(const ArrayLoop& loop) const {
         return row_bytes(loop) * loop.rows_per_position * outer_ * length_;
     }
@@ -341,6 +344,16 @@ class Schedule : PositionReader {
         return row < CACHE_LINE ? row : round_to_lines(row) | CACHE_LINE;
     }
     int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
+    // Two blocks of rows of the compute dtype, normed and rotated.
+    int64_t widened_bytes() const {
+        int64_t bytes = 0;
+        for (const ArrayLoop& loop : loops_)
+            if (loop.is_widened()) bytes = std::max(bytes, 2 * widened_block(loop));
+        return bytes;
+    }
+    int64_t widened_row(const ArrayLoop& loop) const { return loop.array->width * real_bytes_; }
+    int64_t widened_rows(const ArrayLoop& loop) const { return std::max<int64_t>(1, GROUP_BYTES / widened_row(loop)); }
+    int64_t widened_block(const ArrayLoop& loop) const { return round_to_lines(widened_rows(loop) * widened_row(loop)); }
 
     // Return whether to stream results: only contiguous results, and not over x, whose lines are in the
     // caches already. Short runs of rows and heads shorter than a line leave too little computation between
@@ -348,6 +361,7 @@ class Schedule : PositionReader {
     bool is_streamed(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
         const int64_t row = row_bytes(loop);
+        if (array.cache) return false;  // which reads the results
         if (!streams_ || array.x == array.y || array.y_feature != ITEMSIZE[array.dtype]) return false;
         if (rows.y_row != row || row < CACHE_LINE || row > GROUP_BYTES) return false;
         if (rows.count * row < MIN_STREAMED_LINES * CACHE_LINE) return false;
@@ -367,6 +381,7 @@ class Schedule : PositionReader {
             stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
+        rows.widened = rows.scratch + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
         set_angles(rows, index, count, scratch);
         for (const ArrayLoop& loop : loops_) rotate_tile(loop, rows, index, count, share);
         if (streams_) level_.finish_stream(stream);
@@ -415,9 +430,13 @@ class Schedule : PositionReader {
             rows.x += index[k] * loop.x_stride[k];
             rows.y += index[k] * loop.y_stride[k];
         }
+        if (loop.array->cache) set_cache(loop, rows, index);
         const int64_t x_stride = num_source_axes_ ? loop.x_stride[last()] : 0;
         const int64_t y_stride = num_source_axes_ ? loop.y_stride[last()] : 0;
-        if (count > 1) axes[n++] = {count, x_stride, y_stride, rows.cos_row, rows.sin_row};
+        if (count > 1) {
+            axes[n++] = {count, x_stride, y_stride, rows.cos_row, rows.sin_row, 0, 0};
+            if (loop.array->cache) axes[0].slots = loop.slots_stride[last()], axes[0].head = loop.head_stride[last()];
+        }
         if (!add_free_axes(loop, axes, n, rows, share)) return;
         const bool by_y = loop.stages_y && !loop.stages_x;
         std::sort(axes, axes + n, [by_y](const Axis& a, const Axis& b) {
@@ -438,20 +457,94 @@ class Schedule : PositionReader {
             std::swap(axes[0], axes[1]);
             inner_axes = set_inner_axes(rows, axes, n);
         }
-        const auto rotate_rows = level_.rotate[loop.array->dtype];
         // Issue each batch one step late so that its successor can be prefetched; the last batch prefetches
         // the rows of the next positions.
         Rows previous = {};
         auto rotate_previous = [&](const char* next_x, const char* next_y) {
             previous.next_x = prefetches_ ? next_x : nullptr;
             previous.next_y = prefetches_ && next_x != next_y ? next_y : nullptr;
-            if (previous.x) rotate_rows(plan_.layout, previous);
+            if (previous.x) run_rows(loop, previous);
         };
         for_each_index(axes + inner_axes, n - inner_axes, rows, [&](const Rows& current) {
             rotate_previous(current.x, current.y);
             previous = current;
         });
         rotate_previous(rows.x + count * x_stride, rows.y + count * y_stride);
+    }
+
+    static void set_cache(const ArrayLoop& loop, Rows& rows, const int64_t* index) {
+        rows.slots = loop.array->cache->slots;
+        for (int k = 0; k < loop.num_source_axes; ++k) {
+            rows.slots += index[k] * loop.slots_stride[k];
+            rows.head += index[k] * loop.head_stride[k];
+        }
+    }
+
+    // Norm, rotate and cache rows.
+    void run_rows(const ArrayLoop& loop, const Rows& rows) const {
+        const Array& array = *loop.array;
+        if (loop.is_widened()) return run_widened(loop, rows);
+        if (array.rotates) level_.rotate[array.dtype](plan_.layout, rows);
+        if (!array.cache) return;
+        for (int64_t u = 0; u < rows.runs; ++u) copy_to_cache(array, rows, u, 0, rows.count);
+    }
+
+    // Norm blocks of rows, or only convert them, into rows of the compute dtype; rotate these into y, and into rows for a
+    // cache of another dtype:
+    //
+    //     x --normalise--> widened --rotate--> y ---copy---> cache, if it has y's dtype
+    //                         '-----rotate--> rotated --store--> cache, if not
+    void run_widened(const ArrayLoop& loop, const Rows& rows) const {
+        const Array& array = *loop.array;
+        const DType real = real_bytes_ == 8 ? F64 : F32;
+        const int64_t row = widened_row(loop), block = widened_rows(loop);
+        char *const widened = rows.widened, *const rotated = array.rotates ? widened + widened_block(loop) : widened;
+        for (int64_t u = 0; u < rows.runs; ++u)
+            for (int64_t r = 0; r < rows.count; r += block) {
+                const int64_t count = std::min(block, rows.count - r);
+                const char* const x = rows.x + u * rows.x_run + r * rows.x_row;
+                level_.normalise[array.dtype]({x, count, array.width, rows.x_row, rows.x_feature, loop.stages_x, widened}, array.norm);
+                Rows part = rows;
+                part.x = widened;
+                part.x_row = row;
+                part.y += u * rows.y_run + r * rows.y_row;
+                part.cos += r * rows.cos_row;
+                part.sin += r * rows.sin_row;
+                part.count = count;
+                part.runs = 1;
+                part.next_x = part.next_y = nullptr;
+                part.stages_x = false;
+                if (array.rotates) level_.rotate_normed[array.dtype](plan_.layout, part);
+                if (!array.cache) continue;
+                if (array.cache->is_copy) {
+                    copy_to_cache(array, rows, u, r, count);
+                    continue;
+                }
+                part.y = rotated;
+                part.y_row = row;
+                part.stages_y = part.streamed = false;
+                if (array.rotates) level_.rotate[real](plan_.layout, part);
+                for_each_slot(array, rows, u, r, count, [&](int64_t i, char* to) {
+                    level_.store[array.cache->dtype](reinterpret_cast<const float*>(rotated + i * row), to, array.width, array.cache->scale);
+                });
+            }
+    }
+
+    // Call f(i, address) for each row from `first` on of a run that has a slot; i counts from `first`.
+    template <class F>
+    static void for_each_slot(const Array& array, const Rows& rows, int64_t run, int64_t first, int64_t count, const F& f) {
+        const int64_t* slot = rows.slots + run * rows.slots_run + first * rows.slots_row;
+        int64_t head = rows.head + run * rows.head_run + first * rows.head_row;
+        for (int64_t i = 0; i < count; ++i, slot += rows.slots_row, head += rows.head_row)
+            if (*slot >= 0) f(i, array.cache->at(*slot) + head);
+    }
+
+    // Copy results, or x if it is not rotated, into the cache.
+    static void copy_to_cache(const Array& array, const Rows& rows, int64_t run, int64_t first, int64_t count) {
+        const size_t bytes = static_cast<size_t>(array.width * ITEMSIZE[array.dtype]);
+        const int64_t row = array.rotates ? rows.y_row : rows.x_row;
+        const char* const from = array.rotates ? rows.y + run * rows.y_run : rows.x + run * rows.x_run;
+        for_each_slot(array, rows, run, first, count, [&](int64_t i, char* to) { std::memcpy(to, from + (first + i) * row, bytes); });
     }
 
     // Return whether few rows share a position, such as heads that are adjacent in memory: one call to the
@@ -465,7 +558,7 @@ class Schedule : PositionReader {
     // axes it takes.
     static int set_inner_axes(Rows& rows, const Axis* axes, int n) {
         const bool has_runs = n > 1 && !axes[1].cos && !axes[1].sin;
-        const Axis single = {1, 0, 0, 0, 0}, row = n ? axes[0] : single, run = has_runs ? axes[1] : single;
+        const Axis single = {1, 0, 0, 0, 0, 0, 0}, row = n ? axes[0] : single, run = has_runs ? axes[1] : single;
         rows.count = row.n;
         rows.runs = run.n;
         rows.x_row = row.x;
@@ -474,6 +567,10 @@ class Schedule : PositionReader {
         rows.y_run = run.y;
         rows.cos_row = row.cos;
         rows.sin_row = row.sin;
+        rows.slots_row = row.slots;
+        rows.slots_run = run.slots;
+        rows.head_row = row.head;
+        rows.head_run = run.head;
         return has_runs ? 2 : std::min(n, 1);
     }
 
@@ -490,6 +587,7 @@ class Schedule : PositionReader {
         const int64_t begin = axis.n * share / num_shares_, end = axis.n * (share + 1) / num_shares_;
         rows.x += begin * axis.x;
         rows.y += begin * axis.y;
+        if (loop.array->cache) rows.slots += begin * axis.slots, rows.head += begin * axis.head;
         axis.n = end - begin;
         return begin < end;
     }
@@ -501,7 +599,7 @@ class Schedule : PositionReader {
             Axis& inner = axes[merged];
             const Axis& outer = axes[a];
             if (outer.x == inner.n * inner.x && outer.y == inner.n * inner.y && outer.cos == inner.n * inner.cos &&
-                outer.sin == inner.n * inner.sin)
+                outer.sin == inner.n * inner.sin && outer.slots == inner.n * inner.slots && outer.head == inner.n * inner.head)
                 inner.n *= outer.n;
             else
                 axes[++merged] = outer;
@@ -520,6 +618,8 @@ class Schedule : PositionReader {
             rows.y += axis.y;
             rows.cos += axis.cos;
             rows.sin += axis.sin;
+            rows.slots += axis.slots;
+            rows.head += axis.head;
         }
     }
 
@@ -536,7 +636,7 @@ class Schedule : PositionReader {
 bool lines_up(const Array& array, const Source& source, int64_t num_coordinates) {
     if (source.num_axes > array.num_axes || (source.num_axes && array.seq_axis < 0)) return false;
     for (int j = 0; j < source.num_axes; ++j)
-        if (source.shape[j] != 1 && source.shape[j] != array.shape[axis_of(source, array.seq_axis, j)]) return false;
+        if (source.shape[j] != 1 && source.shape[j] != array.shape[paired_axis(source.num_axes, array.seq_axis, j)]) return false;
     const bool is_one_position = !source.num_axes && num_coordinates > 1 && array.seq_axis >= 0;
     return !is_one_position || array.shape[array.seq_axis] != num_coordinates;
 }

@@ -42,8 +42,30 @@ class Items {
     size_t size_;
 };
 
+// Rows of a cache. The slot of a token is slots[Σ index · slots_stride] over x's axes, negative for none; the row of a
+// head is `head_stride` bytes per index of x's axes from the slot's first byte. Slots continue from page to page:
+//
+//     data + slot / page_size · page + slot % page_size · row
+struct CacheRows {
+    CacheDType dtype;
+    bool is_copy;  // of y's dtype
+    char* data;
+    int64_t page_size, page, row;
+    int64_t head_stride[MAX_AXES];
+    const int64_t* slots;
+    int64_t slots_stride[MAX_AXES];
+    float scale;
+
+    CacheRows() {}  // leaves the axes uninitialized
+    char* at(int64_t slot) const { return data + slot / page_size * page + slot % page_size * row; }
+};
+
 // One array x and its result y. Strides are in bytes; `num_axes`, `shape` and strides leave out the last axis.
 struct Array {
+    int64_t width;                     // of the last axis
+    bool rotates = true;               // else x goes to the cache only, as v does
+    const Norm* norm = nullptr;        // of x before the rotation
+    const CacheRows* cache = nullptr;  // that takes the results too
     DType dtype;
     int num_axes;
     int seq_axis;  // counted from the front; -1 for a single vector
@@ -75,6 +97,13 @@ struct Source {
 
     bool has_floats() const { return kind == FLOAT32 || kind == FLOAT64; }
 };
+
+// Return the axis of x that axis j of a source, or of slots, of `num_axes` axes pairs with: seq_axis for the last, the
+// other axes in order.
+inline int paired_axis(int num_axes, int seq_axis, int j) {
+    if (j == num_axes - 1) return seq_axis;
+    return j < seq_axis ? j : j + 1;
+}
 
 // Return whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py. False too for
 // one position of `num_coordinates` numbers and as many tokens: check_row_of_coordinates() there raises.

@@ -30,10 +30,6 @@ bool is_intercepted() {
     return nb::cast<int64_t>(steal_or_throw(PyObject_GetAttr(forward_ad_module, level_name))) >= 0;
 }
 
-bool requires_grad(nb::handle array) {
-    return is_tensor(array) && is_true(steal_or_throw(PyObject_GetAttr(array.ptr(), requires_grad_name)));
-}
-
 bool all_are_of_inference_mode(const ArrayTuple& tensors) {
     for (size_t i = 0; i < tensors.size; ++i)
         if (!is_true(call(is_inference_method, tensors[i].ptr()))) return false;
@@ -88,6 +84,12 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
     version_name = PyUnicode_InternFromString("_version");
     level_name = PyUnicode_InternFromString("_current_level");
     interceptor_functions = interceptors.is_none() ? nullptr : interceptors.inc_ref().ptr();
+}
+
+bool is_grad_enabled() { return is_true(call(grad_enabled_function)); }
+
+bool requires_grad(nb::handle array) {
+    return is_tensor(array) && is_true(steal_or_throw(PyObject_GetAttr(array.ptr(), requires_grad_name)));
 }
 
 bool is_recorded(nb::handle tensor) { return is_tensor(tensor) && requires_grad(tensor) && is_true(call(grad_enabled_function)); }

@@ -19,6 +19,12 @@ bool may_bypass_pytorch(const ArrayTuple& xs, nb::handle source, const ArrayTupl
 // Return whether PyTorch records a gradient of this tensor; may_bypass_pytorch() does not look at positions.
 bool is_recorded(nb::handle tensor);
 
+// Return whether PyTorch records gradients of anything now.
+bool is_grad_enabled();
+
+// Return whether a tensor requires a gradient.
+bool requires_grad(nb::handle array);
+
 // Count a write to each out, as operations in place do, so that autograd detects a change of saved tensors.
 // Tensors of inference mode have no count, and may be written in that mode only: outside of it, return false
 // if there is such a tensor, with nothing counted.

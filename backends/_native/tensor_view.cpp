@@ -27,6 +27,7 @@ int (*view_by_table)(void*, nb::dlpack::dltensor*);
 
 int dtype_of(nb::dlpack::dtype dtype) {
     using Code = nb::dlpack::dtype_code;
+    constexpr auto FLOAT8_E4M3FN = static_cast<Code>(10);  // of DLPack 1.1
     auto is = [dtype](Code code, uint8_t bits) {
         return dtype == nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1};
     };
@@ -35,12 +36,15 @@ int dtype_of(nb::dlpack::dtype dtype) {
     if (is(Code::Float, 16)) return F16;
     if (is(Code::Bfloat, 16)) return BF16;
     if (is(Code::Int, 32)) return I32;
+    if (is(Code::Int, 8)) return I8;
+    if (is(FLOAT8_E4M3FN, 8)) return E4M3;
     return is(Code::Int, 64) ? I64 : OTHER_DTYPE;
 }
 
 int dtype_of(const char* name) {
-    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64"};  // in the order of numbers
-    for (int dtype = 0; dtype <= I64; ++dtype)
+    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16",
+                                     "int32",   "int64",   "int8",    "float8_e4m3fn"};  // in the order of numbers
+    for (int dtype = 0; dtype <= E4M3; ++dtype)
         if (std::strcmp(name, NAMES[dtype]) == 0) return dtype;
     return OTHER_DTYPE;
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import library
 from rope_array._array_api.source import Call, CallOptions, Positions, Source
 from rope_array._array_api.tables import make_tables as make_tables_by_array_api
@@ -16,6 +17,7 @@ description, unavailable_reason, outdated = _native.description, _native.unavail
 
 __all__ = [
     "accepts_outs",
+    "attention_inputs",
     "decline_reason",
     "description",
     "make_tables",
@@ -28,7 +30,8 @@ __all__ = [
 if _native.kernel is not None:
     # Declines the first call of each plan: the checked path prepares the plan for the kernel.
     try_fast = _native.kernel.rotate
-    __all__ += ["try_fast"]
+    try_fast_inputs = _native.kernel.attention_inputs
+    __all__ += ["try_fast", "try_fast_inputs"]
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:
@@ -45,6 +48,11 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call, memory-mapped files too."""
     return _native.rotate_checked(call, outs, _rotate, _native.sources(call, _readable))
+
+
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Norm, rotate and write into caches in one pass; NotImplemented for calls that are not served."""
+    return _native.attention_inputs(inputs, _native.sources(inputs.call, _readable))
 
 
 def make_tables(source: Positions, like: Any) -> Any:

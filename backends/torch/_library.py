@@ -74,10 +74,9 @@ class TorchOps(ArrayOps):
         stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
         return array.as_strided(array.shape, array.stride()) if stores else array
 
-    def sqrt(self, array: Any) -> Any:
-        # On the CPU, PyTorch rounds otherwise in float32; a root in float64, rounded to float32, is exact.
-        widens = array.is_cpu and array.dtype == torch.float32
-        return array.double().sqrt().float() if widens else array.sqrt()
+    def inverse_sqrt(self, array: Any) -> Any:
+        # On the CPU, rsqrt is 1 / sqrt in two rounded steps; sqrt itself is not rounded correctly.
+        return array.rsqrt() if array.is_cpu else 1.0 / array.sqrt()
 
     def from_values(self, values: list[Any], dtype: Any) -> Any:
         # In a compiled function asarray reduces integers modulo 2**32 (PyTorch 2.13); tensor does not.

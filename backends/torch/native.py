@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
@@ -13,9 +14,9 @@ from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
 
 from . import _compiled, _eager, triton
-from ._eager import first_tensor_reason, why_checked_call_declined, why_tensor_not_plain
+from ._eager import first_tensor_reason, why_call_declined, why_checked_call_declined, why_tensor_not_plain
 from ._gradient import FORWARD, GATED, UNCHECKED, make_recorded_tables
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, is_recorded
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_recorded
 from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "native"
@@ -54,6 +55,15 @@ def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> A
     if _native.kernel is None or out is not None or not is_recorded(xs):
         return NotImplemented
     return _eager.try_recorded(_native.kernel, x, as_source(fields), options)
+
+
+def try_fast_inputs(
+    xs: Any, fields: SourceFields, options: OptionFields, norm: Any, write: Any, out: Any
+) -> Any:
+    """Norm, rotate and write into caches; NotImplemented for every call that the kernel does not serve."""
+    if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
+        return NotImplemented
+    return _native.kernel.attention_inputs(xs, fields, options, norm, write, out, UNCHECKED, GATED)
 
 
 def try_fast_tables(source: Positions, like: Any) -> Any:
@@ -130,6 +140,28 @@ def rotate(call: Call, outs: Any = None) -> Any:
         rotate_eagerly = partial(_eager.rotate_eagerly, _native.kernel)
         source_for = _eager.recorded_tables(call, make_tables) or _native.sources(call, _readable)
         return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
+
+
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Norm, rotate and write into caches in one pass; NotImplemented for calls that are not served.
+
+    The kernel declines calls that PyTorch records or intercepts.
+    """
+    call, norm, write = inputs.call, inputs.norm, inputs.write
+    weights = () if norm is None else norm.weights
+    if (
+        torch.compiler.is_compiling()
+        or TRANSFORMED()
+        or is_recorded((*call.xs, *weights, *call.source.arrays))
+    ):
+        return NotImplemented
+    if why_call_declined(call.source, False) is not None:
+        return NotImplemented
+    results = _native.attention_inputs(inputs, _native.sources(call, _readable))
+    if results is not NotImplemented:
+        written = () if write is None else tuple(cache for cache in write.caches if cache is not None)
+        count_writes((*(inputs.outs or ()), *written))
+    return results
 
 
 def make_tables(source: Positions, like: Any) -> Any:

@@ -54,9 +54,9 @@ def normalise(x: Any, weight: Any, norm: Norm, seq_axis: int, ops: ArrayOps) -> 
 
 def inverse_rms(values: Any, eps: float, ops: ArrayOps) -> Any:
     """Return 1 / sqrt(mean of squares + eps) of each head, with a last axis of size 1."""
-    # Stored: XLA would contract a product and a sum into one operation, and compute another 1/sqrt.
+    # Stored: XLA would contract a product and a sum into one operation.
     mean = sum_in_order(ops.stored(values * values), ops) * (1.0 / values.shape[-1])
-    return 1.0 / ops.stored(ops.sqrt(ops.stored(mean) + eps))
+    return ops.inverse_sqrt(ops.stored(mean) + eps)
 
 
 def sum_in_order(terms: Any, ops: ArrayOps) -> Any:

@@ -43,6 +43,7 @@ struct Shuffled {
 // float32 and float64 are their own compute dtypes. `W`: lanes of a register, in the compute dtype.
 template <class T, bool in_blocks = false>
 struct Native : Shuffled<Native<T>, in_blocks> {
+    using Source = T;
     using Stored = T;
     using Real = T;
     using Blocked = Native<T, true>;
@@ -58,6 +59,11 @@ struct Native : Shuffled<Native<T>, in_blocks> {
         store(to, first);
         store(to_second, second);
     }
+
+    template <int N>
+    static Vec<T, N> round(Vec<T, N> v) {
+        return v;
+    }
 };
 
 // 16-bit dtypes are rotated in float32.
@@ -69,6 +75,7 @@ struct Native : Shuffled<Native<T>, in_blocks> {
 //
 // An interleaved pair is one word, | second | first |, as memory is little-endian.
 struct Sixteen {
+    using Source = uint16_t;
     using Stored = uint16_t;
     using Real = float;
     static constexpr int W = WIDTH;
@@ -116,6 +123,12 @@ struct BFloat16 : Sixteen {
         Word<N> a, b;
         round_both<N>(first, second, a, b);
         store(to, join16<N>(a >> 16, b));
+    }
+
+    // Round to bfloat16, in float32.
+    template <int N>
+    static Vec<float, N> round(Vec<float, N> v) {
+        return bit_cast<Vec<float, N>>(rounded_or_nan<N>(v) & 0xFFFF0000u);
     }
 
   private:
@@ -189,6 +202,13 @@ struct Float16 : Sixteen, Shuffled<Float16<>, in_blocks> {
         store(to_second, narrowed<N>(second));
     }
 
+    // Round to float16, in float32.
+    template <int N>
+    static Vec<float, N> round(Vec<float, N> v) {
+        const Vec<uint16_t, N> narrow = narrowed<N>(v);
+        return read<N>(reinterpret_cast<const uint16_t*>(&narrow));
+    }
+
   private:
     // Shift exponent and fraction of normal numbers; compute subnormal ones as integers times 2^-24; set all bits of
     // the exponent of Inf and NaN. No operand is a subnormal float32, which the processor may be set to flush to 0.
@@ -226,6 +246,23 @@ struct Float16 : Sixteen, Shuffled<Float16<>, in_blocks> {
         const Word nan = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
         const Word special = magnitude > 0x7F800000u ? nan : splat<Word>(0x7C00u);
         return narrow16((magnitude >= 0x477FF000u ? special : finite) | sign);  // 65,520 and more round to Inf
+    }
+};
+
+// Read rows of the compute dtype, as the norm makes them; write a dtype of 16 bits.
+template <class Out>
+struct FromFloat : Out {
+    using Source = float;
+    using Blocked = FromFloat<typename Out::Blocked>;
+
+    template <int N>
+    static Vec<float, N> read(const float* from) {
+        return load<Vec<float, N>>(from);
+    }
+
+    template <int N>
+    static void read_pairs(const float* from, Vec<float, N>& first, Vec<float, N>& second) {
+        Native<float, Out::IN_BLOCKS>::template read_pairs<N>(from, first, second);
     }
 };
 

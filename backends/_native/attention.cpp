@@ -1,0 +1,418 @@
+#include "attention.hpp"
+
+#include "python_call.hpp"
+
+namespace rope {
+namespace {
+
+nb::handle item(nb::handle tuple, size_t i) { return PyTuple_GetItem(tuple.ptr(), static_cast<Py_ssize_t>(i)); }
+
+bool is_tuple_of(nb::handle value, size_t size) {
+    return PyTuple_Check(value.ptr()) && PyTuple_Size(value.ptr()) == static_cast<Py_ssize_t>(size);
+}
+
+bool parse_float(nb::handle value, double& number) {
+    if (!PyFloat_CheckExact(value.ptr())) return false;
+    number = PyFloat_AsDouble(value.ptr());
+    return std::isfinite(number);
+}
+
+// A norm of rope_array/_array_api/norm.py: (weights, eps, offset, rounding). Each function returns false for what the
+// kernel does not serve.
+class ParsedNorm {
+  public:
+    bool parse(nb::handle norm, const Library& library, size_t num_xs) {
+        double eps;
+        Rounding rounding;
+        if (!is_tuple_of(norm, 4) || !is_tuple_of(item(norm, 0), num_xs) || num_xs > MAX_XS) return false;
+        if (!parse_float(item(norm, 1), eps) || !parse_float(item(norm, 2), offset_) || eps < 0) return false;
+        if (!parse_rounding(item(norm, 3), rounding)) return false;
+        weights_ = item(norm, 0);
+        for (size_t i = 0; i < num_xs; ++i) {
+            norms_[i] = {nullptr, eps, rounding};
+            if (has_weight(i) && (!library.view(item(weights_, i), views_[i]) || views_[i].dtype >= NUM_DTYPES)) return false;
+        }
+        return true;
+    }
+
+    bool has_weight(size_t i) const { return !item(weights_, i).is_none(); }
+    bool is_per_head(size_t i) const { return has_weight(i) && views_[i].num_axes == 2; }
+    const ArrayView& view(size_t i) const { return views_[i]; }
+    bool any_requires_grad(size_t num_xs) const {
+        for (size_t i = 0; i < num_xs; ++i)
+            if (has_weight(i) && requires_grad(item(weights_, i))) return true;
+        return false;
+    }
+
+    // Make the scales of an x in its compute dtype, and set its norm; the first of several for weights of each head.
+    bool set_norm(size_t i, Array& array, int64_t heads) {
+        const ArrayView& view = views_[i];
+        const int last = has_weight(i) ? view.num_axes - 1 : 0;
+        if (has_weight(i) && (last < 0 || last > 1 || view.shape[last] != array.width || (last && view.shape[0] != heads)))
+            return false;
+        array.dtype == F64 ? make_scales<double>(i, array.width) : make_scales<float>(i, array.width);
+        norms_[i].scale = scales_[i].get();
+        array.norm = &norms_[i];
+        return true;
+    }
+
+    // Return a norm with the scale of another head.
+    static Norm of_head(const Norm& norm, int64_t head, const Array& array) {
+        const int64_t bytes = array.width * (array.dtype == F64 ? 8 : 4);
+        return {static_cast<const char*>(norm.scale) + head * bytes, norm.eps, norm.rounding};
+    }
+
+  private:
+    static constexpr size_t MAX_XS = 2;
+
+    static bool parse_rounding(nb::handle text, Rounding& rounding) {
+        constexpr const char* NAMES[] = {"none", "norm", "steps"};
+        for (int i = 0; i < 3; ++i) {
+            rounding = static_cast<Rounding>(i);
+            if (PyUnicode_Check(text.ptr()) && PyUnicode_CompareWithASCIIString(text.ptr(), NAMES[i]) == 0) return true;
+        }
+        return false;
+    }
+
+    template <class Number>
+    void make_scales(size_t i, int64_t width) {
+        const ArrayView& view = views_[i];
+        const int64_t rows = is_per_head(i) ? view.shape[0] : 1;
+        scales_[i].reset(new char[static_cast<size_t>(rows * width) * sizeof(Number)]);
+        auto* const scales = reinterpret_cast<Number*>(scales_[i].get());
+        if (!has_weight(i)) return std::fill(scales, scales + width, Number{1});
+        for (int64_t r = 0; r < rows; ++r) {
+            const char* const from = view.data + (rows > 1 || view.num_axes == 2 ? r * view.strides[0] : 0);
+            read_row(from, view.strides[view.num_axes - 1], view.dtype, width, scales + r * width);
+        }
+        const auto offset = static_cast<Number>(offset_);
+        if (offset_ != 0) std::for_each(scales, scales + rows * width, [offset](Number& scale) { scale = scale + offset; });
+    }
+
+    template <class Number>
+    static void read_row(const char* from, int64_t stride, int dtype, int64_t width, Number* to) {
+        if (dtype == F64) return read_numbers<double>(from, stride, width, to);
+        if (dtype == F32) return read_numbers<float>(from, stride, width, to);
+        const NormRows row = {from, 1, width, 0, stride, true, nullptr};
+        if constexpr (sizeof(Number) == sizeof(float)) {
+            read_sixteen(row, dtype, to);
+        } else {
+            std::unique_ptr<float[]> floats(new float[static_cast<size_t>(width)]);
+            read_sixteen(row, dtype, floats.get());
+            std::copy(floats.get(), floats.get() + width, to);
+        }
+    }
+
+    static void read_sixteen(NormRows row, int dtype, float* to) {
+        row.to = to;
+        level.load(std::memory_order_relaxed)->normalise[dtype](row, nullptr);
+    }
+
+    template <class From, class Number>
+    static void read_numbers(const char* from, int64_t stride, int64_t width, Number* to) {
+        for (int64_t k = 0; k < width; ++k, from += stride) {
+            From number;
+            std::memcpy(&number, from, sizeof number);
+            to[k] = static_cast<Number>(number);
+        }
+    }
+
+    nb::handle weights_;
+    double offset_ = 0;
+    Norm norms_[MAX_XS];
+    ArrayView views_[MAX_XS];
+    std::unique_ptr<char[]> scales_[MAX_XS];
+};
+
+// A write into caches of rope_array/_array_api/cache.py: ((k_cache, v_cache), v, slots, (k_scale, v_scale), seq_axis,
+// unique_slots).
+class ParsedWrite {
+  public:
+    bool parse(nb::handle write, const Library& library) {
+        if (!is_tuple_of(write, 6) || !is_tuple_of(item(write, 0), 2) || !is_tuple_of(item(write, 3), 2)) return false;
+        caches = item(write, 0);
+        values = item(write, 1);
+        if (!parse_int(item(write, 4), seq_axis_) || !library.view(item(write, 2), slots_view_)) return false;
+        is_unique_ = item(write, 5).ptr() == Py_True;
+        num_caches = values.is_none() ? 1 : 2;
+        for (size_t i = 0; i < num_caches; ++i) {
+            double scale;
+            if (!parse_float(item(item(write, 3), i), scale) || !library.view(item(caches, i), views[i])) return false;
+            rows_[i].scale = static_cast<float>(scale);
+        }
+        return read_slots();
+    }
+
+    // Set the cache of an array of k or v.
+    bool set_cache(size_t i, Array& array) {
+        CacheRows& rows = rows_[i];
+        const ArrayView& view = views[i];
+        const int64_t feature = array.rotates ? array.y_feature : array.x_feature;
+        if (!set_dtype(rows, view, array) || !set_axes(rows, view, array)) return false;
+        if (rows.is_copy && array.width > 1 && feature != ITEMSIZE[array.dtype]) return false;
+        rows.data = view.data;
+        rows.slots = slots_.data();
+        array.cache = &rows;
+        return view.writable && !may_overlap_itself(view) && view.is_aligned();
+    }
+
+    const ArrayView& slots_view() const { return slots_view_; }
+    static CacheRows of_head(const CacheRows& rows, int axis, int64_t head, int num_axes) {
+        CacheRows of = rows;
+        of.data += head * rows.head_stride[axis];
+        std::copy(rows.head_stride + axis + 1, rows.head_stride + num_axes, of.head_stride + axis);
+        std::copy(rows.slots_stride + axis + 1, rows.slots_stride + num_axes, of.slots_stride + axis);
+        return of;
+    }
+
+    nb::handle caches, values;
+    size_t num_caches = 0;
+    ArrayView views[2];
+
+  private:
+    bool read_slots() {
+        const ArrayView& view = slots_view_;
+        if ((view.dtype != I32 && view.dtype != I64) || !view.num_axes || view.num_axes > 4) return false;
+        int64_t index[4] = {}, count = 1;
+        for (int a = 0; a < view.num_axes; ++a) count *= view.shape[a];
+        slots_.resize(static_cast<size_t>(count));
+        for (int64_t& slot : slots_) {
+            const char* from = view.data;
+            for (int a = 0; a < view.num_axes; ++a) from += index[a] * view.strides[a];
+            slot = view.dtype == I64 ? read_as<int64_t>(from) : read_as<int32_t>(from);
+            for (int a = view.num_axes - 1; a >= 0 && ++index[a] == view.shape[a]; --a) index[a] = 0;
+        }
+        if (!is_unique_) drop_overwritten();
+        return true;
+    }
+
+    template <class Int>
+    static int64_t read_as(const char* from) {
+        Int value;
+        std::memcpy(&value, from, sizeof value);
+        return value;
+    }
+
+    // Set a slot to -1 if a later token has it too: rows are written in any order. Seen slots are kept in a table of
+    // open addressing, at the first free place from their hash on.
+    void drop_overwritten() {
+        const size_t count = slots_.size();
+        if (count < 2 || std::is_sorted(slots_.begin(), slots_.end(), [](int64_t a, int64_t b) { return a <= b; })) return;
+        int bits = 1;
+        while ((size_t{1} << bits) < 2 * count) ++bits;
+        std::vector<int64_t> seen(size_t{1} << bits, -1);
+        for (size_t i = count; i-- > 0;) {
+            if (slots_[i] < 0) continue;
+            size_t place = static_cast<size_t>(static_cast<uint64_t>(slots_[i]) * 0x9E3779B97F4A7C15u >> (64 - bits));
+            while (seen[place] >= 0 && seen[place] != slots_[i]) place = (place + 1) & (seen.size() - 1);
+            if (seen[place] == slots_[i])
+                slots_[i] = -1;
+            else
+                seen[place] = slots_[i];
+        }
+    }
+
+    static bool set_dtype(CacheRows& rows, const ArrayView& view, const Array& array) {
+        constexpr CacheDType DTYPES[] = {CACHE_F32, NUM_CACHE_DTYPES, CACHE_F16, CACHE_BF16,
+                                         NUM_CACHE_DTYPES, NUM_CACHE_DTYPES, CACHE_I8, CACHE_E4M3};  // by dtypes of views
+        const bool is_quantised = view.dtype == I8 || view.dtype == E4M3;
+        rows.is_copy = view.dtype == array.dtype;
+        rows.dtype = view.dtype <= E4M3 ? DTYPES[view.dtype] : NUM_CACHE_DTYPES;
+        if (rows.scale != 1 && !is_quantised) return false;
+        return rows.is_copy || (rows.dtype != NUM_CACHE_DTYPES && array.dtype != F64);
+    }
+
+    // Match the axes of x with those of slots and of the cache, and check the slots.
+    bool set_axes(CacheRows& rows, const ArrayView& view, const Array& array) {
+        const int num_tokens = slots_view_.num_axes, num_free = array.num_axes - num_tokens, last = view.num_axes - 1;
+        const int num_pages = view.num_axes - num_free - 2;
+        const int64_t slot_axis = seq_axis_ + view.num_axes;
+        if (num_free < 0 || array.seq_axis < 0 || (num_pages != 0 && num_pages != 1)) return false;
+        if (slot_axis < num_pages || slot_axis >= last || view.shape[last] != array.width) return false;
+        if (array.width > 1 && view.strides[last] != view.itemsize) return false;
+        std::fill(rows.slots_stride, rows.slots_stride + array.num_axes, int64_t{0});
+        std::fill(rows.head_stride, rows.head_stride + array.num_axes, int64_t{0});
+        bool is_token[MAX_AXES] = {};
+        int64_t stride = 1;
+        for (int j = num_tokens - 1; j >= 0; --j) {
+            const int a = paired_axis(num_tokens, array.seq_axis, j);
+            if (slots_view_.shape[j] != array.shape[a]) return false;
+            is_token[a] = true;
+            rows.slots_stride[a] = stride;
+            stride *= slots_view_.shape[j];
+        }
+        int cache_axis = num_pages;
+        for (int a = 0; a < array.num_axes; ++a) {
+            if (is_token[a]) continue;
+            if (cache_axis == slot_axis) ++cache_axis;
+            if (view.shape[cache_axis] != array.shape[a]) return false;
+            rows.head_stride[a] = view.strides[cache_axis++];
+        }
+        const int64_t size = view.shape[slot_axis], pages = num_pages ? view.shape[0] : 1;
+        rows.page_size = std::max<int64_t>(1, size);
+        rows.page = num_pages ? view.strides[0] : 0;
+        rows.row = view.strides[slot_axis];
+        return std::all_of(slots_.begin(), slots_.end(), [&](int64_t slot) { return slot < size * pages; });
+    }
+
+    bool is_unique_ = false;
+    int64_t seq_axis_ = 0;
+    ArrayView slots_view_;
+    std::vector<int64_t> slots_;
+    CacheRows rows_[2];
+};
+
+// Return the axis of heads, as heads_axis() of rope_array/_array_api/norm.py; -1 if there is none.
+int heads_axis(const Array& array) {
+    const int last = array.num_axes - 1;
+    return array.seq_axis == last ? last - 1 : last;
+}
+
+// Remove the axis of heads from an array, at one head.
+Array of_head(const Array& array, int axis, int64_t head) {
+    Array of = array;
+    of.x += head * array.x_stride[axis];
+    of.y += head * array.y_stride[axis];
+    --of.num_axes;
+    if (of.seq_axis > axis) --of.seq_axis;
+    for (int a = axis; a < of.num_axes; ++a) {
+        of.shape[a] = array.shape[a + 1];
+        of.x_stride[a] = array.x_stride[a + 1];
+        of.y_stride[a] = array.y_stride[a + 1];
+    }
+    return of;
+}
+
+// Return the caches that are written, as a tuple.
+nb::object written_caches(const ParsedWrite& write) {
+    return write.num_caches == 2 ? nb::borrow(write.caches) : nb::make_tuple(nb::handle(item(write.caches, 0)));
+}
+
+class AttentionCall {
+  public:
+    AttentionCall(const Library& library, const ParsedSource& parsed, size_t num_xs, bool has_values)
+        : library_(library), parsed_(parsed), num_xs_(num_xs), call(library, parsed, num_xs + has_values) {}
+
+    // Set v, which is the last array.
+    bool parse_values(nb::handle values, int64_t seq_axis) {
+        ArrayView& view = call.view(num_xs_);
+        Array& array = call.array(num_xs_);
+        if (!library_.view(values, view) || !view.num_axes) return false;
+        const Layout layout = {view.shape[view.num_axes - 1], 0, 0, 1, false, false};
+        if (!set_array(array, view, layout, seq_axis) || array.dtype != call.array(0).dtype) return false;
+        set_result(array, view);
+        array.rotates = false;
+        return lines_up(array, parsed_.source);
+    }
+
+    // Return whether caches share no memory with other arrays of the call.
+    bool has_caches_apart(const ParsedWrite& write, const ParsedNorm* norm) const {
+        for (size_t i = 0; i < write.num_caches; ++i) {
+            const ArrayView& cache = write.views[i];
+            if (!call.is_apart_from_all(cache) || !are_apart(cache, write.slots_view())) return false;
+            for (size_t j = 0; norm && j < num_xs_; ++j)
+                if (norm->has_weight(j) && !are_apart(cache, norm->view(j))) return false;
+        }
+        return write.num_caches < 2 || are_apart(write.views[0], write.views[1]);
+    }
+
+    // Weights of each head make an array of each head.
+    bool has_weights_of_heads(const ParsedNorm& norm) const {
+        for (size_t i = 0; i < num_xs_; ++i)
+            if (norm.is_per_head(i)) return true;
+        return false;
+    }
+
+    bool set_norms(ParsedNorm& norm) {
+        for (size_t i = 0; i < num_xs_; ++i) {
+            Array& array = call.array(i);
+            const int axis = heads_axis(array);
+            if (norm.is_per_head(i) && (axis < 0 || is_paired(array, axis))) return false;
+            if (!norm.set_norm(i, array, norm.is_per_head(i) ? array.shape[axis] : 1)) return false;
+        }
+        return true;
+    }
+
+    void run_by_heads(bool fresh, const ParsedNorm& norm) {
+        size_t size = 0;
+        const size_t num_arrays = call.arrays().size();
+        auto heads_of = [&](size_t i) { return i < num_xs_ && norm.is_per_head(i) ? norm.view(i).shape[0] : 1; };
+        for (size_t i = 0; i < num_arrays; ++i) size += static_cast<size_t>(heads_of(i));
+        Items<Array> arrays(size);
+        std::vector<Norm> norms(size);
+        std::vector<CacheRows> caches(size);
+        size_t next = 0;
+        for (size_t i = 0; i < num_arrays; ++i) {
+            const Array& array = call.array(i);
+            if (i >= num_xs_ || !norm.is_per_head(i)) {
+                arrays[next++] = array;
+                continue;
+            }
+            const int axis = heads_axis(array);
+            for (int64_t h = 0; h < heads_of(i); ++h, ++next) {
+                Array& of = arrays[next] = of_head(array, axis, h);
+                norms[next] = ParsedNorm::of_head(*array.norm, h, array);
+                of.norm = &norms[next];
+                if (!array.cache) continue;
+                caches[next] = ParsedWrite::of_head(*array.cache, axis, h, array.num_axes);
+                of.cache = &caches[next];
+            }
+        }
+        call.run(fresh, arrays);
+    }
+
+  private:
+    // Return whether an axis of x has positions of its own.
+    bool is_paired(const Array& array, int axis) const {
+        for (int j = 0; j < parsed_.source.num_axes; ++j)
+            if (paired_axis(parsed_.source.num_axes, array.seq_axis, j) == axis) return true;
+        return false;
+    }
+
+    const Library& library_;
+    const ParsedSource& parsed_;
+    const size_t num_xs_;
+
+  public:
+    Call call;
+};
+
+}  // namespace
+
+nb::object attention_inputs(nb::handle x, nb::handle source, nb::handle options, nb::handle norm, nb::handle write,
+                            nb::handle out, bool checked, bool gated) {
+    const nb::object declined = nb::borrow(Py_NotImplemented);
+    const ArrayTuple xs(x), outs(out);
+    const bool fresh = out.is_none(), has_norm = !norm.is_none(), has_caches = !write.is_none();
+    const Library* const library = xs.is_tuple && xs.size ? library_of(xs[0]) : nullptr;
+    int64_t axis;
+    ParsedSource parsed;
+    ParsedNorm parsed_norm;
+    ParsedWrite parsed_write;
+    if (!library || !parse_options(options, axis)) return declined;
+    if (gated && !may_bypass_pytorch(xs, source, fresh ? nullptr : &outs)) return declined;
+    if (!parsed.parse(source, *library, false) || (gated && parsed.is_recorded_position(source))) return declined;
+    if (has_norm && !parsed_norm.parse(norm, *library, xs.size)) return declined;
+    if (gated && has_norm && parsed_norm.any_requires_grad(xs.size) && is_grad_enabled()) return declined;
+    if (has_caches && !parsed_write.parse(write, *library)) return declined;
+    const bool has_values = has_caches && parsed_write.num_caches == 2;
+    AttentionCall attention(*library, parsed, xs.size, has_values);
+    Call& call = attention.call;
+    if (!call.parse_xs(xs, axis, checked) || call.array(xs.size - 1).dtype != call.array(0).dtype) return declined;
+    if (has_values && !attention.parse_values(parsed_write.values, axis)) return declined;
+    if (!fresh && !call.parse_outs(xs, outs, checked)) return declined;
+    if (has_norm && !attention.set_norms(parsed_norm)) return declined;
+    if (has_caches && !checked && !attention.has_caches_apart(parsed_write, has_norm ? &parsed_norm : nullptr)) return declined;
+    const nb::object results = fresh ? call.create_results(xs) : nb::borrow(out);
+    for (size_t i = 0; has_caches && i < parsed_write.num_caches; ++i)
+        if (!parsed_write.set_cache(i, call.array(xs.size - 1 + i))) return declined;
+    if (gated && !fresh && !count_writes(outs)) return declined;
+    if (gated && has_caches && !count_writes(ArrayTuple(written_caches(parsed_write)))) return declined;
+    if (has_norm && attention.has_weights_of_heads(parsed_norm))
+        attention.run_by_heads(fresh, parsed_norm);
+    else
+        call.run(fresh);
+    return nb::make_tuple(results, has_caches ? nb::borrow(parsed_write.caches) : nb::none());
+}
+
+}  // namespace rope
