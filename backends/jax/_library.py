@@ -13,8 +13,12 @@ class JaxOps(ArrayOps):
     """JAX's operations."""
 
     def stored(self, array: Any) -> Any:
-        # XLA combines 1 and a square root, or two casts, into an operation with other bits.
-        return jax.lax.optimization_barrier(array)
+        # XLA combines 1 and a square root, or two casts, into an operation with other bits; and LLVM, after
+        # it, a product and a sum, unless a choice is between them.
+        array = jax.lax.optimization_barrier(array)
+        if not xp.issubdtype(array.dtype, xp.floating):
+            return array
+        return xp.where(array == array, array, xp.nan)
 
 
 class Jax(Library):
@@ -47,10 +51,14 @@ class Jax(Library):
 
     def write_rows(self, cache: Any, order: Any, index: Any, keep: Any, rows: Any, ops: ArrayOps) -> Any:
         """Return a new cache with the rows; under jit, XLA writes into a donated cache."""
-        moved = xp.permute_dims(cache, order)
-        outside = xp.where(keep, index[0], moved.shape[0])  # dropped
-        moved = moved.at[(outside, *index[1:])].set(rows, mode="drop", unique_indices=False)
-        return xp.permute_dims(moved, tuple(sorted(range(len(order)), key=order.__getitem__)))
+        axes = order[: len(index)]  # of slots
+        outside = xp.where(keep, index[0], cache.shape[axes[0]])  # dropped
+        place: list[Any] = [slice(None)] * cache.ndim
+        for axis, numbers in zip(axes, (outside, *index[1:]), strict=True):
+            place[axis] = numbers
+        if len(axes) == 1:  # indices of several axes put tokens first
+            rows = xp.moveaxis(rows, 0, axes[0])
+        return cache.at[tuple(place)].set(rows, mode="drop")
 
 
 LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)

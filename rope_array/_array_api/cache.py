@@ -237,8 +237,8 @@ def stored_values(rows: Any, target: Target, ops: ArrayOps) -> Any:
     limit = QUANTISED.get(name)
     if limit is not None:
         rows = as_compute(rows, ops)
-        # Stored: XLA would multiply by the reciprocal of a constant.
-        rows = rows / ops.stored(xp.asarray(target.scale, dtype=rows.dtype, **ops.creation_kwargs))
+        # Stored, and an array of rows' shape: XLA would multiply by the reciprocal of a number.
+        rows = rows / ops.stored(xp.full_like(rows, target.scale))
         if name == "int8":
             rows = xp.round(xp.where(rows == rows, rows, xp.zeros_like(rows)))  # NaN is 0
         rows = xp.clip(rows, -limit - (limit == 127.0), limit)

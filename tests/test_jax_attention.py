@@ -1,0 +1,214 @@
+"""`attention_inputs` in JAX: bits of NumPy, transforms, donated caches and devices."""
+
+import functools
+
+import child
+import native_cases
+import numpy as np
+import pytest
+from compare import assert_same
+from native_cases import normal
+
+import rope_array as ra
+
+jax = pytest.importorskip("jax")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+jnp = jax.numpy
+pytestmark = pytest.mark.library("jax")
+
+ROPE = ra.RoPE(48, rotary_dim=32, rotary_start=4, pairing="half")
+POS = np.array([3, 1_000_003, 0, 7, 8], np.int32)
+SLOTS = np.array([[17, -1, 0, 5, 17], [40, 2, 1, 9, 3]], np.int32)  # one twice
+LAYOUTS = {
+    "pages of heads": ((3, 2, 16), -2, -2),
+    "pages of slots": ((3, 16, 2), -3, -3),
+    "heads": ((2, 48), -2, -2),
+    "slots": ((48, 2), -3, -3),
+}
+QUANTISED = {"int8": (0.03, 0.015), "float8_e4m3fn": (0.003, 0.7)}
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def arrays(dtype="float32", layout="pages of heads", cache_dtype=None):
+    """Return q, k, v, weights of q and k, and two caches, as NumPy arrays."""
+    sizes, _, seq_axis = LAYOUTS[layout]
+    shape = (2, 5, 2) if seq_axis == -3 else (2, 2, 5)
+    q_shape = (2, 5, 4) if seq_axis == -3 else (2, 4, 5)
+    shapes = [(*q_shape, 48), (*shape, 48), (*shape, 20), (48,), (2, 48)]
+    xs = [normal(shape, seed=seed).astype(named(dtype)) for seed, shape in enumerate(shapes)]
+    caches = (normal((*sizes, width)).astype(named(cache_dtype or dtype)) for width in (48, 20))
+    return *xs, *caches
+
+
+def named(dtype):
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def make(q, k, v, w_q, w_k, k_cache, v_cache, slots=SLOTS, pos=POS, layout="pages of heads", **kwargs):
+    """Return q, k and the caches, flat."""
+    _, cache_seq_axis, seq_axis = LAYOUTS[layout]
+    kwargs = {"norm": (w_q, w_k), "seq_axis": seq_axis, "cache_seq_axis": cache_seq_axis, **kwargs}
+    q, k, cache = ra.attention_inputs(
+        q, k, pos, ROPE, v=v, slots=slots, cache=(k_cache, v_cache), offset=1.0, **kwargs
+    )
+    return q, k, *cache
+
+
+def by_numpy(arrays, **kwargs):
+    return make(*map(np.copy, arrays), backend="array-api", **kwargs)
+
+
+def on_jax(arrays):
+    return tuple(map(jnp.asarray, arrays))
+
+
+def assert_bits(ys, expected, call=""):
+    assert_same(tuple(map(np.asarray, ys)), expected, call)
+
+
+# ---- bits ----
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "layout", "cache_dtype"),
+    native_cases.covering(
+        ["float32", "bfloat16", "float16"], ["none", "norm", "steps"], LAYOUTS, [None, "bfloat16", *QUANTISED]
+    ),
+)
+def test_bits_equal_numpys(dtype, rounding, layout, cache_dtype):
+    """Eager and compiled: no compiler contracts a product and a sum, nor divides by another number."""
+    inputs = arrays(dtype, layout, cache_dtype)
+    kwargs = {"rounding": rounding, "layout": layout, "scales": QUANTISED.get(cache_dtype, (1.0, 1.0))}
+    expected, run = by_numpy(inputs, **kwargs), functools.partial(make, **kwargs)
+    assert_bits(run(*on_jax(inputs)), expected, "eager")
+    assert_bits(jax.jit(run)(*on_jax(inputs)), expected, "compiled")
+
+
+def test_bits_of_float64():
+    inputs = arrays("float64")
+    with jax.enable_x64(True):
+        assert_bits(jax.jit(make)(*on_jax(inputs)), by_numpy(inputs))
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x64 off", "x64 on"])
+def test_slots_and_positions(x64):
+    """Slots are of NumPy or traced; a traced slot beyond the cache is not written."""
+    inputs, far = arrays(), SLOTS.astype(np.int64)
+    far[0, 1] = -(2**33)  # 0 in 32 bits
+    expected = by_numpy(inputs, slots=far)
+    with jax.enable_x64(x64):
+        assert_bits(make(*on_jax(inputs), slots=far), expected)
+        beyond = np.where(SLOTS < 0, 48, SLOTS)
+        run = jax.jit(lambda slots, pos: make(*on_jax(inputs), slots=slots, pos=pos))
+        assert_bits(run(beyond, POS), expected)
+
+
+# ---- caches ----
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_donated_caches_are_written_in_place(layout):
+    inputs = on_jax(arrays(layout=layout))
+    run = jax.jit(functools.partial(make, layout=layout), donate_argnums=(5, 6))
+    memory = run.lower(*inputs).compile().memory_analysis()
+    caches = inputs[5:]
+    assert memory.alias_size_in_bytes == sum(cache.nbytes for cache in caches)
+    text = run.lower(*inputs).compile().as_text()
+    for cache in caches:  # in no other order of axes, which would be a copy
+        shape = ",".join(map(str, cache.shape))
+        assert f"f32[{shape}]" in text
+        assert not any(f"f32[{shape}]" in line for line in text.splitlines() if "copy(" in line)
+    addresses = [cache.unsafe_buffer_pointer() for cache in caches]
+    written = run(*inputs)[2:]
+    assert all(cache.is_deleted() for cache in caches)
+    assert [cache.unsafe_buffer_pointer() for cache in written] == addresses
+
+
+def test_caches_carried_by_a_scan():
+    inputs = arrays()
+    steps = np.arange(4, dtype=np.int32)[:, None] * 5 + POS
+
+    def step(caches, pos):
+        q, _, *caches = make(*on_jax(inputs[:5]), *caches, pos=pos, slots=(SLOTS + pos[0]) % 48)
+        return tuple(caches), q
+
+    caches, qs = jax.lax.scan(step, on_jax(inputs[5:]), jnp.asarray(steps))
+    expected = inputs[5:]
+    for i, pos in enumerate(steps):
+        q, _, *expected = by_numpy((*inputs[:5], *expected), pos=pos, slots=(SLOTS + pos[0]) % 48)
+        assert_bits((qs[i],), (q,))
+    assert_bits(caches, tuple(expected))
+
+
+def test_a_batch_of_caches():
+    """By vmap, with weights that are batched or shared."""
+    inputs = arrays()
+    stacks = [np.stack([a, a[::-1]]) for a in inputs]
+    slots = np.stack([SLOTS, SLOTS + 3])
+    axes = (0, 0, 0, None, 0, 0, 0, 0)
+    stacks[3] = inputs[3]
+    ys = jax.vmap(make, axes)(*on_jax(stacks), jnp.asarray(slots))
+    for i in range(2):
+        one = [a if axis is None else a[i] for a, axis in zip((*stacks, slots), axes, strict=True)]
+        assert_bits([y[i] for y in ys], by_numpy(one[:7], slots=one[7]))
+
+
+def test_out_is_refused():
+    q, k, v, w_q, w_k, *caches = on_jax(arrays())
+    with pytest.raises(ra.ArrayTypeError, match=r"arrays of jax are not written into.*Omit out"):
+        make(q, k, v, w_q, w_k, *caches, out=(q, k))
+
+
+# ---- derivatives ----
+
+
+@pytest.mark.parametrize("rounding", ["none", "steps"])
+def test_derivatives(rounding):
+    """First and second, forward and backward, of q, k and both weights."""
+    from jax.test_util import check_grads
+
+    def loss(*arrays, dtype=None):
+        q, k, w_q, w_k = arrays
+        norm = {"norm": (w_q, w_k), "offset": 1.0, "rounding": rounding}
+        q, k = ra.attention_inputs(q, k, POS, ROPE, **norm)
+        return (q**3).sum() + jnp.sin(k).sum()
+
+    q, k, _, *weights, _, _ = arrays("float64")
+    with jax.enable_x64(True):
+        inputs = on_jax((q, k, *weights))
+        check_grads(jax.jit(loss), inputs, order=2, modes=["fwd", "rev"])
+        gradients = jax.grad(loss, (0, 1, 2, 3))
+        expected = gradients(*inputs)
+        batch = jax.vmap(gradients)(*(jnp.stack([a, 2 * a]) for a in inputs))
+        for y, z in zip(batch, expected, strict=True):
+            np.testing.assert_allclose(y[0], z, rtol=1e-12)
+
+
+# ---- devices ----
+
+
+def split_over_devices():
+    """Run in a process of four devices: by jit, the heads split by XLA or by shard_map."""
+    mesh = jax.make_mesh((2, 2), ("batch", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    inputs = arrays()
+    expected = by_numpy(inputs)
+    for batch in ("batch", None):
+        split, cache, whole = jax.P(batch, "heads"), jax.P(None, "heads"), jax.P()
+        specs = (split, split, split, whole, jax.P("heads"), cache, cache)
+        placed = [
+            jax.device_put(a, jax.sharding.NamedSharding(mesh, s)) for a, s in zip(inputs, specs, strict=True)
+        ]
+        assert_bits(jax.jit(make)(*placed), expected)
+    mapped = jax.shard_map(make, mesh=mesh, in_specs=specs, out_specs=(split, split, cache, cache))
+    assert_bits(jax.jit(mapped)(*inputs), expected)
+
+
+@pytest.mark.slow
+def test_several_devices():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    child.run("import test_jax_attention as t; t.split_over_devices()", **flags)
