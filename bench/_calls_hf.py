@@ -31,6 +31,15 @@ MODELS = {
         "Llama",
         {"hidden_size": 1024, "intermediate_size": 2816, "num_key_value_heads": 2, "num_hidden_layers": 2},
     ),
+    "Qwen3, 4 × 512": (
+        "Qwen3",
+        {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "head_dim": 64},
+    ),
+    "Qwen3, 2 × 1024": (
+        "Qwen3",
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_key_value_heads": 4, "head_dim": 128,
+         "num_hidden_layers": 2},
+    ),
     "GPT-NeoX, 4 × 512, a quarter of the width": ("GPTNeoX", {"hidden_size": 512, "intermediate_size": 2048}),
     "Cohere, 4 × 512, interleaved": (
         "Cohere", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "pad_token_id": 0}

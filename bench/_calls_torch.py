@@ -103,21 +103,21 @@ def calls_in_place(num_q, num_k, width, dtype, pairing, mode, tokens):
             "new": lambda: rope.apply(apart, pos, seq_axis=0),
             "new, rotation": lambda: rotation.apply(apart, seq_axis=0),
         }
-        if operator := vllm_operator():
-            table = torch.cat(tuple(rotation), -1).to(joint.dtype)
-            rows["vLLM"] = lambda: operator(pos, q, k, width, table, pairing == "half")
+        if (operators := vllm_operators()) is not None:
+            table, rotate = torch.cat(tuple(rotation), -1).to(joint.dtype), operators.rotary_embedding
+            rows["vLLM"] = lambda: rotate(pos, q, k, width, table, pairing == "half")
         yield "", rows
 
 
-def vllm_operator():
-    """Return vLLM's operator, or None. Its library is loaded without vLLM's package, which imports much."""
+def vllm_operators():
+    """Return vLLM's operators, or None. Their library is loaded without its package, which imports much."""
     if (spec := find_spec("vllm")) is None:
         return None
     has_bf16, has_avx512 = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_avx512_supported()
     name = "_C" if has_bf16 else "_C_AVX512" if has_avx512 else "_C_AVX2"
     (library,) = Path(spec.submodule_search_locations[0]).glob(f"{name}.*so")
     torch.ops.load_library(str(library))
-    return torch.ops._C.rotary_embedding
+    return torch.ops._C
 
 
 # ---- compiled: functions of (xs, source), which return a tuple ----

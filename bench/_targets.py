@@ -47,6 +47,19 @@ CALLS = {
         ("a decode step after patch, in steps before", 1.0, "after / before", "decode"),
         ("a train step after patch, in steps before", 1.0, "after / before", "train"),
     ),
+    "attention-inputs": (
+        ("norm and rotation, in steps", 1.0, "norm + rotation / unfused", "in place"),
+        ("with the cache, in steps", 1.0, "norm + rotation + cache / unfused + cache", "in place"),
+        (
+            *("with the cache, in rotations with index_copy_", 0.85),
+            *("norm + rotation + cache / rotation, index_copy_", "in place"),
+        ),
+        ("backward, in forwards", 2.0, "backward / forward", "gradient"),
+        ("a decode step of Qwen3, eager, in steps before", 0.9, "after / before", "eager, decode"),
+        ("a train step of Qwen3, eager, in steps before", 0.97, "after / before", "eager, train"),
+        ("a decode step of Qwen3, compiled, in steps before", 1.0, "after / before", "compiled, decode"),
+        ("a train step of Qwen3, compiled, in steps before", 1.0, "after / before", "compiled, train"),
+    ),
     "jitted": (
         ("prefill, in the time of copy", 1.3, "ours / copy", "prefill"),
         ("decode, in the time of copy", 1.2, "ours / copy", "decode"),
@@ -64,6 +77,20 @@ def calls(bench, numbers):
             if ratio in case["ratios"] and {*words.split(", ")} <= {*name.split(", ")}
         }
         yield target, limit, chosen
+
+
+def attention_inputs(numbers):
+    """Judge the norm in place by its microseconds at one token, and by rotations from 16 tokens on."""
+    cases = {name: case for name, case in numbers.items() if name.startswith("in place")}
+    one = {name: case["ms"] for name, case in cases.items() if name.endswith(", 1")}
+    many = {name: case["ratios"]["norm + rotation / rotation"] for name, case in cases.items()}
+    norms = {name: round(1e3 * (ms["norm + rotation"] - ms["rotation"]), 2) for name, ms in one.items()}
+    yield "the norm of one token, µs", 1.5, norms
+    yield (
+        "norm and rotation, from 16 tokens on, in rotations", 1.25,
+        {name: many[name] for name in many.keys() - one},
+    )  # fmt: skip
+    yield from calls("attention-inputs", numbers)
 
 
 def sweep(numbers):
@@ -119,6 +146,7 @@ def gpu(numbers):
 
 JUDGES = {
     **{bench: partial(calls, bench) for bench in CALLS},
+    "attention-inputs": attention_inputs,
     "sweep": sweep,
     "sweep-avx2": sweep,
     "import-time": import_time,

