@@ -137,7 +137,7 @@ def attention_inputs(
             raise SpecError("pos is a Rotation, which has its rope; omit rope.")
         source: Any = (pos.cos, pos.sin, pos.layout)
     else:
-        plan = require_plan(_checked_rope(rope))
+        plan = require_plan(_checked_rope(rope, q))
         if plan.max_position is not None:
             _dispatch.check_max_position(q, pos, plan.max_position)
         source = (pos, plan, None)
@@ -156,7 +156,9 @@ def attention_inputs(
     return (y_q, y_k) if write is None else (y_q, y_k, caches)
 
 
-def _checked_rope(rope: Any) -> Spec:
+def _checked_rope(rope: Any, q: Any) -> Spec:
+    if type(q) is tuple:
+        raise ArrayTypeError("q is a tuple; give q and k one by one: attention_inputs(q, k, pos, rope).")
     if not isinstance(rope, Spec):
         raise SpecError(
             f"rope is {describe(rope)}; give a RoPE, or a Rotation as pos: attention_inputs(q, k, rotation)."

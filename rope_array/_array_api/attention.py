@@ -71,7 +71,8 @@ def _check_weight(name: str, x: Any, weight: Any, seq_axis: int, lib: Library) -
         return
     if not lib.is_array(weight) or dtype_name(weight) not in X_DTYPES:
         raise ArrayTypeError(
-            f"the norm's weight of {name} is {describe(weight)}; give a floating array of {name}'s library."
+            f"the norm's weight of {name} is {describe(weight)}; give a floating array of {name}'s library"
+            f"{', such as its .weight' if hasattr(weight, 'weight') else ''}."
         )
     check_same_device(f"the norm's weight of {name}", weight, name, x, lib)
     axis = heads_axis(x, seq_axis)
@@ -79,8 +80,8 @@ def _check_weight(name: str, x: Any, weight: Any, seq_axis: int, lib: Library) -
     if tuple(weight.shape) not in shapes:
         raise ShapeError(
             f"the norm's weight of {name} has the shape {tuple(weight.shape)}, and {name} {tuple(x.shape)}; "
-            f"give it the shape {' or '.join(map(str, shapes))}. A norm over all heads at once is a layer "
-            "before."
+            f"give it the shape {' or '.join(map(str, shapes))}. Apply a norm over all heads at once before "
+            "this call."
         )
 
 

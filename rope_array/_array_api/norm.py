@@ -86,7 +86,7 @@ def scale_of(weight: Any, offset: float, x: Any, seq_axis: int, ops: ArrayOps) -
         scale = scale + offset
     if weight.ndim == 2 and heads_axis(x, seq_axis) == x.ndim - 3:  # heads before the sequence
         scale = scale[:, None, :]
-    return scale[(None,) * (x.ndim - scale.ndim)]
+    return scale[(*(None,) * (x.ndim - scale.ndim), ...)]
 
 
 def heads_axis(x: Any, seq_axis: int) -> int:
