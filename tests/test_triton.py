@@ -299,7 +299,7 @@ def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
     for current, expected in ((1, ["run"]), (0, [SecondGPU, "run"])):
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         entered.clear()
-        _triton_launch._run([], (SimpleNamespace(device=SecondGPU),), (), None)
+        _triton_launch.run([], (SimpleNamespace(device=SecondGPU),), (), None, None)
         assert entered == expected
 
 

@@ -23,8 +23,11 @@ from gpu_compile import constants_of
 from triton.backends.compiler import GPUTarget
 
 import rope_array as ra
+from rope_array._array_api.cache import CacheWrite
+from rope_array._array_api.norm import Norm
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends.torch import _triton_launch
+from rope_array._backends.torch._triton_kernel import make_inputs
 
 pytestmark = pytest.mark.library("torch")
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -185,3 +188,66 @@ def test_one_launch_and_enough_programs(tokens_first):
         assert rows * 128 * DTYPES[dtype].itemsize <= 65536
         assert launch.programs * rows <= 2 * sum(x.numel() // 128 for x in xs)
         assert _triton_launch.options_of(launch) == {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+
+
+# ---- attention's inputs ----
+
+
+def compile_inputs(
+    target, folder, dtype="bfloat16", cache_dtype=None, pairing="half", tokens=TOKENS, in_place=False
+):
+    """Return the code for q and k with norms, and v, into paged caches."""
+    q, k, v = (torch.empty(tokens, heads, 128, dtype=DTYPES[dtype]) for heads in (32, 8, 8))
+    caches = [torch.empty(64, 16, 8, 128, dtype=cache_dtype or DTYPES[dtype]) for _ in "kv"]
+    write = CacheWrite(tuple(caches), v, torch.zeros(tokens, dtype=torch.int32), (1.0, 1.0), -3, tokens > 512)
+    weight = torch.empty(128, dtype=DTYPES[dtype])
+    source = source_of(PAIRINGS[pairing])._replace(values=torch.empty(tokens, dtype=torch.int64))
+    norm = Norm((weight, weight), 1e-6, 0.0, "none")
+    launch, more = gpu_compile.inputs_launch((q, k), source, -3, norm, write, in_place)
+    if not isinstance(target, str):
+        return gpu_compile.compile_for(target, launch, (q, k), source, make_inputs, more).asm
+    return gpu_compile.machine_code(target, launch, (q, k), source, folder, make_inputs, more)
+
+
+# Instructions of a pair, for norm, rotation and caches; an H100 has time for 76 of bfloat16, 153 of float32.
+INPUTS = {
+    "bfloat16": (60, {}),
+    "few tokens": (64, {"tokens": 256}),
+    "in place": (60, {"in_place": True}),
+    "interleaved": (76, {"pairing": "interleaved"}),
+    "float32": (76, {"dtype": "float32"}),
+    "a cache of float8_e4m3fn": (90, {"cache_dtype": torch.float8_e4m3fn}),
+    "a cache of int8": (85, {"cache_dtype": torch.int8}),
+}
+ARCHS = ["sm_90", *(pytest.param(arch, marks=pytest.mark.nightly) for arch in ("sm_80", "sm_100"))]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_are_read_once_before_anything_is_written(name, arch, tmp_path):
+    """Wide accesses, no stack, and no load after the first store; a cache of 8 bits is written by 8 bytes."""
+    most, options = INPUTS[name]
+    code = compile_inputs(arch, tmp_path, **options)
+    assert min(code.widths("STG")) >= (64 if "cache" in name else 128)
+    order = "".join(text[0] for text in code.order if text.startswith(("LDG", "STG")))
+    assert re.fullmatch("L+S+", order)
+    if name != "interleaved":  # whose columns and pairs are different loads
+        read = 48 * 128 * (4 if name == "float32" else 2) / 16  # accesses of a token
+        assert code.widths("LDG")[128] <= read / (128 if name == "float32" else 64) + 6
+    assert code.stack == 0
+    assert code.registers <= 168
+    assert code.per_pair <= most
+    assert not re.search(r"LDL|STL|DFMA", " ".join(code.instructions))
+
+
+@pytest.mark.parametrize("target", [GPUTarget("cuda", 80, 32), GPUTarget("hip", "gfx942", 64)], ids=str)
+def test_inputs_are_rounded_as_on_the_cpu(target, tmp_path):
+    """Nothing is fused but in the exact division and square root; a native cast to 8 bits is not needed."""
+    code = compile_inputs(target, tmp_path, cache_dtype=torch.float8_e4m3fn)
+    if "ptx" in code:
+        assert not re.search(r"fma\.rn|\.ftz|\.approx|e4m3", code["ptx"])
+        assert code["ptx"].count("sqrt.rn.f32")
+        assert code["ptx"].count("div.rn.f32")
+    else:
+        assert "v_div_fixup_f32" in code["amdgcn"]
+        assert not re.search(r"scratch_store|fp8", code["amdgcn"])

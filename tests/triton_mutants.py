@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from cuda_mutants import TABLE
 
+import rope_array._backends.torch as backend_package
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _triton_kernel, _triton_launch, triton
+from rope_array._backends.torch import _triton_inputs, _triton_kernel, _triton_launch, triton
 
 
 class TritonMutant(NamedTuple):
-    """A fault: text of a module replaced. A test of test_triton.py or a call of triton_cases.py finds it."""
+    """A fault: text of a module replaced; a test of test_triton*.py or a call of triton_cases.py finds it."""
 
     module: object
     test: str
@@ -24,11 +25,18 @@ class TritonMutant(NamedTuple):
         return f"{self.test}: {self.old}"
 
 
+def _mutants(module, section):
+    return [TritonMutant(module, test, *texts) for test, rows in TABLE[section].items() for texts in rows]
+
+
 MUTANTS = [
-    TritonMutant(module, test, *texts)
+    mutant
     for module in (_triton_kernel, _triton_launch, _gpu)
-    for test, rows in TABLE[module.__name__.rpartition(".")[2]].items()
-    for texts in rows
+    for mutant in _mutants(module, module.__name__.rpartition(".")[2])
+]
+INPUT_MUTANTS = [
+    *_mutants(_triton_kernel, "_triton_kernel.make_inputs"),
+    *_mutants(_triton_inputs, "_triton_inputs"),
 ]
 
 
@@ -45,10 +53,15 @@ def installed(mutant, monkeypatch, folder):
     with monkeypatch.context() as patch:
         if mutant.module is _triton_launch:
             patch.setattr(triton, "load_kernel", lambda: module)
+        elif mutant.module is _triton_inputs:
+            patch.setattr(backend_package, "_triton_inputs", module)
         elif mutant.module is _gpu:
             patch.setattr(_triton_launch, "_gpu", module)
         else:
             patch.setattr(_triton_launch, "rotate_rows", module.rotate_rows)
-        _triton_launch._launches.clear()
+            patch.setattr(_triton_inputs, "make_inputs", module.make_inputs)
+        for launches in (_triton_launch._launches, _triton_inputs._launches):
+            launches.clear()
         yield
-    _triton_launch._launches.clear()
+    for launches in (_triton_launch._launches, _triton_inputs._launches):
+        launches.clear()

@@ -132,16 +132,14 @@ def arrange(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> lis
     that differ in their heads alone get the same tokens.
     """
     full = [array for array in arrays if 0 not in array.shape]
-    together = _arrange_together(full, seq_axis, source) if full else []
+    together = arrange_together(full, seq_axis, source) if full else []
     if together is None:
-        together = [rows for array in full for rows in _arrange_together([array], seq_axis, source) or ()]
+        together = [rows for array in full for rows in arrange_together([array], seq_axis, source) or ()]
     launches = iter(together)
     return [[] if 0 in array.shape else next(launches) for array in arrays]
 
 
-def _arrange_together(
-    arrays: Sequence[Strided], seq_axis: int, source: SourceView
-) -> list[list[Rows]] | None:
+def arrange_together(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> list[list[Rows]] | None:
     """Return the launches of arrays with the same tokens; None if several of their axes differ in size."""
     if len({len(array.shape) for array in arrays}) > 1:
         return None

@@ -1,5 +1,7 @@
 """The rotation as a Triton kernel: one launch rotates the rows of two arrays, such as q and k.
 
+A second entry point, `make_inputs`, norms the heads too, and writes k and v into caches.
+
 A program takes a few tokens and a chunk of their heads. It computes cos and sin of each token once, or reads
 them, and rotates all of its heads in both arrays, in tiles:
 
@@ -18,6 +20,7 @@ import triton
 import triton.language as tl
 
 from rope_array._array_api.angles import COS_32, COS_64, SIN_32, SIN_64
+from rope_array._array_api.norm import COLUMNS
 from rope_array._backends._gpu import Kind
 
 # One constant each: older versions of Triton read no tuple of a module.
@@ -74,6 +77,31 @@ def rotate_rows(
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
 ):  # fmt: skip
+    outer, token, chunk = _place(seq, chunks, TOKENS)
+    cos, sin = _angles(
+        first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
+        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
+    )  # fmt: skip
+    _rotate_array(
+        x0, y0, cos, sin, outer, token, seq, chunk, heads0,
+        x0_outer, x0_seq, x0_head, x0_feature,
+        y0_outer, y0_seq, y0_head, y0_feature,
+        UNIT, STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL,
+        TOKENS, HEADS0, WIDTH,
+    )  # fmt: skip
+    if HEADS1 > 0:
+        _rotate_array(
+            x1, y1, cos, sin, outer, token, seq, chunk, heads1,
+            x1_outer, x1_seq, x1_head, x1_feature,
+            y1_outer, y1_seq, y1_head, y1_feature,
+            UNIT, STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL,
+            TOKENS, HEADS1, WIDTH,
+        )  # fmt: skip
+
+
+@triton.jit
+def _place(seq, chunks, TOKENS: tl.constexpr):
+    """Return a program's index along `outer`, its tokens along `seq`, and its chunk of heads."""
     # Row offsets have 64 bits, program numbers 32: a division of 64 bits takes 100 instructions. One axis of
     # programs, as CUDA limits the others to 65,535. With 2 chunks of heads and 3 tiles of tokens:
     #
@@ -85,6 +113,17 @@ def rotate_rows(
     chunk, tile = (program % chunks).to(tl.int64), program // chunks
     outer = (tile // tiles).to(tl.int64)
     token = (tile % tiles).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    return outer, token, chunk
+
+
+@triton.jit
+def _angles(
+    first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
+    coordinate_stride, KIND: tl.constexpr, SOURCE_UNIT: tl.constexpr, PAIRS: tl.constexpr,
+    COORDINATES: tl.constexpr, SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, REAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return cos and sin of a program's tokens: (tokens, pairs)."""
     pair = tl.arange(0, WIDTH)
     present = (token < seq)[:, None] & (pair < PAIRS)[None, :]
     if PAIRS == 0:
@@ -112,21 +151,7 @@ def rotate_rows(
             cos, sin = cos * amplitude, sin * amplitude
         if TRANSPOSED:
             sin = -sin
-    _rotate_array(
-        x0, y0, cos, sin, outer, token, seq, chunk, heads0,
-        x0_outer.to(tl.int64) * UNIT, x0_seq.to(tl.int64) * UNIT, x0_head.to(tl.int64) * UNIT, x0_feature,
-        y0_outer.to(tl.int64) * UNIT, y0_seq.to(tl.int64) * UNIT, y0_head.to(tl.int64) * UNIT, y0_feature,
-        STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL, TOKENS,
-        HEADS0, WIDTH,
-    )  # fmt: skip
-    if HEADS1 > 0:
-        _rotate_array(
-            x1, y1, cos, sin, outer, token, seq, chunk, heads1,
-            x1_outer.to(tl.int64) * UNIT, x1_seq.to(tl.int64) * UNIT, x1_head.to(tl.int64) * UNIT, x1_feature,
-            y1_outer.to(tl.int64) * UNIT, y1_seq.to(tl.int64) * UNIT, y1_head.to(tl.int64) * UNIT, y1_feature,
-            STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL, TOKENS,
-            HEADS1, WIDTH,
-        )  # fmt: skip
+    return cos, sin
 
 
 @triton.jit
@@ -217,56 +242,96 @@ def _rotate_array(
     x, y, cos, sin, outer, token, seq, chunk, heads,
     x_outer, x_seq, x_head, x_feature,
     y_outer, y_seq, y_head, y_feature,
-    STRIDED: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCKS: tl.constexpr, READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr, COPIES: tl.constexpr,
-    IN_PLACE: tl.constexpr, REAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr, STRIDED: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr,
+    COPIES: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rotate a chunk of the heads of some tokens: tiles of shape (tokens, heads, features)."""
-    head = chunk * HEADS + tl.arange(0, HEADS)
-    present = (token < seq)[:, None, None] & (head < heads)[None, :, None]
-    x += (outer * x_outer + token * x_seq)[:, None, None] + (head * x_head)[None, :, None]
-    y += (outer * y_outer + token * y_seq)[:, None, None] + (head * y_head)[None, :, None]
+    x, present = _rows(x, outer, token, seq, chunk, heads, x_outer, x_seq, x_head, UNIT, HEADS)
+    y, present = _rows(y, outer, token, seq, chunk, heads, y_outer, y_seq, y_head, UNIT, HEADS)
     if not STRIDED:
         x_feature, y_feature = 1, 1
     if PAIRS > 0:
         dtype = x.dtype.element_ty
         cos, sin = cos[:, None, :], sin[:, None, :]
-        pair = tl.arange(0, WIDTH)
-        per_block: tl.constexpr = PAIRS // BLOCKS
-        # With half pairing, the first feature of each pair; the second comes `per_block` later. In two blocks
-        # of three pairs, pair 4 begins at START + 1 * 6 + 1:
-        #
-        #     feature    0  1  2  3  4  5 | 6  7  8  9  10 11
-        #                a0 a1 a2 b0 b1 b2| a3 a4 a5 b3 b4 b5
-        half = (
-            START + (pair // per_block) * (2 * per_block) + pair % per_block if BLOCKS > 1 else START + pair
-        )
-        half = half[None, None, :]
-        half_present = present & (pair < PAIRS)[None, None, :]
-        feature = tl.arange(0, 2 * WIDTH)
-        both = (START + feature)[None, None, :]
-        both_present = present & (feature < 2 * PAIRS)[None, None, :]
-        if READS_HALF:
-            a = tl.load(x + half * x_feature, half_present)
-            b = tl.load(x + (half + per_block) * x_feature, half_present)
-        else:
-            pairs = tl.load(x + both * x_feature, both_present)
-            a, b = tl.split(tl.reshape(pairs, (TOKENS, HEADS, WIDTH, 2)))
+        a, b = _load_pairs(x, present, x_feature, START, PAIRS, BLOCKS, READS_HALF, WIDTH)
         a, b = a.to(REAL), b.to(REAL)
         rotated_a = (a * cos - b * sin).to(dtype)
         rotated_b = (b * cos + a * sin).to(dtype)
         if IN_PLACE and READS_HALF != WRITES_HALF:
             tl.debug_barrier()  # a thread writes features that another thread reads
-        if WRITES_HALF:
-            tl.store(y + half * y_feature, rotated_a, half_present)
-            tl.store(y + (half + per_block) * y_feature, rotated_b, half_present)
-        else:
-            pairs = tl.reshape(tl.join(rotated_a, rotated_b), (TOKENS, HEADS, 2 * WIDTH))
-            tl.store(y + both * y_feature, pairs, both_present)
+        _store_pairs(
+            y, rotated_a, rotated_b, present, y_feature, START, PAIRS, BLOCKS, WRITES_HALF, TOKENS, HEADS,
+            WIDTH,
+        )  # fmt: skip
     if COPIES:
         _copy_features(x, y, present, x_feature, y_feature, 0, START)
         _copy_features(x, y, present, x_feature, y_feature, START + 2 * PAIRS, HEAD_DIM)
+
+
+@triton.jit
+def _rows(
+    x, outer, token, seq, chunk, heads, x_outer, x_seq, x_head, UNIT: tl.constexpr, HEADS: tl.constexpr
+):
+    """Return the addresses of a chunk of the heads of some tokens, (tokens, heads, 1), and which exist."""
+    x_outer, x_seq, x_head = x_outer.to(tl.int64), x_seq.to(tl.int64), x_head.to(tl.int64)
+    head = chunk * HEADS + tl.arange(0, HEADS)
+    present = (token < seq)[:, None, None] & (head < heads)[None, :, None]
+    x += (outer * (x_outer * UNIT) + token * (x_seq * UNIT))[:, None, None]
+    return x + (head * (x_head * UNIT))[None, :, None], present
+
+
+@triton.jit
+def _load_pairs(
+    x, present, x_feature, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the two features of each pair of some rows."""
+    if HALF:
+        half, mask = _first_features(present, START, PAIRS, BLOCKS, WIDTH)
+        a = tl.load(x + half * x_feature, mask)
+        b = tl.load(x + (half + PAIRS // BLOCKS) * x_feature, mask)
+    else:
+        feature = tl.arange(0, 2 * WIDTH)
+        mask = present & (feature < 2 * PAIRS)[None, None, :]
+        pairs = tl.load(x + (START + feature)[None, None, :] * x_feature, mask)
+        a, b = tl.split(tl.reshape(pairs, (pairs.shape[0], pairs.shape[1], WIDTH, 2)))
+    return a, b
+
+
+@triton.jit
+def _store_pairs(
+    y, a, b, present, y_feature, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+    HALF: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the two features of each pair of some rows."""
+    if HALF:
+        half, mask = _first_features(present, START, PAIRS, BLOCKS, WIDTH)
+        tl.store(y + half * y_feature, a, mask)
+        tl.store(y + (half + PAIRS // BLOCKS) * y_feature, b, mask)
+    else:
+        feature = tl.arange(0, 2 * WIDTH)
+        mask = present & (feature < 2 * PAIRS)[None, None, :]
+        pairs = tl.reshape(tl.join(a, b), (TOKENS, HEADS, 2 * WIDTH))
+        tl.store(y + (START + feature)[None, None, :] * y_feature, pairs, mask)
+
+
+@triton.jit
+def _first_features(
+    present, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Return the first feature of each pair with half pairing, and which exist.
+
+    The second comes `per_block` later. In two blocks of three pairs, pair 4 begins at START + 1 * 6 + 1:
+
+        feature    0  1  2  3  4  5 | 6  7  8  9  10 11
+                   a0 a1 a2 b0 b1 b2| a3 a4 a5 b3 b4 b5
+    """
+    pair = tl.arange(0, WIDTH)
+    per_block: tl.constexpr = PAIRS // BLOCKS
+    half = START + (pair // per_block) * (2 * per_block) + pair % per_block if BLOCKS > 1 else START + pair
+    return half[None, None, :], present & (pair < PAIRS)[None, None, :]
 
 
 @triton.jit
@@ -277,3 +342,317 @@ def _copy_features(x, y, present, x_feature, y_feature, BEGIN: tl.constexpr, END
         mask = present & (feature < END - BEGIN)[None, None, :]
         at = (BEGIN + feature)[None, None, :]
         tl.store(y + at * y_feature, tl.load(x + at * x_feature, mask), mask)
+
+
+# ---- attention's inputs: norm, rotation, and k and v into caches ----
+
+_COLUMNS = tl.constexpr(COLUMNS)
+_HEADS_OF = ("outer", "seq", "head", "feature")
+_INPUT_NUMBERS = [
+    *_NUMBERS,
+    *("heads2", "num_tokens", "slots_outer", "slots_seq"),
+    *(f"{array}_{axis}" for array in ("w0", "w1") for axis in _HEADS_OF[:3]),
+    *(f"v_{axis}" for axis in _HEADS_OF),
+    *(f"{array}_{axis}" for array in ("kc", "vc") for axis in (*_HEADS_OF, "page", "slot", "slots")),
+    *("k_scale", "v_scale"),
+]
+
+
+@triton.jit(do_not_specialize=_INPUT_NUMBERS)
+def make_inputs(
+    x0, y0, x1, y1, first, second, words,  # as of rotate_rows, and so all arguments of these names
+    weight0, weight1, v, k_cache, v_cache,
+    slots,  # the slot of each token, contiguous
+    k_scale: tl.float32, v_scale: tl.float32,
+    position: tl.int64, seq: tl.int64, chunks: tl.int64, heads0: tl.int64, heads1: tl.int64,
+    x0_outer: tl.int64, x0_seq: tl.int64, x0_head: tl.int64, x0_feature: tl.int64,
+    y0_outer: tl.int64, y0_seq: tl.int64, y0_head: tl.int64, y0_feature: tl.int64,
+    x1_outer: tl.int64, x1_seq: tl.int64, x1_head: tl.int64, x1_feature: tl.int64,
+    y1_outer: tl.int64, y1_seq: tl.int64, y1_head: tl.int64, y1_feature: tl.int64,
+    first_outer: tl.int64, first_seq: tl.int64, second_outer: tl.int64, second_seq: tl.int64,
+    coordinate_stride: tl.int64,
+    heads2: tl.int64,  # of v
+    num_tokens: tl.int64, slots_outer: tl.int64, slots_seq: tl.int64,
+    # Strides of weights in elements; of v and of caches in units of CACHE_UNIT, of features in elements. The
+    # last number of a cache is how many slots it has.
+    w0_outer: tl.int64, w0_seq: tl.int64, w0_head: tl.int64,
+    w1_outer: tl.int64, w1_seq: tl.int64, w1_head: tl.int64,
+    v_outer: tl.int64, v_seq: tl.int64, v_head: tl.int64, v_feature: tl.int64,
+    kc_outer: tl.int64, kc_seq: tl.int64, kc_head: tl.int64, kc_feature: tl.int64,
+    kc_page: tl.int64, kc_slot: tl.int64, kc_slots: tl.int64,
+    vc_outer: tl.int64, vc_seq: tl.int64, vc_head: tl.int64, vc_feature: tl.int64,
+    vc_page: tl.int64, vc_slot: tl.int64, vc_slots: tl.int64,
+    KIND: tl.constexpr, UNIT: tl.constexpr, SOURCE_UNIT: tl.constexpr, STRIDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+    READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr, COPIES: tl.constexpr, COORDINATES: tl.constexpr,
+    SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS0: tl.constexpr, HEADS1: tl.constexpr, WIDTH: tl.constexpr,
+    NORM: tl.constexpr,  # 0: none; its roundings: 1 none, 2 "norm", 3 "steps"
+    EPS: tl.constexpr, OFFSET: tl.constexpr,
+    WEIGHT0: tl.constexpr, WEIGHT1: tl.constexpr,  # 0: ones; axes of the weight
+    HEADS2: tl.constexpr,  # 0: there is no v
+    V_DIM: tl.constexpr,
+    CACHED: tl.constexpr, CACHE_UNIT: tl.constexpr,
+    K_PAGE: tl.constexpr, V_PAGE: tl.constexpr,  # slots of a page; 0: there are no pages
+    SEARCHES: tl.constexpr,  # look for a later token with the slot
+):  # fmt: skip
+    outer, token, chunk = _place(seq, chunks, TOKENS)
+    cos, sin = _angles(
+        first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
+        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
+    )  # fmt: skip
+    if not STRIDED:
+        x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
+        v_feature, kc_feature, vc_feature = 1, 1, 1
+    # All loads come before the first store: a load would wait for a store that it might read, and q, k and v
+    # may be views of one array.
+    x, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
+    weight = _weight_rows(
+        weight0, outer, token, seq, chunk, heads0, w0_outer, w0_seq, w0_head, WEIGHT0, HEADS0
+    )
+    q_a, q_b, q_before, q_after = _rotated_heads(
+        x, weight, cos, sin, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL, WIDTH,
+        NORM, EPS, OFFSET, WEIGHT0,
+    )  # fmt: skip
+    if HEADS1 > 0:
+        x, present1 = _rows(x1, outer, token, seq, chunk, heads1, x1_outer, x1_seq, x1_head, UNIT, HEADS1)
+        weight = _weight_rows(
+            weight1, outer, token, seq, chunk, heads1, w1_outer, w1_seq, w1_head, WEIGHT1, HEADS1
+        )
+        k_a, k_b, k_before, k_after = _rotated_heads(
+            x, weight, cos, sin, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL,
+            WIDTH, NORM, EPS, OFFSET, WEIGHT1,
+        )  # fmt: skip
+    if CACHED:
+        index = outer * slots_outer + token * slots_seq
+        slot = tl.load(slots + index, token < seq, other=-1).to(tl.int64)
+        if SEARCHES:
+            slot = _slots_of_last_tokens(slot, index, slots, num_tokens)
+    if HEADS2 > 0:
+        x, present2 = _rows(v, outer, token, seq, chunk, heads2, v_outer, v_seq, v_head, CACHE_UNIT, HEADS2)
+        values = _load_features(x, present2, v_feature, 0, V_DIM)
+    if IN_PLACE and (READS_HALF != WRITES_HALF or NORM > 0):
+        tl.debug_barrier()  # a thread writes features that another thread reads
+    y, present0 = _rows(y0, outer, token, seq, chunk, heads0, y0_outer, y0_seq, y0_head, UNIT, HEADS0)
+    _store_heads(
+        y, q_a, q_b, q_before, q_after, present0, y0_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
+        WRITES_HALF, COPIES, TOKENS, HEADS0, WIDTH,
+    )  # fmt: skip
+    if HEADS1 > 0:
+        y, present1 = _rows(y1, outer, token, seq, chunk, heads1, y1_outer, y1_seq, y1_head, UNIT, HEADS1)
+        _store_heads(
+            y, k_a, k_b, k_before, k_after, present1, y1_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
+            WRITES_HALF, COPIES, TOKENS, HEADS1, WIDTH,
+        )  # fmt: skip
+    if CACHED:
+        y, present1 = _rows(
+            k_cache, outer, token, seq, chunk, heads1, kc_outer, kc_seq, kc_head, CACHE_UNIT, HEADS1
+        )
+        y += _slot_offset(slot, K_PAGE, kc_page, kc_slot, CACHE_UNIT)
+        present1 = present1 & ((slot >= 0) & (slot < kc_slots))[:, None, None]
+        _store_heads(
+            y, k_a, k_b, k_before, k_after, present1, kc_feature, k_scale, HEAD_DIM, START, PAIRS, BLOCKS,
+            WRITES_HALF, True, TOKENS, HEADS1, WIDTH,
+        )  # fmt: skip
+    if HEADS2 > 0:
+        y, present2 = _rows(
+            v_cache, outer, token, seq, chunk, heads2, vc_outer, vc_seq, vc_head, CACHE_UNIT, HEADS2
+        )
+        y += _slot_offset(slot, V_PAGE, vc_page, vc_slot, CACHE_UNIT)
+        present2 = present2 & ((slot >= 0) & (slot < vc_slots))[:, None, None]
+        _store_features(y, values, present2, vc_feature, v_scale, 0, V_DIM)
+
+
+@triton.jit
+def _slots_of_last_tokens(slot, index, slots, num_tokens):
+    """Return slots with -1 where a later token has the same slot; `index` counts tokens in their order."""
+    again = index < 0
+    for begin in range(0, num_tokens, 64):
+        other = begin + tl.arange(0, 64)
+        other_slot = tl.load(slots + other, other < num_tokens, other=-1).to(tl.int64)
+        equal = (other_slot[None, :] == slot[:, None]) & (other[None, :] > index[:, None])
+        again = again | (tl.max(equal.to(tl.int32), axis=1) > 0)
+    return tl.where(again, -1, slot)
+
+
+@triton.jit
+def _slot_offset(slot, PAGE: tl.constexpr, page_stride, slot_stride, UNIT: tl.constexpr):
+    """Return where a slot begins in a cache, in 64 bits, for each token."""
+    offset = slot * (slot_stride.to(tl.int64) * UNIT)
+    if PAGE > 0:
+        offset = slot % PAGE * (slot_stride.to(tl.int64) * UNIT)
+        offset += slot // PAGE * (page_stride.to(tl.int64) * UNIT)
+    return offset[:, None, None]
+
+
+@triton.jit
+def _weight_rows(
+    weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, AXES: tl.constexpr, HEADS: tl.constexpr
+):
+    """Return the addresses of the weights of some heads, or the address of the weights that all share."""
+    if AXES == 2:
+        weight, _ = _rows(weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, 1, HEADS)
+    return weight
+
+
+@triton.jit
+def _rotated_heads(
+    x, weight, cos, sin, present, x_feature, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCKS: tl.constexpr, HALF: tl.constexpr, REAL: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Return the pairs of normed heads, rotated, and the features before and after the slice, in REAL."""
+    dtype = x.dtype.element_ty
+    r = 1.0
+    if NORM > 0:
+        r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL)
+    weight_present = present if WEIGHT == 2 else tl.full((1, 1, 1), 1, tl.int1)
+    a, b = 0, 0
+    if PAIRS > 0:
+        a, b = _load_pairs(x, present, x_feature, START, PAIRS, BLOCKS, HALF, WIDTH)
+        a, b = a.to(REAL), b.to(REAL)
+        if NORM > 0:
+            w_a, w_b = 1.0, 1.0
+            if WEIGHT > 0:
+                w_a, w_b = _load_pairs(weight, weight_present, 1, START, PAIRS, BLOCKS, HALF, WIDTH)
+            a = _normed(a, r, w_a, dtype, REAL, NORM, OFFSET, WEIGHT)
+            b = _normed(b, r, w_b, dtype, REAL, NORM, OFFSET, WEIGHT)
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        rotated_a = a * cos - b * sin
+        b = b * cos + a * sin
+        a = rotated_a
+    before = _normed_features(
+        x, weight, r, present, weight_present, x_feature, 0, START, REAL, NORM, OFFSET, WEIGHT
+    )
+    after = _normed_features(
+        x, weight, r, present, weight_present, x_feature, START + 2 * PAIRS, HEAD_DIM, REAL, NORM, OFFSET,
+        WEIGHT,
+    )  # fmt: skip
+    return a, b, before, after
+
+
+@triton.jit
+def _normed_features(
+    x, weight, r, present, weight_present, x_feature, BEGIN: tl.constexpr, END: tl.constexpr,
+    REAL: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Return some features of normed heads in REAL; 0 if END is BEGIN."""
+    values = 0
+    if END > BEGIN:
+        values = _load_features(x, present, x_feature, BEGIN, END).to(REAL)
+        if NORM > 0:
+            w = _load_features(weight, weight_present, 1, BEGIN, END) if WEIGHT > 0 else 1.0
+            values = _normed(values, r, w, x.dtype.element_ty, REAL, NORM, OFFSET, WEIGHT)
+    return values
+
+
+@triton.jit
+def _inverse_rms(x, present, x_feature, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, REAL: tl.constexpr):
+    """Return 1 / sqrt(mean of squares + eps) of each head, summed as in rope_array/_array_api/norm.py."""
+    size: tl.constexpr = min(_COLUMNS, triton.next_power_of_2(HEAD_DIM))
+    total = _squares(x, present, x_feature, 0, size, HEAD_DIM, REAL)
+    for start in tl.static_range(size, HEAD_DIM, size):
+        total += _squares(x, present, x_feature, start, size, HEAD_DIM, REAL)
+    # Each tl.sum has two terms: of more, the order would depend on how the columns are spread over threads.
+    for fold in tl.static_range(6):
+        if size >> fold > 1:
+            halves = tl.reshape(total, (total.shape[0], total.shape[1], 2, size >> (fold + 1)))
+            total = tl.sum(halves, axis=2)
+    mean = total * (1.0 / HEAD_DIM) + EPS
+    # The _rn functions, which round as IEEE 754 has it, are of float32; those of float64 always do.
+    return 1.0 / tl.sqrt(mean) if tl.float64 == REAL else tl.div_rn(1.0, tl.sqrt_rn(mean))
+
+
+@triton.jit
+def _squares(
+    x, present, x_feature, START: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, REAL: tl.constexpr
+):
+    """Return the squares of features from START on; zeros after the last."""
+    # Addresses and mask have the form of those of _load_pairs, so that the compiler loads a head once.
+    column = tl.arange(0, SIZE)
+    mask = present & (column < min(SIZE, HEAD_DIM - START))[None, None, :]
+    value = tl.load(x + (column[None, None, :] + START) * x_feature, mask).to(REAL)
+    if START + SIZE > HEAD_DIM:
+        value = tl.where(mask, value, 0.0)
+    return value * value
+
+
+@triton.jit
+def _normed(
+    value, r, weight, dtype: tl.constexpr, REAL: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    WEIGHT: tl.constexpr,
+):  # fmt: skip
+    value = value * r
+    if NORM == 3:
+        value = value.to(dtype).to(REAL)
+    if WEIGHT > 0:
+        weight = weight.to(REAL)
+        if OFFSET != 0:
+            weight = weight + OFFSET
+        value = value * weight
+    return value if NORM == 1 else value.to(dtype).to(REAL)
+
+
+@triton.jit
+def _store_heads(
+    y, a, b, before, after, present, y_feature, scale, HEAD_DIM: tl.constexpr, START: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr, COPIES: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write heads in the dtype of y; the features outside of the slice too if COPIES."""
+    if PAIRS > 0:
+        a, b = _stored(a, scale, y.dtype.element_ty), _stored(b, scale, y.dtype.element_ty)
+        _store_pairs(y, a, b, present, y_feature, START, PAIRS, BLOCKS, HALF, TOKENS, HEADS, WIDTH)
+    if COPIES:
+        _store_features(y, before, present, y_feature, scale, 0, START)
+        _store_features(y, after, present, y_feature, scale, START + 2 * PAIRS, HEAD_DIM)
+
+
+@triton.jit
+def _load_features(x, present, x_feature, BEGIN: tl.constexpr, END: tl.constexpr):
+    feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
+    return tl.load(
+        x + (BEGIN + feature)[None, None, :] * x_feature, present & (feature < END - BEGIN)[None, None, :]
+    )
+
+
+@triton.jit
+def _store_features(y, values, present, y_feature, scale, BEGIN: tl.constexpr, END: tl.constexpr):
+    if END > BEGIN:
+        feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
+        mask = present & (feature < END - BEGIN)[None, None, :]
+        values = _stored(values, scale, y.dtype.element_ty)
+        tl.store(y + (BEGIN + feature)[None, None, :] * y_feature, values, mask)
+
+
+@triton.jit
+def _stored(values, scale, dtype: tl.constexpr):
+    """Return values as memory has them: of int8, or of float8_e4m3fn as uint8, divided by the scale first."""
+    if dtype == tl.int8 or dtype == tl.uint8:
+        values = tl.div_rn(values.to(tl.float32), scale)
+        is_number = values == values
+        if dtype == tl.int8:
+            values = tl.where(is_number, tl.minimum(tl.maximum(values, -128.0), 127.0), 0.0)
+            values = (values + 12582912.0) - 12582912.0  # 1.5 * 2^23: a sum with it is rounded to an integer
+        else:
+            values = tl.where(is_number, tl.minimum(tl.maximum(values, -448.0), 448.0), values)
+            values = _bits_of_e4m3(values)
+    return values.to(dtype)
+
+
+@triton.jit
+def _bits_of_e4m3(x):
+    """Return float32 numbers, |x| <= 448, rounded to float8_e4m3fn: to nearest, ties to even. NaN is 0x7F.
+
+    By integers: only since compute capability 8.9 is there an instruction.
+
+        float32    s eeeeeeee mmm mmmmmmmmmmmmmmmmmmmm    exponent + 127
+        e4m3       s     eeee mmm                         exponent + 7
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    # Below 2^-6 numbers are multiples of 2^-9, as are the floats around 2^14.
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    number = tl.where(size < 0x3C800000, small, normal)
+    return tl.where(size > 0x7F800000, 0x7F, number) | ((bits >> 24) & 0x80)

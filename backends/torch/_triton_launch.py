@@ -27,9 +27,9 @@ from ._triton_kernel import rotate_rows
 transposes_tables = True
 interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _POSITIONS = (torch.int64, torch.int32, torch.float32, torch.float64)
-_LIMIT = 1024  # keys in the cache of launches
+LIMIT = 1024  # keys in the cache of launches
 # The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
 # an H200.
 _MAX_HEADS = 32  # of each array
@@ -38,7 +38,7 @@ _TILE_BYTES = 8192  # max bytes of a tile of several tokens
 _THREAD_BYTES = {"half": 128, "interleaved": 64}
 _MAX_WARPS = 8
 _MAX_BYTES = 32768  # of one token's heads in each array, so that the rows fit into registers
-_CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
+CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 
 
 class TritonLaunch(NamedTuple):
@@ -67,22 +67,22 @@ def rotate(
     """
     xs = x if type(x) is tuple else (x,)
     outs = None if out is None else out if type(out) is tuple else (out,)
-    key = _key(xs, source, options, outs, checked)
-    addresses = None if key is None else _addresses((*xs, *source[:2]))
+    key = key_of(xs, source, options, outs, checked)
+    addresses = None if key is None else addresses_of((*xs, *source[:2]))
     if key is None or addresses is None:
         return NotImplemented
     ys = [torch.empty_like(x) for x in xs] if outs is None else outs
-    key = (*key, transposed, *_memory_key(xs, ys, source, addresses))
+    key = (*key, transposed, *memory_key(xs, ys, source, addresses))
     launches = _launches.get(key)
     if launches is None:
         if not checked:
             return NotImplemented
         launches = _prepare(xs, ys, source, CallOptions(*options), transposed)
-        if len(_launches) >= _LIMIT:
+        if len(_launches) >= LIMIT:
             _launches.clear()
         _launches[key] = launches
     if launches:
-        _run(launches, xs, ys, source)
+        run(launches, xs, ys, source, rotate_rows)
     if out is not None:
         return out
     return tuple(ys) if type(x) is tuple else ys[0]
@@ -91,14 +91,14 @@ def rotate(
 # ---- the key of a call ----
 
 
-def _key(xs: Any, source: Any, options: OptionFields, outs: Any, checked: bool) -> tuple[Any, ...] | None:
+def key_of(xs: Any, source: Any, options: OptionFields, outs: Any, checked: bool) -> tuple[Any, ...] | None:
     """Return the metadata of a call that the kernel serves, or None."""
     if type(options[0]) is not int or not xs or type(xs[0]) not in PLAIN_TYPES:
         return None
     device = xs[0].device
-    tensor_keys = [_tensor_key(x, device, _FLOATS) for x in xs]
+    tensor_keys = [tensor_key(x, device, FLOATS) for x in xs]
     if isinstance(source, Tables):
-        tensor_keys += [_tensor_key(table, device, _FLOATS) for table in source[:2]]
+        tensor_keys += [tensor_key(table, device, FLOATS) for table in source[:2]]
         source_key: Any = source.layout
     else:
         source_key = _positions_key(source, device)
@@ -106,7 +106,7 @@ def _key(xs: Any, source: Any, options: OptionFields, outs: Any, checked: bool) 
     if outs is not None and not in_place:
         if not checked:
             return None
-        tensor_keys += [_tensor_key(out, device, _FLOATS) for out in outs]
+        tensor_keys += [tensor_key(out, device, FLOATS) for out in outs]
     if in_place and not checked and not _are_apart((*xs, *source[:2])):
         return None
     key = (device, *tensor_keys, source_key, *options, outs is None, in_place)
@@ -119,7 +119,7 @@ def _are_apart(tensors: Any) -> bool:
     return len({*memories}) == len(memories)
 
 
-def _tensor_key(x: Any, device: Any, dtypes: Any) -> Any:
+def tensor_key(x: Any, device: Any, dtypes: Any) -> Any:
     """Return the metadata of a tensor whose memory the kernel can read, or None."""
     if type(x) not in PLAIN_TYPES or x.device != device or x.layout is not torch.strided:
         return None
@@ -137,8 +137,8 @@ def _positions_key(source: Positions, device: Any) -> Any:
     if isinstance(values, torch.Tensor):
         if values.dtype.is_floating_point and not plan.takes_fractions:
             return None
-        tensor_key = _tensor_key(values, device, _POSITIONS)
-        return tensor_key and (tensor_key, plan.layout, coordinates)
+        values_key = tensor_key(values, device, _POSITIONS)
+        return values_key and (values_key, plan.layout, coordinates)
     if coordinates is not None or not _gpu.is_spaced(values):
         return None
     return (range, len(values), values.step, plan.layout) if type(values) is range else (int, plan.layout)
@@ -149,7 +149,7 @@ def reads(source: Positions, device: Any) -> bool:
     return _positions_key(source, device) is not None
 
 
-def _addresses(values: Any) -> list[int] | None:
+def addresses_of(values: Any) -> list[int] | None:
     """Return the addresses of the tensors among values; None if a tensor has no memory.
 
     Its memory was freed, as fully sharded training does, or it is a BatchedTensor of is_grads_batched.
@@ -167,7 +167,7 @@ def _addresses(values: Any) -> list[int] | None:
     return addresses
 
 
-def _memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[Any, ...]:
+def memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[Any, ...]:
     """Return the facts of memory that Triton compiles for; `addresses` are of xs and of the source.
 
     The results that are in place, and addresses modulo 16. For AMD also the tensors in memory of less than
@@ -187,7 +187,7 @@ def _memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[An
 
 def _prepare(xs: Any, ys: Any, source: Source, options: CallOptions, transposed: bool) -> list[TritonLaunch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
-    view = _view(source)
+    view = view_of(source)
     arrays = [_gpu.Strided(x.shape, x.stride(), y.stride()) for x, y in zip(xs, ys, strict=True)]
     rows = _gpu.arrange(arrays, options.seq_axis, view)
     layout = source.layout
@@ -199,7 +199,7 @@ def _prepare(xs: Any, ys: Any, source: Source, options: CallOptions, transposed:
         first, *pending = pending
         second = pending.pop(0) if pending and _line_up(first, pending[0]) else None
         groups = [[*group] for group in (zip(first, second, strict=True) if second else zip(first))]
-        launches += [_make_launch(group, source, view.kind, layout, transposed) for group in groups]
+        launches += [make_launch(group, source, view.kind, layout, transposed) for group in groups]
     return launches
 
 
@@ -208,7 +208,7 @@ def _line_up(first: Any, second: Any) -> bool:
     return [rows.tokens for *_, rows in first] == [rows.tokens for *_, rows in second]
 
 
-def _view(source: Source) -> SourceView:
+def view_of(source: Source) -> SourceView:
     """Return a source as the kernel reads it."""
     if isinstance(source, Tables):
         cos, sin = source.cos, source.sin
@@ -220,7 +220,7 @@ def _view(source: Source) -> SourceView:
     return SourceView(Kind.POSITIONS, tuple(values.shape[:axes]), (values.stride()[:axes],))
 
 
-def _make_launch(
+def make_launch(
     group: list[tuple[int, Any, Any, Rows]],
     source: Source,
     source_kind: Kind,
@@ -268,7 +268,7 @@ def _make_launch(
         offsets if any(offsets) else None,
         programs,
         (rows[0].seq, chunks, *heads, *numbers),
-        tuple([constants[name] for name in _CONSTANTS]),
+        tuple([constants[name] for name in CONSTANTS]),
         tile.num_warps,
         [],
     )
@@ -336,16 +336,16 @@ def _ceil(a: int, b: int) -> int:
 # ---- running ----
 
 
-def _run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
-    """Run the launches of a call on the device of its arrays."""
+def run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any, more: Any = ()) -> None:
+    """Run the launches of a call on the device of its arrays; `more`: arguments after those of the source."""
     device = xs[0].device
     if interpreted or device.index == torch.cuda.current_device():
-        return _run_here(launches, xs, ys, source)
+        return _run_here(launches, xs, ys, source, kernel, more)
     with torch.cuda.device(device):
-        return _run_here(launches, xs, ys, source)
+        return _run_here(launches, xs, ys, source, kernel, more)
 
 
-def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> None:
+def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any, more: Any) -> None:
     source_arrays, words, position = _source_arguments(source, xs[0].device)
     for launch in launches:
         i, j, read, start = launch.index0, launch.index1, source_arrays, position
@@ -356,11 +356,11 @@ def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any) -> No
                 start += launch.offsets[-1]
             else:
                 read = tuple(map(_from, source_arrays, launch.offsets[4:]))
-        arguments = (*arrays, *read, words, start, *launch.numbers, *launch.constants)
+        arguments = (*arrays, *read, words, *more, start, *launch.numbers, *launch.constants)
         if launch.compiled:
             launch.compiled[0](*arguments)
             continue
-        compiled = rotate_rows[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
+        compiled = kernel[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
         if hasattr(compiled, "__getitem__"):  # Triton does not document it
             launch.compiled.append(compiled[(launch.programs, 1, 1)])
 

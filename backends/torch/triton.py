@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
@@ -23,7 +24,7 @@ from rope_array._internals import internal
 from . import _eager
 from ._eager import why_checked_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import LIBRARY, TRANSFORMED, is_lazy
+from ._library import LIBRARY, TRANSFORMED, count_writes, is_lazy, is_recorded
 from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "triton"
@@ -147,6 +148,22 @@ def rotate(call: Call, outs: Any = None) -> Any:
         rotate_eagerly = partial(_eager.rotate_eagerly, kernel)
         source_for = _eager.recorded_tables(call, make_tables) or _sources(call, kernel)
         return _native.rotate_checked(call, outs, rotate_eagerly, source_for)
+
+
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Make attention's inputs in one launch; NotImplemented where a gradient is recorded, or by vmap."""
+    (call, norm, write, _, outs), kernel = inputs, load_kernel()
+    weights = () if norm is None else norm.weights
+    if TRANSFORMED() or is_recorded((*call.xs, *weights, *call.source.arrays)):
+        return NotImplemented
+    from . import _triton_inputs
+
+    with no_autocast(call.xs[0]):
+        source = _sources(call, kernel)(call.float64[0])
+        made = _triton_inputs.attention_inputs(inputs, source)
+    if made is not NotImplemented:
+        count_writes(tuple([x for x in (*(outs or ()), *(write.caches if write else ())) if x is not None]))
+    return made
 
 
 def _sources(call: Call, kernel: Any) -> Any:

@@ -197,7 +197,7 @@ def write_caches(
     slots = write.slots if lib.is_array(write.slots) else ops.xp.asarray(write.slots.clip(-1))
     slots = ops.reshape(ops.cast(slots, _integer(ops)), (-1,))
     if not write.unique_slots:
-        slots = _last_of_each(slots, ops)
+        slots = last_of_each(slots, ops)
     written = list(write.caches)
     for i, target in enumerate(targets):
         rows = stored_values(_rows(target, k if target.name == "k" else target.x, ops), target, ops)
@@ -211,7 +211,7 @@ def _integer(ops: ArrayOps) -> Any:
     return ops.xp.int64 if ops.has_int64 else ops.xp.int32
 
 
-def _last_of_each(slots: Any, ops: ArrayOps) -> Any:
+def last_of_each(slots: Any, ops: ArrayOps) -> Any:
     """Return slots with -1 where a later token has the same slot."""
     xp = ops.xp
     order = xp.argsort(slots, stable=True)
