@@ -51,11 +51,12 @@ def attention_inputs(
         Values for the cache. v is read only, and its width may differ from the head_dim.
     norm : (q_weight, k_weight), optional
         RMSNorm [1]_ of each head before the rotation, over all its features: weights of shape (head_dim,), or
-        (heads, head_dim) for weights of each head; None for ones. By default there is no norm.
+        (heads, head_dim) for weights of each head; None for a norm without weights. By default there is no
+        norm.
     eps : float
         Added to the mean of squares.
     offset : float
-        Added to the weights: 1.0 for Gemma's norm, which multiplies by 1 + weight.
+        Added to weights that are given: 1.0 for Gemma's norm, which multiplies by 1 + weight.
     rounding : {"none", "norm", "steps"}
         Values rounded to q's dtype before the rotation: none; the normed head, as by Gemma 3 and
         `torch.nn.functional.rms_norm`; or also the head before it is multiplied by its weight, as by the norm
@@ -179,7 +180,7 @@ def _norm(weights: Any, eps: Any, offset: Any, rounding: Any, xs: tuple[Any, ...
     """Return the norm of a call, its numbers checked."""
     if type(weights) is not tuple or len(weights) != 2:
         raise ArrayTypeError(
-            f"norm is {describe(weights)}; give a tuple of the weights of q and of k, None for ones."
+            f"norm is {describe(weights)}; give a tuple of the weights of q and of k, each an array or None."
         )
     remedy = "a finite number, 0 or more"
     if (checked_eps := number("eps", eps, remedy)) < 0:

@@ -316,6 +316,14 @@ class AttentionCall {
         return write.num_caches < 2 || are_apart(write.views[0], write.views[1]);
     }
 
+    // Return whether results share no memory with weights and slots.
+    bool has_outs_apart(const ParsedWrite* write, const ParsedNorm* norm) const {
+        if (write && !call.is_apart_from_outs(write->slots_view())) return false;
+        for (size_t i = 0; norm && i < num_xs_; ++i)
+            if (norm->has_weight(i) && !call.is_apart_from_outs(norm->view(i))) return false;
+        return true;
+    }
+
     // Weights of each head make an array of each head.
     bool has_weights_of_heads(const ParsedNorm& norm) const {
         for (size_t i = 0; i < num_xs_; ++i)
@@ -402,7 +410,11 @@ nb::object attention_inputs(nb::handle x, nb::handle source, nb::handle options,
     if (has_values && !attention.parse_values(parsed_write.values, axis)) return declined;
     if (!fresh && !call.parse_outs(xs, outs, checked)) return declined;
     if (has_norm && !attention.set_norms(parsed_norm)) return declined;
-    if (has_caches && !checked && !attention.has_caches_apart(parsed_write, has_norm ? &parsed_norm : nullptr)) return declined;
+    const ParsedNorm* const used_norm = has_norm ? &parsed_norm : nullptr;
+    if (!checked && !attention.has_outs_apart(has_caches ? &parsed_write : nullptr, used_norm)) return declined;
+    if (has_caches && !checked && !attention.has_caches_apart(parsed_write, used_norm)) return declined;
+    for (size_t i = 0; gated && has_caches && i < parsed_write.num_caches; ++i)
+        if (is_recorded(item(parsed_write.caches, i))) return declined;
     const nb::object results = fresh ? call.create_results(xs) : nb::borrow(out);
     for (size_t i = 0; has_caches && i < parsed_write.num_caches; ++i)
         if (!parsed_write.set_cache(i, call.array(xs.size - 1 + i))) return declined;

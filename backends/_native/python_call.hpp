@@ -283,7 +283,7 @@ class Call {
             if (outs_[i]->dtype != xs_[i].dtype || !outs_[i]->has_same_shape(xs_[i])) return false;
             set_result(arrays_[i], *outs_[i]);
         }
-        return checked || may_write(xs.size);
+        return checked || may_write();
     }
 
     nb::object create_results(const ArrayTuple& xs) {
@@ -321,6 +321,13 @@ class Call {
         return is_apart_from_source_and_results(view, num_outs_);
     }
 
+    // Return whether a view shares no byte with results that the caller gave. If unsure, return false.
+    bool is_apart_from_outs(const ArrayView& view) const {
+        for (size_t j = 0; j < num_outs_; ++j)
+            if (!are_apart(view, *outs_[j])) return false;
+        return true;
+    }
+
     ArrayView& view(size_t i) { return xs_[i]; }
     Array& array(size_t i) { return arrays_[i]; }
     const Items<Array>& arrays() const { return arrays_; }
@@ -342,11 +349,11 @@ class Call {
 
     // Return whether each out has memory for each of its elements, and overlaps nothing unless it is its own
     // x. If unsure, return false: Python's check decides.
-    bool may_write(size_t num_xs) const {
-        for (size_t i = 0; i < num_xs; ++i) {
+    bool may_write() const {
+        for (size_t i = 0; i < num_outs_; ++i) {
             const ArrayView& out = *outs_[i];
             if (!out.writable || may_overlap_itself(out) || !is_apart_from_source_and_results(out, i)) return false;
-            for (size_t j = 0; j < num_xs; ++j)
+            for (size_t j = 0; j < arrays_.size(); ++j)
                 if (!(i == j && are_same(out, xs_[j])) && !are_apart(out, xs_[j])) return false;
         }
         return true;

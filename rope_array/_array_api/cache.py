@@ -129,8 +129,8 @@ def _check_array(name: str, cache: Any, k: Any, scale: float, lib: Library) -> N
     check_same_device(f"the cache of {name}", cache, "k", k, lib)
     if scale != 1.0 and dtype_name(cache) not in QUANTISED:
         raise SpecError(
-            f"scales has {scale} for {name}, whose cache is {describe(cache)}; only caches of int8 and "
-            "float8_e4m3fn have a scale."
+            f"scales has {scale} for {name}, whose cache is {describe(cache)}; give 1.0, or a cache of int8 "
+            "or float8_e4m3fn."
         )
 
 
@@ -173,9 +173,10 @@ def _check_range(targets: list[Target], slots: Any, lib: Library) -> None:
         largest = max(_flat(lib.host_numbers(slots) or []), default=-1)
     for target in targets:
         if largest >= target.num_slots:
+            last = f"up to {target.num_slots - 1}, or " if target.num_slots else ""
             raise PositionError(
                 f"slots has {largest}, and the cache of {target.name} {target.num_slots} slots; give slots "
-                f"from 0 to {target.num_slots - 1}, or -1 to write nothing."
+                f"{last}-1 to write nothing."
             )
 
 

@@ -30,7 +30,7 @@ class Norm(NamedTuple):
     Attributes
     ----------
     weights
-        For each array of the call its weight, of shape (head_dim,) or (heads, head_dim), or None for ones.
+        For each array of the call its weight, of shape (head_dim,) or (heads, head_dim), or None.
     eps, offset, rounding
         See `rope_array.attention_inputs`.
     """
@@ -65,7 +65,7 @@ def sum_in_order(terms: Any, ops: ArrayOps) -> Any:
     size = min(COLUMNS, 1 << max(0, width - 1).bit_length())  # columns of zeros change no sum
     total = terms[..., :size]
     for start in range(size, width, size):
-        part = terms[..., start : start + size]
+        part = terms[..., start : min(start + size, width)]
         rest = part.shape[-1]
         added = total[..., :rest] + part
         total = added if rest == size else join([added, total[..., rest:]], ops)
