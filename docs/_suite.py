@@ -5,6 +5,7 @@ import collections
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -207,6 +208,15 @@ def family_rows() -> Rows:
             yield f"`{family}`", *verdicts
 
 
+def norm_rows() -> Rows:
+    """Yield the families whose norm of q and k runs with the rotation, then the others with the reason."""
+    norms = tomllib.loads((ROOT / "tests" / "hf" / "families.toml").read_text("utf-8"))["norms"]
+    yield "model types", "norm of q and k"
+    kept = {names: f"the model's: {reason}" for names, (reason, _) in norms["kept"].items()}
+    for names, place in {norms["in_one_pass"]: "with the rotation", **kept}.items():
+        yield ", ".join(f"`{name}`" for name in names.split()), place
+
+
 def _environments() -> dict[str, Any]:
     return json.loads((RESULTS / "versions.json").read_text("utf-8"))
 
@@ -230,4 +240,5 @@ TABLES = {
     "environments": environment_rows,
     "processors": processor_rows,
     "families": family_rows,
+    "norms": norm_rows,
 }

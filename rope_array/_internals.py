@@ -36,6 +36,7 @@ INTERNALS = (
     *VMAP,
     "torch._C._increment_version",
     "torch.Tensor._is_zerotensor",
+    "torch.nn.modules.module._has_any_global_hook",
     "torch.overrides._get_current_function_mode_stack",
     "torch.utils._device.DeviceContext",
     "torch.utils._pytree.register_constant",

@@ -12,11 +12,11 @@ import pytest
 import torch
 from hf import _compare
 from hf._compare import FLOAT32, FLOAT64, is_same, off, state
-from hf._tiny import ABSENT, FAMILIES, answer, rotaries
+from hf._tiny import ABSENT, FAMILIES, Tiny, answer, rotaries
 from hf._tiny_config import FAMILY, by_family
 from hf._walk import cases
 
-from rope_array import PatchError, hf
+from rope_array import PatchError, _dispatch, hf
 
 UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
@@ -25,6 +25,7 @@ ANGLES = ("exact", "float32")
 REFUSED, LEFT = by_family(FAMILY["refused"]), FAMILY["left"]
 OWN_FUNCTION = FAMILY["own_function"].split()
 OWN_FUNCTION_FLOAT32 = [*OWN_FUNCTION, *FAMILY["own_function_float32"].split()]
+NORMS_ON_PUSH = ["cohere", "exaone4", "gemma3n", "glm4_moe", "nanochat", "olmo2", "qwen3"]
 IN_FULL, TRAINED = FAMILY["in_full"].split(), FAMILY["trained"].split()
 
 SERVED = [tiny for tiny in FAMILIES if tiny.model_type not in REFUSED]
@@ -206,6 +207,32 @@ def test_a_bfloat16_model(family):
     # By the median, which a few tokens that are sent to other experts leave as it is.
     error, own_error = ((y.double() - family.true).abs().median() for y in (patched_output, output))
     assert error <= 1.5 * own_error
+
+
+# The norm of q and k
+
+
+NORMS = FAMILY["norms"]
+KEPT, WITH_OPTION = by_family(NORMS["kept"]), by_family(NORMS["changes"])
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [pytest.param(t, marks=[] if t.model_type in NORMS_ON_PUSH else pytest.mark.nightly) for t in SERVED],
+    ids=lambda tiny: tiny.model_type,
+)
+def test_the_norm_of_a_family_is_in_one_pass_or_stays_with_the_reason(tiny, monkeypatch):
+    family = Family(Tiny(tiny.model_type, WITH_OPTION.get(tiny.model_type, {})))
+    passes, one_pass = [], _dispatch.attention_inputs
+    monkeypatch.setattr(_dispatch, "attention_inputs", lambda *call: passes.append(1) or one_pass(*call))
+    with hf.patched(family.model) as report:
+        passes.clear()
+        output = family.run(family.model)
+    assert off(output, family.own) < 1e-4
+    assert bool(passes) == (family.name in NORMS["in_one_pass"].split())
+    reasons = "; ".join(filter(None, (entry.own_norm for entry in report)))
+    assert KEPT.get(family.name, ("", ""))[1] in reasons
+    assert not reasons or family.name in {*KEPT, "dots3_note"}  # whose vision tower alone is in one pass
 
 
 # Training

@@ -188,49 +188,63 @@ def _layout_of(function_layout: RotaryFunction, x: Any, cos: Any) -> Layout:
 
 
 def make_rotate_function(
-    function_layout: RotaryFunction, exact: bool, *, rounded_tables: bool = False
+    function_layout: RotaryFunction, exact: bool, *, rounded_tables: bool = False, norm: Any = None
 ) -> Function:
     """Return the function that replaces a model's, and calls it where the layout does not fit.
 
-    `rounded_tables`: with exact angles, whether the rotary module returns tables of 16 bits itself.
+    `rounded_tables`: with exact angles, whether the rotary module returns tables of 16 bits itself. `norm`:
+    the `HeadNorm` of the modules that a rewritten method gives as `norms`.
     """
     by_model = _by_model(function_layout, exact, rounded_tables)
-    rotate = _make_rotate(function_layout, exact, by_model)
+    rotate = _make_rotate(function_layout, exact, by_model, norm)
 
-    def rotate_one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        y = rotate((x,), cos, sin, unsqueeze_dim)
+    def rotate_one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1, norms: Any = ()) -> Any:
+        y = rotate((x,), cos, sin, unsqueeze_dim, norms)
         return y[0] if isinstance(y, tuple) else y
 
     # Some models give q alone, and the tables by name.
-    def rotate_two(q: Any, k: Any = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1) -> Any:
-        return (by_model if k is None else rotate)((q, k), cos, sin, unsqueeze_dim)
+    def rotate_two(
+        q: Any, k: Any = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1, norms: Any = ()
+    ) -> Any:
+        if k is None:
+            return by_model((q, k), cos, sin, unsqueeze_dim)
+        return rotate((q, k), cos, sin, unsqueeze_dim, norms)
 
     def with_position_ids(
-        q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
+        q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1, norms: Any = ()
     ) -> Any:
-        return rotate_two(q, k, cos, sin, unsqueeze_dim)
+        return rotate_two(q, k, cos, sin, unsqueeze_dim, norms)
 
     if function_layout.is_single:
         return rotate_one
     return with_position_ids if "position_ids" in parameters(function_layout.function) else rotate_two
 
 
-def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
-    """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
+def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function, norm: Any) -> Function:
+    """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit.
+
+    `norms` are the modules that norm the arrays before; where one pass does not fit, they are called. So they
+    are in compiled code: the compiler joins their operations with the rotation.
+    """
     decide = _make_decide(function_layout, exact)
     recall = _remember(decide)
     unarranged, is_negated = UNARRANGED[function_layout.arrangement], function_layout.sign == -1
 
-    def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+    def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int, norms: Any) -> Any:
         # Sizes of other tensors, and of recorded calls, may be symbols, which no memo can hold.
         recorded = is_recorded()
         is_plain = type(xs[0]) is type(cos) is torch.Tensor and not recorded
+        one_pass = norm.of_call(norms, xs) if norms and is_plain else None
+        if norms and one_pass is None:
+            xs = norm.run(norms, xs)
         decision = (recall if is_plain else decide)(xs, cos, unsqueeze_dim)
         if decision is None:
-            return by_model(xs, cos, sin, unsqueeze_dim)
+            return by_model(xs if one_pass is None else norm.run(norms, xs), cos, sin, unsqueeze_dim)
         layout, seq_axis = decision
         sin = unarranged(sin)
         tables = Tables(unarranged(cos), -sin if is_negated else sin, layout)
+        if one_pass is not None:
+            return _dispatch.attention_inputs(xs, tables, (seq_axis,), one_pass, None)[0]
         if recorded and torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
             return _operators.rotate_by_operator(xs, tables, seq_axis)
         return _dispatch.rotate(xs, tables, (seq_axis,))

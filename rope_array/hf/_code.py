@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from . import _attention
 from ._attention import RotaryFunction, parameters
+from ._norm import HeadNorm, find_norm
+from ._norm_code import NormCode, rewrite
 from ._rebind import rebind, undecorated, used_names
 from ._rotary import NAMES
 
@@ -37,6 +39,7 @@ class Code:
         self.rounded: set[str] = set()
         self._alive: list[Any] = []  # keeps the objects alive whose ids are keys
         self._memo: dict[Any, Any] = {}
+        self._norms: dict[Any, Any] = {}  # the arithmetic of norm modules that were called
 
     def methods(self, cls: type) -> Mapping[str, Any]:
         """Return the methods of a class that call a function that takes cos and sin, by name."""
@@ -62,23 +65,48 @@ class Code:
         """Return the layouts of all functions that methods use."""
         return [self.layout(f) for method in methods.values() for f in self.functions(method).values()]
 
-    def rebound(self, method: Any) -> Any:
-        """Return a copy of a method that calls the replacements; None if none is replaced."""
-        return self._cached("rebound", method, lambda: self._rebind(method))
+    def norm(self, module: Any, method: Any) -> tuple[HeadNorm | None, str]:
+        """Return the norm that can run with the rotation in a method of a module, or the reason why not."""
+        if not self.exact:
+            return None, ""  # the sum of our norm has another order than the model's
+        names = [name for name in self.norm_code(method).norms if getattr(module, name, None) is not None]
+        if names:
+            norm = find_norm(module, names, self._norms)
+            return (None, norm) if isinstance(norm, str) else (norm, "")
+        kept = self.norm_code(method).kept.items()
+        return None, "; ".join(
+            f"{name}: {why}" for name, why in kept if getattr(module, name, None) is not None
+        )
 
-    def _rebind(self, method: Any) -> Any:
+    def norm_code(self, method: Any) -> NormCode:
+        """Return a method whose rotations get the norms of their arrays."""
+        layouts = {name: self.layout(f) for name, f in self.functions(method).items()}
+        rotary = {name: 1 if layout.is_single else 2 for name, layout in layouts.items() if layout}
+        return self._cached("norm code", method, lambda: rewrite(undecorated(method)[-1], rotary))
+
+    def rebound(self, method: Any, norm: HeadNorm | None = None) -> Any:
+        """Return a copy of a method that calls the replacements; None if none is replaced.
+
+        `norm`: the norm that runs with the rotation.
+        """
+        return self._cached(f"rebound {norm}", method, lambda: self._rebind(method, norm))
+
+    def _rebind(self, method: Any, norm: HeadNorm | None) -> Any:
         rounded = bool(python_modules({"": method}) & self.rounded)
-        functions = {name: self._replacement(f, rounded) for name, f in self.functions(method).items()}
-        copied = rebind(method, {name: f for name, f in functions.items() if f is not None})
+        functions = {name: self._replacement(f, rounded, norm) for name, f in self.functions(method).items()}
+        code = None if norm is None else self.norm_code(method).code
+        copied = rebind(method, {name: f for name, f in functions.items() if f is not None}, code)
         takes_tables = "position_embeddings" in parameters(method)
         casts = takes_tables and any("float" in used_names(f.__code__) for f in undecorated(method))
         check = self.exact and not rounded and casts and copied is not None
         return _attention.check_tables_given(copied) if check else copied
 
-    def _replacement(self, function: Any, rounded: bool) -> Any:
+    def _replacement(self, function: Any, rounded: bool, norm: HeadNorm | None) -> Any:
         function_layout = self.layout(function)
         if function_layout is not None:
-            return _attention.make_rotate_function(function_layout, self.exact, rounded_tables=rounded)
+            return _attention.make_rotate_function(
+                function_layout, self.exact, rounded_tables=rounded, norm=norm
+            )
         if not self.exact:
             return None
         # It may rotate a part of the features at a time, by a function whose layout is known.

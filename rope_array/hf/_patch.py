@@ -173,11 +173,15 @@ class _Patcher:
     def attention_steps(self) -> Iterator[_Step]:
         """Yield the steps for modules whose methods call a rotary function."""
         for user, methods in self.users:
-            copies = {name: self.code.rebound(method) for name, method in methods.items()}
+            norms = {name: self.code.norm(user.module, method) for name, method in methods.items()}
+            copies = {name: self.code.rebound(method, norms[name][0]) for name, method in methods.items()}
             copies = {name: method for name, method in copies.items() if method is not None}
             if copies:
-                replaced = self._describe_replaced(methods)
-                yield _Step(user, copies, Entry(user.name, type(user.module).__name__, None, replaced))
+                has_norm = any(norm is not None for norm, _ in norms.values())
+                replaced = f"{'norm and ' if has_norm else ''}{self._describe_replaced(methods)}"
+                kept = "; ".join(reason for _, reason in norms.values() if reason)
+                entry = Entry(user.name, type(user.module).__name__, None, replaced, kept)
+                yield _Step(user, copies, entry)
 
     def _describe_replaced(self, methods: Mapping[str, Any]) -> str:
         if not self.exact:

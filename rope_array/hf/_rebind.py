@@ -5,18 +5,21 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 
-def rebind(function: Any, replacements: Mapping[str, Any]) -> Any:
+def rebind(function: Any, replacements: Mapping[str, Any], code: CodeType | None = None) -> Any:
     """Return a copy of a function, or of a decorated function, whose global names are `replacements`.
 
     The copy reads its globals from a dict of its own. Returns None if nothing that the function calls by a
-    name of its own module is replaced.
+    name of its own module is replaced. `code`: a rewritten code for the copy.
     """
     if type(function) is not FunctionType:
         return None
     if used_names(function.__code__) & set(replacements):
-        return _copy(function, _globals_of(function, replacements), function.__closure__)
+        return _copy(function, _globals_of(function, replacements), function.__closure__, code)
     inner, cells = getattr(function, "__wrapped__", None), function.__closure__ or ()
-    if not any(_content(cell) is inner for cell in cells) or (copied := rebind(inner, replacements)) is None:
+    if (
+        not any(_content(cell) is inner for cell in cells)
+        or (copied := rebind(inner, replacements, code)) is None
+    ):
         return None
     closure = tuple(CellType(copied) if _content(cell) is inner else cell for cell in cells)
     wrapper = _copy(function, function.__globals__, closure)
@@ -49,10 +52,12 @@ def _globals_of(function: FunctionType, replacements: Mapping[str, Any]) -> dict
     return copied
 
 
-def _copy(function: FunctionType, namespace: dict[str, Any], closure: Any) -> FunctionType:
+def _copy(
+    function: FunctionType, namespace: dict[str, Any], closure: Any, code: CodeType | None = None
+) -> FunctionType:
     # A code object of its own: Dynamo keeps compiled code with the code object, and its guards on globals
     # refer to the namespace of the function that was compiled first.
-    code = function.__code__.replace(co_name=function.__code__.co_name)
+    code = (code or function.__code__).replace(co_name=function.__code__.co_name)
     copied = FunctionType(code, namespace, function.__name__, function.__defaults__, closure)
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__qualname__, copied.__doc__ = function.__qualname__, function.__doc__

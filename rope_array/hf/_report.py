@@ -24,12 +24,16 @@ class Entry:
         the tables of a rotary module.
     replaced : str
         The part of the module that is replaced.
+    own_norm : str
+        Why the norm of q and k stays the model's, with the name of its module; "" if it is replaced too, or
+        the attention has none.
     """
 
     name: str
     cls: str
     rope: Any
     replaced: str
+    own_norm: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,13 @@ class Report:
         """Yield a line for each group of modules that differ in their numbers only."""
         groups: dict[tuple[Any, ...], list[str]] = {}
         for entry in self:
-            key = (_pattern(entry.name), entry.cls, repr(entry.rope), entry.replaced)
+            key = (_pattern(entry.name), entry.cls, repr(entry.rope), entry.replaced, entry.own_norm)
             groups.setdefault(key, []).append(entry.name)
         width = max((len(_label(names)) for names in groups.values()), default=0)
-        for (_, cls, _, replaced), names in groups.items():
+        for (_, cls, _, replaced, own_norm), names in groups.items():
             yield f"  {_label(names):{width}}  {cls}: {replaced}"
+            if own_norm:
+                yield f"  {'':{width}}    own norm: {own_norm}"
             ropes = next(entry.rope for entry in self if entry.name == names[0])
             for layer_type, rope in ropes.items() if isinstance(ropes, dict) else [(None, ropes)]:
                 if rope is not None:

@@ -143,7 +143,7 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
             f"{difference}"
         ) from None
     layer_type, table_format = next(iter(formats.items()))
-    cos, *_ = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), table_format, layer_type)
+    cos, *_ = _call(probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), table_format, layer_type)
     return RotaryPlan(name, module, formats, cos.dtype is torch.bfloat16)
 
 
@@ -250,7 +250,7 @@ def _layer_types(config: Any) -> tuple[Any, ...]:
 # ---- checking ----
 
 
-def _probe_of(module: Any) -> Any:
+def probe_of(module: Any) -> Any:
     """Return a copy of a module on the CPU: a call may change its buffers."""
     probe = copy.copy(module)
     probe.__dict__ = dict(vars(module))
@@ -264,7 +264,7 @@ def _probe_of(module: Any) -> Any:
 
 def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
     """Return how a module arranges the tables of a rope; raise ConfigMismatch if it has other numbers."""
-    probe = _probe_of(module)
+    probe = probe_of(module)
     rope, stored_as = _as_stored(probe, rope)
     _check_frequencies(probe, rope, layer_type)
     log_scale = _learned_parameter(probe)

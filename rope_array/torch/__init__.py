@@ -1,4 +1,4 @@
-"""Rotary embeddings as PyTorch modules: fixed frequencies, and learned frequencies.
+"""Rotary embeddings as PyTorch modules: fixed and learned frequencies, also with norm and caches.
 
 A module is called in two ways: ``module(q, k, positions)`` returns q and k rotated, and
 ``module(x, position_ids)`` returns cos and sin as the rotary modules of Hugging Face do. Needs PyTorch:
@@ -13,10 +13,11 @@ except ImportError as _error:
         "python -m pip install torch, or PyTorch's build for your hardware."
     ) from _error
 
+from ._attention import AttentionInputs
 from ._learned import LearnedRotaryEmbedding, MixedRotaryEmbedding
 from ._rotary import RotaryEmbedding
 
-__all__ = ["LearnedRotaryEmbedding", "MixedRotaryEmbedding", "RotaryEmbedding"]
+__all__ = ["AttentionInputs", "LearnedRotaryEmbedding", "MixedRotaryEmbedding", "RotaryEmbedding"]
 
 
 def __dir__() -> list[str]:
