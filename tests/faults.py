@@ -51,12 +51,15 @@ class Mutant(NamedTuple):
     library: str
     failed_checks: tuple[str, ...]
     arrays: bool = False
+    of_inputs: bool = False  # whether it makes attention's inputs
 
     @property
     def name(self):
         return self.rotate.__name__
 
     def target(self):
+        if self.of_inputs:
+            return replace(target(ra.apply, self.library), attention_inputs=self.rotate)
         return target(self.rotate, self.library, self.arrays)
 
 
@@ -110,6 +113,16 @@ def mutant(kills, library="numpy", whole=False, arrays=False):
         rotate = function if whole else each(function)
         MUTANTS.append(Mutant(rotate, library, tuple(kills.split()), arrays))
         return rotate
+
+    return register
+
+
+def inputs_mutant(kills, library="numpy"):
+    """Register a function with the arguments of `Target.attention_inputs` as a mutant."""
+
+    def register(make):
+        MUTANTS.append(Mutant(make, library, tuple(kills.split()), of_inputs=True))
+        return make
 
     return register
 

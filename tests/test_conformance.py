@@ -149,6 +149,8 @@ def cases():
     for target, check in itertools.product(targets(), checks()):
         name, how = target
         plan, group = plan_of(target), group_of(check)
+        if how in ("RoPE", "Rotation") and "attention_inputs" in check.needs:
+            continue
         marks = [pytest.mark.library(session_of(name))]
         marks += [] if group in COVER else [pytest.mark.primary]
         if group not in plan.push or check.name.partition("[")[0] in plan.later.split():

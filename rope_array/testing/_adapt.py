@@ -175,3 +175,21 @@ def adapt_positions(rotate: Rotate, claim: str, has_axes: bool, lib: ArrayLibrar
 def _batches_of(x: Any, spec: dict[str, Any]) -> int:
     """Return the size of the first axis of x, or of the second if rows are along the first."""
     return int(x.shape[int(spec.get("seq_axis", -2)) % x.ndim == 0])
+
+
+# ---- attention's inputs ----
+
+
+def adapt_pairs(make: Rotate) -> Rotate:
+    """Adapt a function of q, k and pairs of arrays to (q, k) in a tuple, with the arrays of pairs by name.
+
+    `pairs` names the pairs: of ``pairs=("norm",), norm_0=a`` is made ``norm=(a, None)``.
+    """
+
+    def call(x: Any, pos: Any, pairs: tuple[str, ...] = (), **options: Any) -> Any:
+        for name in pairs:
+            options[name] = (options.pop(f"{name}_0", None), options.pop(f"{name}_1", None))
+        q, k = x if len(x) == 2 else (x[0], None)
+        return make(q, k, pos, **options)
+
+    return call

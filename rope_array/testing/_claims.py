@@ -143,6 +143,8 @@ def _by_positions(target: Target) -> dict[str, str]:
 
 def _by_arguments(target: Target) -> dict[str, str]:
     reasons = {"keeps_x": "writes its result into x"} if target.in_place else {}
+    if target.attention_inputs is None:
+        reasons |= dict.fromkeys(("attention_inputs", "caches", "out"), "no attention_inputs is given")
     if takes_two(target.arguments):
         reasons.update(dict.fromkeys(("tuple[1]", "tuple[3]"), "takes q and k"))
     if target.layout != "...sd":

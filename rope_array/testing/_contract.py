@@ -31,6 +31,7 @@ FORMATS = {
     "bfloat16": (7, -126, 127),
     "float32": (23, -126, 127),
     "float64": (52, -1022, 1023),
+    "float8_e4m3fn": (3, -6, 8),  # of caches
 }
 # Largest error of cos and sin at integer positions, and at float positions for a frequency of at most 1.
 AT_INTEGERS = {"float32": 9.5e-8, "float64": 1.7e-16}

@@ -170,6 +170,14 @@ class Judge:
             raise DeletedError(DELETES_X)
         return y
 
+    def make_inputs(self, xs: tuple[Input, ...], pos: Any, **options: Any) -> Any:
+        """Make attention's inputs of q, or of q and k; see `Target.make_inputs`."""
+        arrays = self.begin_call(xs, pos, options)
+        with np.errstate():
+            result = self.target.make_inputs(arrays, pos, **options)
+        self.calls.served += 1
+        return result
+
     def begin_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
         """Announce a call, so that a process that ends in it has said which; return its array or arrays."""
         x = tuple(map(_array_of, x)) if type(x) is tuple else _array_of(x)

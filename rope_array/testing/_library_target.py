@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._claims import one_line, shorten
+from ._claims import CALL_FIELDS, one_line, shorten
 from ._compilers import COMPILED, arrays_of
 from ._factors import FIELDS, SIZES, WIDTH
 from ._libraries import NOT_COMPILED, ArrayLibrary, JaxLibrary, TorchLibrary
@@ -42,6 +43,13 @@ class OwnApply:
         if self.backend is not None:  # else `explain` knows positions only
             self.calls.served.append(self.backend)
         return y
+
+    def attention_inputs(self, q: Any, k: Any, pos: Any, **options: Any) -> Any:
+        """Make attention's inputs; the fields of the rope are among the options."""
+        options = as_records({**self.fields, **options})
+        self.ask(q, pos, {name: value for name, value in options.items() if name in FIELDS})
+        with self._declining():
+            return make_inputs(q, k, pos, self.backend, self.by_tables, **options)
 
     def ask(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
         """Count the backend that serves a call; raise `Declined` if the forced one declines it."""
@@ -96,6 +104,19 @@ def apply_any(x: Any, pos: Any, backend: str | None = None, **spec: Any) -> Any:
     if _has_array(spec):
         return _rotate_by_tables(x, pos, backend, **spec)
     return rope_array.apply(x, pos, backend=backend, **spec)
+
+
+def make_inputs(
+    q: Any, k: Any, pos: Any, backend: str | None = None, by_tables: bool = False, **options: Any
+) -> Any:
+    """Call `rope_array.attention_inputs`; the fields of the rope are among the options."""
+    import rope_array
+
+    fields = {name: options.pop(name) for name in FIELDS if name in options and name not in CALL_FIELDS}
+    rope: Any = rope_array.RoPE(q.shape[-1], **fields)
+    if by_tables:
+        pos, rope = rope.rotation(pos, like=q, backend=backend), None
+    return rope_array.attention_inputs(q, k, pos, rope, backend=backend, **options)
 
 
 def as_records(spec: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +178,9 @@ def library_target(library: str, backend: str | None) -> Target:
         declared=True,
         furthest=2**62,
         lacks={**_left_to_others(library), **served.get("lacks", {})},
+        attention_inputs=(
+            partial(make_inputs, backend=backend, **rotate.fields) if by_dynamo else rotate.attention_inputs
+        ),
         backend=backend,
         backends=backends,
         head_dim=served.get("head_dim"),

@@ -36,7 +36,7 @@ from ._trials import find_declines, find_depth, find_position_dtype, find_reach,
 
 # The arguments of a target that are no claims.
 _NO_CLAIMS = {"rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures",
-              "requires"}  # fmt: skip
+              "attention_inputs", "requires"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,10 @@ class Target:
         Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
         Whether the claims are complete: no trial calls are made, and a refused call is a failure.
+    attention_inputs : callable, optional
+        ``attention_inputs(q, k, pos, **options)`` makes attention's inputs, with the options and the results
+        of `rope_array.attention_inputs`, and fields of spec in place of `rope`. A call gives only options
+        that differ from the default.
 
     Raises
     ------
@@ -136,6 +140,7 @@ class Target:
     in_place: bool = False
     wraps: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     declared: bool = False
+    attention_inputs: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.rotate):
@@ -228,6 +233,13 @@ class Target:
             return rotate
         return lambda x, pos, **spec: rotate(x, pos, **{**spec, **arrays_in(spec)})
 
+    @cached_property
+    def make_inputs(self) -> Callable[..., Any]:
+        """`attention_inputs`, compiled if calls are, of arrays by name: see `_adapt.adapt_pairs`."""
+        assert self.attention_inputs is not None
+        make = _adapt.adapt_pairs(self.attention_inputs)
+        return self.wraps(make) if self.wraps else compile_for(self.library, make)
+
     def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
         """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""
         values = signature_defaults(self.rotate)
@@ -274,7 +286,7 @@ def _check_kinds(target: Target) -> None:
         ("fields", Collection | None, "a collection of names"),
         ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
-        ("wraps", Callable | None, "a callable"),
+        ("wraps attention_inputs", Callable | None, "a callable"),
         ("in_place declared", bool, "True or False"),
     ):
         for name in names.split():

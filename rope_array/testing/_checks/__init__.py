@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rope_array.testing import _rows, _rows_of_gradients, _rows_of_modes, _rows_of_scaling
+from rope_array.testing import _rows, _rows_of_attention, _rows_of_gradients, _rows_of_modes, _rows_of_scaling
 from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import CheckRow, check_of
@@ -31,6 +31,7 @@ _BY_SUBJECT = {
     "sizes": _rows_of(_rows.SIZE_ROWS),
     "invariants": registered["invariants"],
     "gradients": _rows_of(_rows_of_gradients.GRADIENT_ROWS),
+    "attention's inputs": [check for row in _rows_of_attention.ROWS for check in row.checks()],
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
     "memory": [*_observed.observed_checks(), *registered["memory"]],  # last: observers watch all other calls
 }

@@ -27,6 +27,7 @@ _BY_METHOD = {
     "shards": ("in_shards", "jax:sharded has several devices"),
 }
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+_OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn")
 # Settings around a call, and transforms of it.
 SETTINGS = ("no_grad", "inference_mode", "autocast", "default_dtype", "default_device", "deterministic")
 MODES = (*SETTINGS, "vmap", "vmap_positions", "jvp")
@@ -66,6 +67,8 @@ class ArrayLibrary:
     calls = 1000
     # Whether the memory of one row can be all rows of an array.
     has_strides = False
+    # Whether the suite hands it caches and out to write, and whether they are written in place.
+    has_caches = writes_caches = False
     # Whether slices may have negative steps.
     negative_steps = True
     # The backend of rope_array that the configuration is for.
@@ -131,6 +134,8 @@ class ArrayLibrary:
         gaps = {} if self.has_values else {"values": f"{self.name} has no values"}
         gaps |= {name: f"{self.name} has no {name}" for name in _DTYPES if name not in floats}
         gaps |= {"mixed_dtypes": f"{self.name} has one floating dtype"} if len(self.floats) == 1 else {}
+        gaps |= {} if self.has_caches else {"caches": "arrays of the library are not written into"}
+        gaps |= {} if self.writes_caches else {"out": "arrays of the library are not written into"}
         if "int64" not in self.integers:
             gaps["wide_positions"] = f"{self.name} has no 64-bit integers"
         for name, (method, reason) in _BY_METHOD.items():
@@ -144,6 +149,11 @@ class ArrayLibrary:
     def dtypes(self) -> list[str]:
         """Names of the floating dtypes."""
         return list(self.floats)
+
+    @property
+    def quantised(self) -> list[str]:
+        """Names of the dtypes of quantised caches."""
+        return ["int8", "float8_e4m3fn"]
 
     def dtype(self, name: str) -> Any:
         """Return the library's own object for a dtype."""
@@ -325,8 +335,8 @@ def _larger(shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]
 
 
 def numpy_dtype(name: str) -> Any:
-    """Return NumPy's dtype of a name; for bfloat16, the dtype of ml_dtypes."""
-    return import_module("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
+    """Return NumPy's dtype of a name; for bfloat16 and float8_e4m3fn, the dtype of ml_dtypes."""
+    return getattr(import_module("ml_dtypes"), name) if name in _OF_ML_DTYPES else np.dtype(name)
 
 
 def numpy_copy(array: Any, dtype: str | None) -> NDArray[Any]:
@@ -335,8 +345,8 @@ def numpy_copy(array: Any, dtype: str | None) -> NDArray[Any]:
 
 
 def widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Convert bfloat16 to float32; return other arrays as they are."""
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    """Convert bfloat16 and float8_e4m3fn to float32; return other arrays as they are."""
+    return array.astype(np.float32) if array.dtype.name in _OF_ML_DTYPES else array
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:

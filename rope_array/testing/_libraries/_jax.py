@@ -24,6 +24,7 @@ class JaxLibrary(ArrayLibrary):
     floats = ("float16", "bfloat16", "float32")
     integers = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
     x64 = False
+    has_caches = True
     platform = "cpu"
     calls = 40
     compiler = "jit"

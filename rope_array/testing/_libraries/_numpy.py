@@ -18,12 +18,16 @@ class NumPyLibrary(ArrayLibrary):
     name = module = package = session = "numpy"
     title = "NumPy"
     namespace = "array_api_compat.numpy"
-    has_strides = True
+    has_strides = has_caches = writes_caches = True
     reasons = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes"})
 
     @property
     def dtypes(self) -> list[str]:
         return [*self.floats, *(["bfloat16"] if find_spec("ml_dtypes") else [])]
+
+    @property
+    def quantised(self) -> list[str]:
+        return super().quantised if find_spec("ml_dtypes") else ["int8"]
 
     def dtype(self, name: str) -> Any:
         return numpy_dtype(name)
@@ -89,6 +93,7 @@ class ReadOnlyNumPyLibrary(NumPyLibrary):
 
     name = "numpy:readonly"
     configuration = "read-only arrays"
+    has_caches = writes_caches = False
     copied = ArrayLibrary.copied  # a target finds in the class whether arrays can be copied
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:

@@ -54,7 +54,7 @@ class CuPyLibrary(ArrayLibrary):
     package = "cupy-cuda13x"
     session = "gpu"
     namespace = "array_api_compat.cupy"
-    has_strides = True
+    has_strides = has_caches = writes_caches = True
     reasons = MappingProxyType({"bfloat16": "CuPy holds bfloat16 only through ml_dtypes"})
 
     def check_present(self) -> None:

@@ -23,7 +23,7 @@ class TorchLibrary(ArrayLibrary):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    has_strides = True
+    has_strides = has_caches = writes_caches = True
     compiler = "compile"
     negative_steps = False
     modes = MODES
@@ -49,7 +49,8 @@ class TorchLibrary(ArrayLibrary):
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         array = array.detach().cpu().resolve_conj()
-        return (array.float() if array.dtype == self.native.bfloat16 else array).numpy()
+        widened = array.dtype in (self.native.bfloat16, self.native.float8_e4m3fn)
+        return (array.float() if widened else array).numpy()
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return self.native.permute(array, axes)
