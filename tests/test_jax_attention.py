@@ -77,7 +77,10 @@ def assert_bits(ys, expected, call=""):
 @pytest.mark.parametrize(
     ("dtype", "rounding", "layout", "cache_dtype"),
     native_cases.covering(
-        ["float32", "bfloat16", "float16"], ["none", "norm", "steps"], LAYOUTS, [None, "bfloat16", *QUANTISED]
+        ["float32", "bfloat16", "float16", "float64"],
+        ["none", "norm", "steps"],
+        LAYOUTS,
+        [None, "bfloat16", *QUANTISED],
     ),
 )
 def test_bits_equal_numpys(dtype, rounding, layout, cache_dtype):
@@ -85,14 +88,9 @@ def test_bits_equal_numpys(dtype, rounding, layout, cache_dtype):
     inputs = arrays(dtype, layout, cache_dtype)
     kwargs = {"rounding": rounding, "layout": layout, "scales": QUANTISED.get(cache_dtype, (1.0, 1.0))}
     expected, run = by_numpy(inputs, **kwargs), functools.partial(make, **kwargs)
-    assert_bits(run(*on_jax(inputs)), expected, "eager")
-    assert_bits(jax.jit(run)(*on_jax(inputs)), expected, "compiled")
-
-
-def test_bits_of_float64():
-    inputs = arrays("float64")
-    with jax.enable_x64(True):
-        assert_bits(jax.jit(make)(*on_jax(inputs)), by_numpy(inputs))
+    with jax.enable_x64(dtype == "float64"):
+        assert_bits(run(*on_jax(inputs)), expected, "eager")
+        assert_bits(jax.jit(run)(*on_jax(inputs)), expected, "compiled")
 
 
 @pytest.mark.parametrize("x64", [False, True], ids=["x64 off", "x64 on"])
@@ -164,29 +162,114 @@ def test_out_is_refused():
         make(q, k, v, w_q, w_k, *caches, out=(q, k))
 
 
+# ---- the C++ kernel ----
+
+TARGET = "rope_array_norm_rotate_1"
+
+
+def calls(function, *arrays):
+    return jax.jit(function).lower(*arrays).compile().as_text().count(f'custom_call_target="{TARGET}"')
+
+
+def normed(x, weight, pos=POS):
+    return ra.attention_inputs(x, None, pos, ROPE, norm=(weight, None), offset=1.0, rounding="steps")[0]
+
+
+def test_norm_and_rotation_are_one_call_of_the_kernel():
+    """Also in a batch; a donated array is its result. Heads of own weights and positions are operations."""
+    q, k, _, w_q, w_k, *_ = arrays()
+    of_heads = np.arange(20).reshape(2, 2, 5)
+    cases = [
+        (normed, (q, w_q), 1),
+        (normed, (k, w_k), 1),
+        (functools.partial(normed, pos=of_heads), (k, w_q), 1),
+        (functools.partial(normed, pos=of_heads), (k, w_k), 0),
+        (jax.vmap(normed), (np.stack([k, -k]), np.stack([w_k, 2 * w_k])), 1),
+        (jax.vmap(normed, (None, 0, None)), (k, np.stack([w_q, 2 * w_q]), POS), 1),
+    ]
+    for function, inputs, count in cases:
+        inputs = on_jax(inputs)
+        assert calls(function, *inputs) == count
+        expected = jax.disable_jit()(function)(*inputs)  # operations, one by one
+        assert_same(np.asarray(jax.jit(function)(*inputs)), np.asarray(expected))
+    x = jnp.asarray(q)
+    address, expected = x.unsafe_buffer_pointer(), normed(x, jnp.asarray(w_q))
+    y = jax.jit(normed, donate_argnums=0)(x, jnp.asarray(w_q))
+    assert y.unsafe_buffer_pointer() == address
+    assert_same(np.asarray(y), np.asarray(expected))
+
+
+def test_an_export_has_no_call_of_the_kernel():
+    q, _, _, w_q, *_ = on_jax(arrays())
+    exported = jax.export.export(jax.jit(normed), platforms=("cpu", "cuda"))(q, w_q)
+    assert f"@{TARGET}" not in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(q, w_q), normed(q, w_q), atol=1e-5)
+
+
+X, AT, SCALE = normal((2, 3, 5, 16)), np.zeros((1, 1, 5, 1), np.int32), np.ones((1, 1, 1, 16), np.float32)
+PLAN = np.array([16, 0, 8, 1, 1, 1, 0, 0, 4607182418800017408, *range(24)], np.int64)
+GOOD = {"plan": PLAN, "norm": np.array([0, 0], np.int64)}
+WRONG = {
+    "a rounding that is none": ((X, SCALE, AT), {**GOOD, "norm": np.array([0, 3], np.int64)}),
+    "eps alone": ((X, SCALE, AT), {**GOOD, "norm": np.array([0], np.int64)}),
+    "a norm in int32": ((X, SCALE, AT), {**GOOD, "norm": np.array([0, 0], np.int32)}),
+    "no scale": ((X, AT), GOOD),
+    "a scale in float16": ((X, SCALE.astype(np.float16), AT), GOOD),
+    "a narrow scale": ((X, SCALE[..., :8], AT), GOOD),
+    "a scale of one axis": ((X, SCALE[0, 0, 0], AT), GOOD),
+    "scales of two heads": ((X, np.tile(SCALE, (1, 2, 1, 1)), AT), GOOD),
+    "scales of positions": ((X, np.tile(SCALE, (1, 1, 5, 1)), AT), GOOD),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_operands_that_are_refused(name):
+    operands, attributes = WRONG[name]
+    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="does not serve these operands"):
+        jax.block_until_ready(call(*on_jax(operands), **attributes))
+
+
 # ---- derivatives ----
 
 
-@pytest.mark.parametrize("rounding", ["none", "steps"])
-def test_derivatives(rounding):
-    """First and second, forward and backward, of q, k and both weights."""
+def test_derivatives():
+    """First and second, forward and backward, of q, k, both weights and the tables."""
     from jax.test_util import check_grads
 
-    def loss(*arrays, dtype=None):
-        q, k, w_q, w_k = arrays
-        norm = {"norm": (w_q, w_k), "offset": 1.0, "rounding": rounding}
-        q, k = ra.attention_inputs(q, k, POS, ROPE, **norm)
+    rotation = ROPE.rotation(POS, like=normal(1, "float64"))
+
+    def loss(q, k, w_q, w_k, cos):
+        tables = ROPE.rotation_from(cos, jnp.asarray(rotation.sin))
+        q, k = ra.attention_inputs(q, k, tables, norm=(w_q, w_k), offset=1.0)
         return (q**3).sum() + jnp.sin(k).sum()
 
     q, k, _, *weights, _, _ = arrays("float64")
     with jax.enable_x64(True):
-        inputs = on_jax((q, k, *weights))
+        inputs = on_jax((q[:1, :2], k[:1], *weights, rotation.cos))
         check_grads(jax.jit(loss), inputs, order=2, modes=["fwd", "rev"])
-        gradients = jax.grad(loss, (0, 1, 2, 3))
+        gradients = jax.grad(loss, (0, 1, 2, 3, 4))
         expected = gradients(*inputs)
         batch = jax.vmap(gradients)(*(jnp.stack([a, 2 * a]) for a in inputs))
         for y, z in zip(batch, expected, strict=True):
             np.testing.assert_allclose(y[0], z, rtol=1e-12)
+
+
+def test_gradients_are_rounded_once():
+    """The derivative is of the map without rounding, in float32."""
+    q, _, _, w_q, *_ = arrays("bfloat16")
+    dy = normal(q.shape, seed=9).astype(q.dtype)
+    gradients = jax.vjp(normed, *on_jax((q, w_q)))[1](jnp.asarray(dy))
+
+    def unrounded(x, weight):
+        return ra.attention_inputs(x, None, POS, ROPE, norm=(weight, None), offset=1.0)[0]
+
+    exact = jax.vjp(unrounded, *(jnp.asarray(a, jnp.float32) for a in (q, w_q)))[1](
+        jnp.asarray(dy, jnp.float32)
+    )
+    for gradient, expected in zip(gradients, exact, strict=True):
+        gradient, expected = np.asarray(gradient, np.float32), np.asarray(expected)
+        np.testing.assert_allclose(gradient, expected, rtol=2**-8, atol=1e-5)
 
 
 # ---- devices ----

@@ -42,11 +42,71 @@ bool view_operand(const Operands& operands, int64_t index, ArrayView& view) {
                     buffer.data);
 }
 
-bool read_plan(const Attributes& attributes, KernelPlan& plan) {
-    if (attributes.size != 1 || attributes.types[0] != ARRAY) return false;
-    const Array& words = *static_cast<const Array*>(attributes.values[0]);
-    return words.dtype == S64 && set_plan(plan, static_cast<const int64_t*>(words.data), static_cast<int64_t>(words.size));
+// Return the numbers of an attribute; null if it is no array of int64.
+const int64_t* read_numbers(const Attributes& attributes, int64_t index, int64_t& count) {
+    if (attributes.types[index] != ARRAY) return nullptr;
+    const Array& numbers = *static_cast<const Array*>(attributes.values[index]);
+    count = static_cast<int64_t>(numbers.size);
+    return numbers.dtype == S64 ? static_cast<const int64_t*>(numbers.data) : nullptr;
 }
+
+bool read_plan(const Attributes& attributes, KernelPlan& plan) {
+    int64_t count;
+    if (attributes.size < 1 || attributes.size > 2) return false;
+    const int64_t* const words = read_numbers(attributes, attributes.size - 1, count);
+    return words && set_plan(plan, words, count);
+}
+
+// Read the bits of eps and the rounding, from the attribute before the plan.
+bool read_norm(const Attributes& attributes, rope::Norm& norm) {
+    int64_t count;
+    const int64_t* const numbers = read_numbers(attributes, 0, count);
+    if (!numbers || count != 2 || numbers[1] < ROUND_NONE || numbers[1] > ROUND_STEPS) return false;
+    std::memcpy(&norm.eps, &numbers[0], sizeof norm.eps);
+    norm.rounding = static_cast<Rounding>(numbers[1]);
+    return true;
+}
+
+// An array in parts, each with its own row of a scale. The scale has x's axes, each of x's size or 1; the source has
+// size 1 along the axes of parts.
+class Parts {
+  public:
+    Parts(const rope::Array& array, const ArrayView& scale, const rope::Norm& norm, int64_t count)
+        : arrays_(static_cast<size_t>(count)), norms_(static_cast<size_t>(count)) {
+        for (int64_t i = 0; i < count; ++i) {
+            rope::Array& part = arrays_[static_cast<size_t>(i)] = array;
+            int64_t rest = i;
+            for (int a = array.num_axes - 1; a >= 0; --a) {
+                if (scale.shape[a] == 1) continue;
+                const int64_t at = rest % scale.shape[a];
+                rest /= scale.shape[a];
+                part.x += at * part.x_stride[a];
+                part.y += at * part.y_stride[a];
+                part.shape[a] = 1;
+            }
+            norms_[static_cast<size_t>(i)] = {scale.data + i * array.width * scale.itemsize, norm.eps, norm.rounding};
+            part.norm = &norms_[static_cast<size_t>(i)];
+        }
+    }
+
+    // Return the number of parts; 0 if the scale does not fit.
+    static int64_t count(const rope::Array& array, const ArrayView& scale, const Source& source) {
+        const int dtype = array.dtype == rope::F64 ? rope::F64 : rope::F32;
+        if (scale.dtype != dtype || scale.num_axes != array.num_axes + 1 || scale.shape[array.num_axes] != array.width) return 0;
+        int64_t count = 1;
+        for (int a = 0; a < array.num_axes; ++a) {
+            if (scale.shape[a] != 1 && (scale.shape[a] != array.shape[a] || source.shape[a] != 1)) return 0;
+            count *= scale.shape[a];
+        }
+        return count;
+    }
+
+    const Items<rope::Array>& arrays() const { return arrays_; }
+
+  private:
+    Items<rope::Array> arrays_;
+    Items<rope::Norm> norms_;
+};
 
 // Return whether all positions along an axis are equal. `from` points to the element that has the current
 // indices of the axes before `at`, and index 0 of the others.
@@ -72,14 +132,15 @@ void drop_repeated(ArrayView& pos) {
         }
 }
 
-// Parse positions or tables. Positions have an axis of coordinates, of size 1 if a position is one number.
-bool read_source(const Operands& arguments, const KernelPlan& plan, Source& source, bool& is_double) {
+// Parse positions or tables, from argument `at` on. Positions have an axis of coordinates, of size 1 if a position is
+// one number.
+bool read_source(const Operands& arguments, int64_t at, const KernelPlan& plan, Source& source, bool& is_double) {
     ArrayView first, second;
-    if (arguments.size < 2 || !view_operand(arguments, 1, first)) return false;
+    if (!view_operand(arguments, at, first)) return false;
     is_double = first.dtype == rope::F64;
-    if (arguments.size == 3)
-        return view_operand(arguments, 2, second) && set_tables(source, first, second, plan.layout);
-    if (arguments.size != 2 || !first.num_axes) return false;
+    if (arguments.size == at + 2)
+        return view_operand(arguments, at + 1, second) && set_tables(source, first, second, plan.layout);
+    if (arguments.size != at + 1 || !first.num_axes) return false;
     drop_repeated(first);
     if (!plan.num_coordinates && first.shape[--first.num_axes] != 1) return false;
     return plan.frequencies.turns_q64 && set_positions(source, first, plan);
@@ -102,9 +163,11 @@ bool rotate_operands(const CallFrame& frame) {
     KernelPlan plan;
     Source source;
     bool is_double;
-    ArrayView x, y;
+    ArrayView x, y, scale;
     Items<rope::Array> arrays(1);
-    if (!read_plan(frame.attributes, plan) || !read_source(frame.arguments, plan, source, is_double)) return false;
+    const bool has_norm = frame.attributes.size == 2;
+    if (!read_plan(frame.attributes, plan)) return false;
+    if (!read_source(frame.arguments, 1 + has_norm, plan, source, is_double)) return false;
     if (!view_operand(frame.arguments, 0, x) || !set_array(arrays[0], x, plan.layout, -2)) return false;
     if (frame.results.size != 1 || !view_operand(frame.results, 0, y) || y.dtype != x.dtype || !y.has_same_shape(x)) return false;
     if (source.num_axes != arrays[0].num_axes || !lines_up(arrays[0], source)) return false;
@@ -116,8 +179,16 @@ bool rotate_operands(const CallFrame& frame) {
     if (!in_place) prefer_huge_pages(y.data, bytes);
     const bool is_small = bytes < parallel_bytes.load(std::memory_order_relaxed);
     const int threads = is_small ? 1 : num_threads(threads_of(frame));
-    rotate(plan, arrays, source, !in_place, *level.load(std::memory_order_relaxed), threads);
-    return true;
+    const Level& loops = *level.load(std::memory_order_relaxed);
+    if (!has_norm) {
+        rotate(plan, arrays, source, !in_place, loops, threads);
+        return true;
+    }
+    rope::Norm norm;
+    if (!read_norm(frame.attributes, norm) || !view_operand(frame.arguments, 1, scale)) return false;
+    const int64_t count = Parts::count(arrays[0], scale, source);
+    if (count) rotate(plan, Parts(arrays[0], scale, norm, count).arrays(), source, !in_place, loops, threads);
+    return count;
 }
 
 Error* make_error(const CallFrame& frame, const char* message, int code) {

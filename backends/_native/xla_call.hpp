@@ -122,7 +122,8 @@ struct CallFrame {  // XLA_FFI_CallFrame, up to the last field that is read
 
 // Rotate the first argument, by the second (positions) or by the second and third (cos and sin), into the
 // result. They have as many axes, each of x's size or 1. The one attribute is the plan: see set_plan() in
-// operands.hpp. Serves int32, int64 and uint32 positions, and tables of the compute dtype; otherwise returns
+// operands.hpp. With a norm, its scale is the second argument, before the source, and its eps and rounding are an
+// attribute before the plan. Serves int32, int64 and uint32 positions, and tables of the compute dtype; otherwise returns
 // an error. loops/rotate.hpp states the errors of the rotation.
 Error* rotate_in_program(CallFrame* frame);
 

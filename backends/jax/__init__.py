@@ -13,18 +13,22 @@ from jax import export
 
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.angles import cos_sin, rounded_angle
+from rope_array._array_api.attention import AttentionCall, make_by_parts
 from rope_array._array_api.library import Library, computes_in_float64
+from rope_array._array_api.norm import normalise
 from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, CallOptions, Positions, Tables
 from rope_array._internals import internal
 from rope_array._rotation import name_types
 from rope_array._spec.plan import Layout, Plan
 
+from . import _primitive
 from ._custom_call import description
 from ._library import LIBRARY
-from ._primitive import rotate_by_positions, rotate_by_tables, tables_by_positions
+from ._norm_primitive import HeadNorm
+from ._primitive import tables_by_positions
 
-__all__ = ["description", "library", "make_tables", "name", "rotate"]
+__all__ = ["attention_inputs", "description", "library", "make_tables", "name", "rotate"]
 
 name = "jax"
 
@@ -59,15 +63,75 @@ def make_tables(source: Positions, like: Any) -> Any:
 _program = partial(jax.jit, inline=jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True)
 
 
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Norm and rotate the arrays of a call, and write its caches, in one program."""
+    call, norm, write, targets, _ = inputs
+    source, weights, memory = call.source, None, None
+    plan: Any
+    if isinstance(source, Tables):
+        plan, read = source.layout, (source.cos, source.sin)
+    else:
+        plan, read = source.plan, call.pos.read(LIBRARY, call.ops, any(call.float64), split=False)
+    if norm is not None:
+        weights, norm = norm.weights, norm._replace(weights=())
+    if write is not None:
+        slots = write.slots if LIBRARY.is_array(write.slots) else write.slots.clip(-1)  # to fit 32 bits
+        memory, write = (write.caches, write.values, slots), write._replace(**_NO_ARRAYS)
+    places = tuple(target._replace(x=None, cache=None) for target in targets)
+    statics = {"plan": plan, "options": call.options, "norm": norm, "write": write, "places": places}
+    return _attention_inputs(call.xs, read, weights, memory, **statics)
+
+
+_NO_ARRAYS: dict[str, Any] = {"caches": (), "values": None, "slots": None}
+
+
+@partial(_program, static_argnames=("plan", "options", "norm", "write", "places"))
+def _attention_inputs(
+    xs: Any, read: Any, weights: Any, memory: Any, plan: Any, options: Any, norm: Any, write: Any, places: Any
+) -> Any:
+    """See `attention_inputs`; `read` is positions and fractions of a plan, or tables of a layout."""
+    ops = LIBRARY.ops(xs[0])
+    rotate: Any = _by_positions if isinstance(plan, Plan) else _by_tables
+
+    def rotate_normed(call: Call) -> Any:
+        """Norm and rotate. If x has been cast for its cache or tables, it is normed as it was given."""
+        if norm is None:
+            return rotate(call.xs, *read, plan, options, _primitive)
+        ys = []
+        for x, given, weight in zip(call.xs, xs, weights, strict=True):
+            rotations: Any = HeadNorm(weight, norm)
+            if x.dtype != given.dtype and (norm.rounding != "none" or computes_in_float64(x)):
+                rotations = _primitive
+                x = normalise(given, weight, norm, options.seq_axis, ops).astype(x.dtype)
+            ys += rotate((x,), *read, plan, options, rotations)
+        return tuple(ys)
+
+    source: Any = Positions(None, plan) if isinstance(plan, Plan) else Tables(read[0], read[1], plan)
+    call, targets = Call(xs, source, options, LIBRARY, ops, ()), []
+    if write is not None:
+        caches, values, slots = memory
+        write = write._replace(caches=caches, values=values, slots=slots)
+        arrays = zip(places, (xs[-1], values), caches, strict=False)
+        targets = [place._replace(x=x, cache=cache) for place, x, cache in arrays]
+    return make_by_parts(rotate_normed, AttentionCall(call, None, write, targets, None))
+
+
 @partial(_program, static_argnames=("plan", "options"))
 def _rotate_at(xs: Any, pos: Any, fraction: Any, plan: Plan, options: CallOptions) -> Any:
+    return _by_positions(xs, pos, fraction, plan, options, _primitive)
+
+
+def _by_positions(xs: Any, pos: Any, fraction: Any, plan: Plan, options: CallOptions, rotations: Any) -> Any:
+    """Rotate by functions of `_primitive`, or by methods of a `HeadNorm`."""
     if _are_operand(pos, fraction, plan):
-        return tuple(rotate_by_positions(x, pos, plan, options) for x in xs)
+        return tuple(rotations.rotate_by_positions(x, pos, plan, options) for x in xs)
     ops = LIBRARY.ops(xs[0])
     if fraction is None:
         pos, fraction = split_floats(pos, ops)
     float64 = tuple(map(computes_in_float64, xs))
-    return _tables.rotate_by_positions(xs, float64, pos, fraction, plan, options, ops, rotate_by_tables)
+    return _tables.rotate_by_positions(
+        xs, float64, pos, fraction, plan, options, ops, rotations.rotate_by_tables
+    )
 
 
 def _are_operand(pos: Any, fraction: Any, plan: Plan) -> bool:
@@ -112,8 +176,12 @@ _with_angle.defjvp(_jvp)
 
 @partial(_program, static_argnames=("layout", "options"))
 def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions) -> Any:
+    return _by_tables(xs, cos, sin, layout, options, _primitive)
+
+
+def _by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions, rotations: Any) -> Any:
     ops = LIBRARY.ops(xs[0])
-    return _tables.rotate_by_tables(xs, Tables(cos, sin, layout), options, ops, rotate_by_tables)
+    return _tables.rotate_by_tables(xs, Tables(cos, sin, layout), options, ops, rotations.rotate_by_tables)
 
 
 def _register_type(cls: Any) -> None:

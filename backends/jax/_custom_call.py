@@ -4,6 +4,7 @@ The program contains the plan as an attribute, and positions are an operand. The
 memory if the caller donated x to the program.
 """
 
+from math import prod
 from typing import Any
 
 import jax
@@ -11,11 +12,13 @@ import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
+from rope_array._array_api.norm import ROUNDINGS, Norm
 from rope_array._backends import _native
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan, bits_of_floats
 
 # Compiled programs are kept on disk and name it: a change of the operands or words needs another name.
-_TARGET = "rope_array_rotate_2"
+_TARGET, _NORM_TARGET = "rope_array_rotate_2", "rope_array_norm_rotate_1"
+MAX_SCALES = 256  # of one array: the kernel takes its parts one by one
 
 
 def _register() -> str:
@@ -23,7 +26,8 @@ def _register() -> str:
     if _native.kernel is None:
         return _native.unavailable_reason()
     try:
-        jax.ffi.register_ffi_target(_TARGET, _native.kernel.xla_handler(), platform="cpu")
+        for target in (_TARGET, _NORM_TARGET):
+            jax.ffi.register_ffi_target(target, _native.kernel.xla_handler(), platform="cpu")
         jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
     except Exception as error:  # XLA of a later version may refuse the interface's version
         return f"XLA does not take the C++ kernel ({error})"
@@ -78,10 +82,35 @@ def lower(ctx: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, tra
         attributes = _splitting(x, source)
     if plan is None and transposed:  # the kernel takes the sign of the angles from sin
         source = source[0], stablehlo.negate(source[1])
-    words = np.array(_native.plan_words(layout, plan, transposed), np.int64)
+    rule = _rule(_TARGET, x, extra_attributes=attributes)
+    return rule(ctx, x, *source, plan=_words(layout, plan, transposed))
+
+
+def serves_norm(ctx: Any, plan: Plan | None) -> bool:
+    """Return whether a call of the C++ kernel can norm and rotate.
+
+    Not if XLA may split it among devices, and not if a part of x has its own scale and its own positions.
+    """
+    x, scale, *source = (aval.shape[:-1] for aval in ctx.avals_in)
+    parts = [axis for axis, size in enumerate(scale) if size != 1]
+    has_few = prod(scale) <= MAX_SCALES and all(shape[axis] == 1 for shape in source for axis in parts)
+    return has_few and bool(prod(x)) and serves(ctx, plan) and not _may_be_split(ctx)
+
+
+def lower_norm(ctx: Any, x: Any, *operands: Any, layout: Layout, plan: Plan | None, norm: Norm) -> Any:
+    """Lower the norm and the rotation to a call of the kernel."""
+    (eps,) = bits_of_floats([norm.eps])
+    options = np.array([eps, ROUNDINGS.index(norm.rounding)], np.int64)
+    return _rule(_NORM_TARGET, x)(ctx, x, *operands, norm=options, plan=_words(layout, plan, False))
+
+
+def _words(layout: Layout, plan: Plan | None, transposed: bool) -> Any:
+    return np.array(_native.plan_words(layout, plan, transposed), np.int64)
+
+
+def _rule(target: str, x: Any, **options: Any) -> Any:
     aliases = {0: 0} if _is_donated(x) else None
-    rule = jax.ffi.ffi_lowering(_TARGET, operand_output_aliases=aliases, extra_attributes=attributes)
-    return rule(ctx, x, *source, plan=words)
+    return jax.ffi.ffi_lowering(target, operand_output_aliases=aliases, **options)
 
 
 def _is_donated(x: Any) -> bool:

@@ -38,7 +38,7 @@ _POSITION_DTYPES = (xp.int32, xp.int64, xp.uint32, xp.float32, xp.float64)
 
 def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, options: CallOptions, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
-    return _rotate(x, (_aligned(cos, x, options), _aligned(sin, x, options)), layout, None)
+    return _rotate(x, (aligned(cos, x, options), aligned(sin, x, options)), layout, None)
 
 
 def rotate_by_positions(x: Any, pos: Any, plan: Plan, options: CallOptions) -> Any:
@@ -47,10 +47,14 @@ def rotate_by_positions(x: Any, pos: Any, plan: Plan, options: CallOptions) -> A
     Serves int32, int64, uint32 and floats, and casts narrower integers. The errors are those of
     docs/numerics.md.
     """
+    return _rotate(x, (positions_for(x, pos, plan, options),), plan.layout, plan)
+
+
+def positions_for(x: Any, pos: Any, plan: Plan, options: CallOptions) -> Any:
+    """Return positions as an operand: of x's axes, with an axis of coordinates."""
     if pos.dtype not in _POSITION_DTYPES:
         pos = pos.astype(xp.int32)
-    pos = pos if plan.coordinates else pos[..., None]
-    return _rotate(x, (_aligned(pos, x, options),), plan.layout, plan)
+    return aligned(pos if plan.coordinates else pos[..., None], x, options)
 
 
 def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
@@ -65,7 +69,7 @@ def tables_by_positions(pos: Any, plan: Plan, use_float64: bool) -> tuple[Any, A
     return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
 
 
-def _aligned(array: Any, x: Any, options: CallOptions) -> Any:
+def aligned(array: Any, x: Any, options: CallOptions) -> Any:
     """Give positions or a table the axes of x, by the shape rule."""
     order, index = placement(x.ndim, array.ndim - 1, options.seq_axis)
     return (array if order is None else xp.permute_dims(array, order))[index]
@@ -74,8 +78,8 @@ def _aligned(array: Any, x: Any, options: CallOptions) -> Any:
 def _rotate(x: Any, source: tuple[Any, ...], layout: Layout, plan: Plan | None) -> Any:
     if not layout.num_pairs:
         return xp.copy(x)
-    y = rotate_p.bind(*_with_type_of_result(x, *source), layout=layout, plan=plan, transposed=False)
-    return jax.sharding.reshard(y, jax.typeof(x).sharding) if _splits_features(x) else y
+    y = rotate_p.bind(*with_type_of_result(x, *source), layout=layout, plan=plan, transposed=False)
+    return with_features_of(y, x)
 
 
 def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ...]:
@@ -90,9 +94,10 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
 # ---- types: with explicit mesh axes and in a shard_map, the result has x's type ----
 
 
-def _splits_features(x: Any) -> bool:
-    """Return whether explicit mesh axes split the features: `_resharded` gathers them."""
-    return any(_explicit_spec(x)[x.ndim - 1 :])
+def with_features_of(y: Any, x: Any) -> Any:
+    """Split the features of y along explicit mesh axes as those of x, which `_resharded` gathered."""
+    splits_features = any(_explicit_spec(x)[x.ndim - 1 :])
+    return jax.sharding.reshard(y, jax.typeof(x).sharding) if splits_features else y
 
 
 def _has_explicit_axes(array: Any) -> bool:
@@ -103,7 +108,7 @@ def _explicit_spec(array: Any) -> tuple[Any, ...]:
     return tuple(jax.typeof(array).sharding.spec) if _has_explicit_axes(array) else ()
 
 
-def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
+def with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     """Return x and its source with the shardings that give the result x's type.
 
     Split the source along explicit mesh axes as x is. In a `shard_map`, let x vary along the mesh axes of the
@@ -149,7 +154,7 @@ def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
 # ---- the rules ----
 
 
-def _result_type(x: Any, *source: Any, **params: Any) -> Any:
+def result_type(x: Any, *source: Any, **params: Any) -> Any:
     return x.update(weak_type=False)
 
 
@@ -179,6 +184,12 @@ def _transpose(dy: Any, x: Any, *source: Any, layout: Layout, transposed: bool, 
 
 def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
     """Rotate a batch, whose axis becomes the first. Repeat x along it, and both tables if one is batched."""
+    x, *source = batched(arrays, axes)
+    return rotate_p.bind(x, *source, **params), 0
+
+
+def batched(arrays: Any, axes: Any) -> list[Any]:
+    """Return x and its source with the batch as the first axis; see `_batch`."""
     moved = [
         array[None] if axis is None else xp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
@@ -190,7 +201,7 @@ def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
     count = like.shape[0]  # may be symbolic, in an export
     if any(array.shape[0] != source[0].shape[0] for array in source):
         source = [array if array.shape[0] == count else _repeated(array, like) for array in source]
-    return rotate_p.bind(x, *source, **params), 0
+    return [x, *source]
 
 
 def _repeated(array: Any, like: Any) -> Any:
@@ -230,7 +241,7 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 rotate_p.def_impl(_impl)
-rotate_p.def_abstract_eval(_result_type)
+rotate_p.def_abstract_eval(result_type)
 ad.primitive_jvps[rotate_p] = _jvp
 ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
@@ -239,7 +250,7 @@ mlir.register_lowering(rotate_p, _lower, cacheable=False)
 
 # Only lowered. Cacheable: JAX 0.10 fails if another primitive has rules for several platforms of an export.
 _operations_p = Primitive("rope_array_rotate_by_operations")
-_operations_p.def_abstract_eval(_result_type)
+_operations_p.def_abstract_eval(result_type)
 for _platform, _form in FORMS.items():
     _rule = mlir.lower_fun(partial(_rotate_by, _form), multiple_results=False)
     mlir.register_lowering(_operations_p, _rule, _platform)

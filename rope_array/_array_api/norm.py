@@ -43,12 +43,18 @@ class Norm(NamedTuple):
 
 def normalise(x: Any, weight: Any, norm: Norm, seq_axis: int, ops: ArrayOps) -> Any:
     """Return the normed heads of x in its compute dtype, rounded to x's dtype between as `norm` has it."""
+    scale = None if weight is None else scale_of(weight, norm.offset, x, seq_axis, ops)
+    return normalise_by_scale(x, scale, norm, ops)
+
+
+def normalise_by_scale(x: Any, scale: Any, norm: Norm, ops: ArrayOps) -> Any:
+    """Return the normed heads of x, times a scale in its compute dtype; see `normalise`."""
     values = as_compute(x, ops)
     n = values * inverse_rms(values, norm.eps, ops)
     if norm.rounding == "steps":
         n = _rounded(n, x.dtype, ops)
-    if weight is not None:
-        n = n * scale_of(weight, norm.offset, x, seq_axis, ops)
+    if scale is not None:
+        n = n * scale
     return n if norm.rounding == "none" else _rounded(n, x.dtype, ops)
 
 
