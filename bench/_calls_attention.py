@@ -183,19 +183,19 @@ def calls_with_gradient(dtype, tokens):
         return ra.attention_inputs(*xs, source, norm=norm, eps=EPS, seq_axis=-3)
 
     functions = {
-        "both": (ours, rotation),
+        "norm + rotation": (ours, rotation),
         "unfused": (lambda _, source: source.apply(normed(xs, norm), seq_axis=-3), rotation),
         "transformers": (lambda _, source: theirs(xs, source), tables),
         "transformers compiled": (torch.compile(lambda _, source: theirs(xs, source), dynamic=False), tables),
     }
     both = {name: partial(differentiated, *row, leaves, grads) for name, row in functions.items()}
-    check(both, both["both"](), 2 * TOLERANCE[dtype])
+    check(both, both["norm + rotation"](), 2 * TOLERANCE[dtype])
     ys = ours(xs, rotation)
     yield (
         "",
         both
         | {
-            "rotation": lambda: rotation.apply(tuple(xs), seq_axis=-3),
+            "rotation forward": lambda: rotation.apply(tuple(xs), seq_axis=-3),
             "forward": lambda: ours(xs, rotation),
             "backward": lambda: torch.autograd.grad(ys, leaves, grads, retain_graph=True),
         },

@@ -44,8 +44,7 @@ FUSED = (
     ("norm + rotation by positions", "rotation by positions"),
     *((row, "rotation, index_copy_") for row in ("rotation + cache", "norm + rotation + cache")),
     *(("norm + rotation + cache", row) for row in ("unfused + cache", "vLLM + cache")),
-    *(("backward", "forward"), ("forward", "rotation"), ("after", "before")),
-    *(("both", row) for row in ("unfused", "transformers", "transformers compiled")),
+    *(("backward", "forward"), ("forward", "rotation forward"), ("after", "before")),
 )
 PATCHED = Bench("_calls_hf", (("after", "before"),), ("torch", "transformers"), 24, 0.06)
 BENCHES = {
