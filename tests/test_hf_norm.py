@@ -197,6 +197,20 @@ def test_changed_norms_run_themselves(change, passes):
     assert passes == [2]  # the second layer
 
 
+def test_without_a_kernel_the_norms_run_themselves(passes, monkeypatch):
+    assert (_norm.has_one_pass(torch.device("cpu")), _norm.has_one_pass(torch.device("meta"))) == (
+        True,
+        False,
+    )
+    model = build()
+    expected = logits(model)
+    ra.hf.patch(model)
+    monkeypatch.setattr(_norm, "has_one_pass", lambda device: False)
+    passes.clear()
+    assert off(logits(model), expected) < 1e-5
+    assert not passes
+
+
 def test_global_hooks_see_the_norms():
     model, seen = build(QWEN), []
     ra.hf.patch(model)

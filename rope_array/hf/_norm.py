@@ -4,6 +4,7 @@ The names of a norm's class and attributes do not tell its arithmetic. So the mo
 heads, in float32 and in 16 bits, and compared with our norm for each offset and rounding.
 """
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,13 +54,15 @@ class HeadNorm:
     def of_call(self, modules: tuple[Any, ...], xs: tuple[Any, ...]) -> Norm | None:
         """Return the norm of a call; None if the modules themselves have to run.
 
-        So it is if a module is missing, is another than the module that was called, or has hooks; and for
-        arrays and weights of several dtypes, where the module's result has another dtype.
+        So it is if a module is missing, is another than the module that was called, or has hooks; for arrays
+        and weights of several dtypes, where the module's result has another dtype; and without a kernel.
         """
         weights: list[Any] = []
         eps: Any = None
         dtype = xs[0].dtype
         if dtype is torch.float64 or _global_hooks is None or _global_hooks():
+            return None
+        if not has_one_pass(xs[0].device):
             return None
         for module, x in zip(modules, xs, strict=True):
             if type(module) is not self.cls or type(x) is not torch.Tensor or x.dtype is not dtype:
@@ -86,6 +89,16 @@ class HeadNorm:
     def run(modules: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the results of the modules themselves; an array without a module as it is."""
         return tuple([x if module is None else module(x) for module, x in zip(modules, xs, strict=True)])
+
+
+@functools.cache
+def has_one_pass(device: torch.device) -> bool:
+    """Return whether a kernel norms and rotates in one pass on a device. By parts the modules are faster."""
+    x = torch.zeros((1, 2), dtype=torch.float32, device=device)
+    source = Tables(x[:, :1], x[:, :1], Layout(2, 0, 2, "half", "half", None))
+    backends: tuple[Any, ...] = _dispatch.backends_for((x,)).in_order
+    kernels = [backend for backend in backends if hasattr(backend, "attention_inputs")]
+    return any(kernel.decline_reason((x,), source) is None for kernel in kernels)
 
 
 def find_norm(attention: Any, names: Iterable[str], memo: dict[Any, Any]) -> HeadNorm | str:
