@@ -93,19 +93,11 @@ class ParsedNorm {
     static void read_row(const char* from, int64_t stride, int dtype, int64_t width, Number* to) {
         if (dtype == F64) return read_numbers<double>(from, stride, width, to);
         if (dtype == F32) return read_numbers<float>(from, stride, width, to);
-        const NormRows row = {from, 1, width, 0, stride, true, nullptr};
-        if constexpr (sizeof(Number) == sizeof(float)) {
-            read_sixteen(row, dtype, to);
-        } else {
-            std::unique_ptr<float[]> floats(new float[static_cast<size_t>(width)]);
-            read_sixteen(row, dtype, floats.get());
-            std::copy(floats.get(), floats.get() + width, to);
-        }
-    }
-
-    static void read_sixteen(NormRows row, int dtype, float* to) {
-        row.to = to;
-        level.load(std::memory_order_relaxed)->normalise[dtype](row, nullptr);
+        std::unique_ptr<uint16_t[]> numbers(new uint16_t[static_cast<size_t>(width)]);
+        for (int64_t k = 0; k < width; ++k) std::memcpy(&numbers[static_cast<size_t>(k)], from + k * stride, 2);
+        std::unique_ptr<float[]> floats(new float[static_cast<size_t>(width)]);
+        level.load(std::memory_order_relaxed)->widen[dtype](reinterpret_cast<const char*>(numbers.get()), width, floats.get());
+        std::copy(floats.get(), floats.get() + width, to);
     }
 
     template <class From, class Number>

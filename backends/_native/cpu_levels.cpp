@@ -8,7 +8,7 @@ namespace rope {
 
 extern const Level level_baseline, level_v3, level_v4;
 void rotate_bf16(const Layout&, const Rows&);  // of loops_bf16.cpp
-void rotate_normed_bf16(const Layout&, const Rows&);
+void rotate_normed_bf16(const Layout&, const Rows&, const Norm*);
 
 namespace {
 

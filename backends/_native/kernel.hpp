@@ -91,7 +91,7 @@ struct Rows {
     const int64_t* slots;
     int64_t slots_row, slots_run;
     int64_t head, head_row, head_run;
-    char* widened;  // blocks of rows of the compute dtype: see run_widened() in schedule.cpp
+    char* blocks;  // of rows: see run_normed() in schedule.cpp
 };
 
 // How much of the norm is rounded to x's dtype before the rotation: see rope_array/_array_api/norm.py.
@@ -105,15 +105,6 @@ struct Norm {
     Rounding rounding;
 };
 
-// Rows to norm, or only to convert, into contiguous rows of the compute dtype. Distances are in bytes. `staged`: the
-// features are strided or unaligned.
-struct NormRows {
-    const char* x;
-    int64_t count, width, x_row, x_feature;
-    bool staged;
-    void* to;
-};
-
 enum CacheDType : int { CACHE_F32, CACHE_F16, CACHE_BF16, CACHE_E4M3, CACHE_I8, NUM_CACHE_DTYPES };
 
 constexpr int64_t CACHE_ITEMSIZE[NUM_CACHE_DTYPES] = {4, 2, 2, 1, 1};
@@ -125,9 +116,11 @@ struct Level {
     void (*make_tables64)(const Frequencies&, const Positions&, double* cos, double* sin);
     void (*finish_stream)(StreamBuffer&);  // store all waiting bytes and make them visible to other threads
     void (*rotate[NUM_DTYPES])(const Layout&, const Rows&);
-    // Rotate rows of the compute dtype into y of a dtype, by tables.
-    void (*rotate_normed[NUM_DTYPES])(const Layout&, const Rows&);
-    void (*normalise[NUM_DTYPES])(const NormRows&, const Norm*);  // only convert if there is no norm
+    // Rotate the rows of one run by tables, after their norm unless it is null: into rows of x's dtype, or of the compute
+    // dtype. Features are contiguous and aligned; y is x only if both have one pairing.
+    void (*rotate_normed[NUM_DTYPES])(const Layout&, const Rows&, const Norm*);
+    void (*rotate_widened[NUM_DTYPES])(const Layout&, const Rows&, const Norm*);
+    void (*widen[NUM_DTYPES])(const char* x, int64_t width, void* y);  // convert a row to the compute dtype
     // Divide a row of floats by a scale, unless it is 1, and convert it to the dtype of a cache.
     void (*store[NUM_CACHE_DTYPES])(const float* row, char* to, int64_t width, float scale);
 };

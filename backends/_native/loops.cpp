@@ -1,7 +1,6 @@
 // The inner loops, compiled once for each level. Every header included here uses unnamed namespaces: the linker keeps
 // one copy of an inline function that several files define, perhaps with instructions that the processor lacks.
 #include "loops/norm.hpp"
-#include "loops/rotate.hpp"
 
 #define ROPE_JOIN(a, b) a##b
 #define ROPE_LEVEL(name) ROPE_JOIN(level_, name)
@@ -12,8 +11,10 @@ extern const Level ROPE_LEVEL(ROPE_NAME);
 const Level ROPE_LEVEL(ROPE_NAME) = {
     ROPE_LABEL, make_tables32, make_tables64, finish_stream,
     {rotate<Native<float>>, rotate<Native<double>>, rotate<Float16<>>, rotate<BFloat16>},
-    {rotate<Native<float>>, rotate<Native<double>>, rotate_normed<Float16<>>, rotate_normed<BFloat16>},
-    {normalise<Native<float>>, normalise<Native<double>>, normalise<Float16<>>, normalise<BFloat16>},
+    {rotate_normed<Native<float>>, rotate_normed<Native<double>>, rotate_normed<Float16<>>, rotate_normed<BFloat16>},
+    {rotate_normed<Native<float>>, rotate_normed<Native<double>>, rotate_normed<Float16<>, Native<float>>,
+     rotate_normed<BFloat16, Native<float>>},
+    {widen_row<Native<float>>, widen_row<Native<double>>, widen_row<Float16<>>, widen_row<BFloat16>},
     {store_row<ToFloat<Native<float>>>, store_row<ToFloat<Float16<>>>, store_row<ToFloat<BFloat16>>, store_row<ToE4M3>,
      store_row<ToInt8>}};
 

@@ -48,8 +48,8 @@ struct ArrayLoop {
 
     bool is_staged() const { return stages_x || stages_y; }
 
-    // Return whether rows pass through rows of the compute dtype.
-    bool is_widened() const { return array->norm || (array->cache && !array->cache->is_copy); }
+    // Return whether run_normed() serves the rows.
+    bool is_normed() const { return array->norm || (array->cache && !array->cache->is_copy); }
 
     ArrayLoop() {}  // leaves the axes uninitialized: setting kilobytes would slow small calls
 };
@@ -213,8 +213,8 @@ class TableSchedule : PositionReader {
 //
 // The scratch memory of a tile; sections that it does not need are empty:
 //
-//     | values | fractions | cos | sin | rows of x | rows of y | line | rows | line | rows | rows | rows |
-//       positions              tables         if staged            the two stream buffers   if widened
+//     | values | fractions | cos | sin | rows of x | rows of y | line | rows | line | rows | 3 blocks |
+//       positions              tables         if staged            the two stream buffers   if normed
 class Schedule : PositionReader {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -225,7 +225,7 @@ class Schedule : PositionReader {
         if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
         fused_ = source.kind != TABLES && real_bytes_ == 4 && loops_.size() == 1 && loops_[0].rows_per_position == 1 &&
-                 !loops_[0].is_staged() && !loops_[0].is_widened();
+                 !loops_[0].is_staged() && !loops_[0].is_normed();
     }
 
     void run(int threads) {
@@ -237,7 +237,7 @@ class Schedule : PositionReader {
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         const int64_t scratch_bytes =
-            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes() + widened_bytes();
+            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes() + blocks_bytes();
         run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
@@ -262,7 +262,7 @@ class Schedule : PositionReader {
         }
         const Layout& layout = plan_.layout;
         const bool overwrites = array.x == array.y && layout.reads_half != layout.writes_half;  // features not yet read
-        loop.stages_x = is_staged(array, array.x, array.x_stride, array.x_feature) || (overwrites && !loop.is_widened());
+        loop.stages_x = is_staged(array, array.x, array.x_stride, array.x_feature) || overwrites;
         loop.stages_y = is_staged(array, array.y, array.y_stride, array.y_feature);
     }
 
@@ -344,16 +344,19 @@ class Schedule : PositionReader {
         return row < CACHE_LINE ? row : round_to_lines(row) | CACHE_LINE;
     }
     int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
-    // Two blocks of rows of the compute dtype, normed and rotated.
-    int64_t widened_bytes() const {
+    // Blocks of rows for run_normed(): of x, of y, and of the compute dtype.
+    int64_t blocks_bytes() const {
         int64_t bytes = 0;
         for (const ArrayLoop& loop : loops_)
-            if (loop.is_widened()) bytes = std::max(bytes, 2 * widened_block(loop));
+            if (loop.is_normed()) bytes = std::max(bytes, 3 * block_bytes(loop));
         return bytes;
     }
-    int64_t widened_row(const ArrayLoop& loop) const { return loop.array->width * real_bytes_; }
-    int64_t widened_rows(const ArrayLoop& loop) const { return std::max<int64_t>(1, GROUP_BYTES / widened_row(loop)); }
-    int64_t widened_block(const ArrayLoop& loop) const { return round_to_lines(widened_rows(loop) * widened_row(loop)); }
+    int64_t block_rows(const ArrayLoop& loop) const {
+        return std::max<int64_t>(1, GROUP_BYTES / std::max<int64_t>(1, loop.array->width * real_bytes_));
+    }
+    int64_t block_bytes(const ArrayLoop& loop) const {
+        return round_to_lines(block_rows(loop) * loop.array->width * real_bytes_);
+    }
 
     // Return whether to stream results: only contiguous results, and not over x, whose lines are in the
     // caches already. Short runs of rows and heads shorter than a line leave too little computation between
@@ -381,7 +384,7 @@ class Schedule : PositionReader {
             stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
-        rows.widened = rows.scratch + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
+        rows.blocks = rows.scratch + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
         set_angles(rows, index, count, scratch);
         for (const ArrayLoop& loop : loops_) rotate_tile(loop, rows, index, count, share);
         if (streams_) level_.finish_stream(stream);
@@ -483,51 +486,66 @@ class Schedule : PositionReader {
     // Norm, rotate and cache rows.
     void run_rows(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
-        if (loop.is_widened()) return run_widened(loop, rows);
+        if (loop.is_normed()) return run_normed(loop, rows);
         if (array.rotates) level_.rotate[array.dtype](plan_.layout, rows);
         if (!array.cache) return;
         for (int64_t u = 0; u < rows.runs; ++u) copy_to_cache(array, rows, u, 0, rows.count);
     }
 
-    // Norm blocks of rows, or only convert them, into rows of the compute dtype; rotate these into y, and into rows for a
-    // cache of another dtype:
+    // Norm and rotate blocks of rows. A block is copied from x and to y if features are strided or unaligned, or if x is
+    // overwritten before it is read. A cache of another dtype takes rows of the compute dtype, before y overwrites x:
     //
-    //     x --normalise--> widened --rotate--> y ---copy---> cache, if it has y's dtype
-    //                         '-----rotate--> rotated --store--> cache, if not
-    void run_widened(const ArrayLoop& loop, const Rows& rows) const {
+    //     x [--copy--> block] --widen, norm, rotate--> block --store--> cache of another dtype
+    //                      '----norm, rotate--> [block --copy-->] y --copy--> cache of y's dtype
+    void run_normed(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
-        const DType real = real_bytes_ == 8 ? F64 : F32;
-        const int64_t row = widened_row(loop), block = widened_rows(loop);
-        char *const widened = rows.widened, *const rotated = array.rotates ? widened + widened_block(loop) : widened;
+        const int64_t itemsize = ITEMSIZE[array.dtype], row = array.width * itemsize, rows_at_once = block_rows(loop);
+        char *const x_block = rows.blocks, *const y_block = x_block + block_bytes(loop);
         for (int64_t u = 0; u < rows.runs; ++u)
-            for (int64_t r = 0; r < rows.count; r += block) {
-                const int64_t count = std::min(block, rows.count - r);
-                const char* const x = rows.x + u * rows.x_run + r * rows.x_row;
-                level_.normalise[array.dtype]({x, count, array.width, rows.x_row, rows.x_feature, loop.stages_x, widened}, array.norm);
+            for (int64_t r = 0; r < rows.count; r += rows_at_once) {
                 Rows part = rows;
-                part.x = widened;
-                part.x_row = row;
-                part.y += u * rows.y_run + r * rows.y_row;
+                part.count = std::min(rows_at_once, rows.count - r);
+                part.x += u * rows.x_run + r * rows.x_row;
                 part.cos += r * rows.cos_row;
                 part.sin += r * rows.sin_row;
-                part.count = count;
-                part.runs = 1;
-                part.next_x = part.next_y = nullptr;
-                part.stages_x = false;
-                if (array.rotates) level_.rotate_normed[array.dtype](plan_.layout, part);
-                if (!array.cache) continue;
-                if (array.cache->is_copy) {
-                    copy_to_cache(array, rows, u, r, count);
-                    continue;
+                char* const y = part.y += u * rows.y_run + r * rows.y_row;
+                if (loop.stages_x) {
+                    copy_rows(part.x, rows.x_row, rows.x_feature, x_block, row, itemsize, part.count, array);
+                    part.x = x_block;
+                    part.x_row = row;
                 }
-                part.y = rotated;
-                part.y_row = row;
-                part.stages_y = part.streamed = false;
-                if (array.rotates) level_.rotate[real](plan_.layout, part);
-                for_each_slot(array, rows, u, r, count, [&](int64_t i, char* to) {
-                    level_.store[array.cache->dtype](reinterpret_cast<const float*>(rotated + i * row), to, array.width, array.cache->scale);
-                });
+                if (array.cache && !array.cache->is_copy) store_in_cache(loop, rows, part, u, r);
+                if (!array.rotates) continue;
+                if (loop.stages_y) part.y = y_block, part.y_row = row;
+                level_.rotate_normed[array.dtype](plan_.layout, part, array.norm);
+                if (loop.stages_y) copy_rows(y_block, row, itemsize, y, rows.y_row, rows.y_feature, part.count, array);
+                if (array.cache && array.cache->is_copy) copy_to_cache(array, rows, u, r, part.count);
             }
+    }
+
+    // Write a block of rows into a cache of another dtype than x's.
+    void store_in_cache(const ArrayLoop& loop, const Rows& rows, Rows part, int64_t run, int64_t first) const {
+        const Array& array = *loop.array;
+        char* const block = rows.blocks + 2 * block_bytes(loop);
+        const int64_t row = array.width * real_bytes_;
+        if (array.rotates) {
+            part.y = block;
+            part.y_row = row;
+            level_.rotate_widened[array.dtype](plan_.layout, part, array.norm);
+        } else {
+            for (int64_t i = 0; i < part.count; ++i) level_.widen[array.dtype](part.x + i * part.x_row, array.width, block + i * row);
+        }
+        for_each_slot(array, rows, run, first, part.count, [&](int64_t i, char* to) {
+            level_.store[array.cache->dtype](reinterpret_cast<const float*>(block + i * row), to, array.width, array.cache->scale);
+        });
+    }
+
+    static void copy_rows(const char* from, int64_t from_row, int64_t from_feature, char* to, int64_t to_row,
+                          int64_t to_feature, int64_t count, const Array& array) {
+        const size_t itemsize = static_cast<size_t>(ITEMSIZE[array.dtype]);
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t i = 0; i < array.width; ++i)
+                std::memcpy(to + r * to_row + i * to_feature, from + r * from_row + i * from_feature, itemsize);
     }
 
     // Call f(i, address) for each row from `first` on of a run that has a slot; i counts from `first`.

@@ -5,6 +5,7 @@
 // loops.cpp explains the unnamed namespaces. Figures begin with lane 0, which has the lowest address.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -340,6 +341,26 @@ inline Vec<float, 16> select(__mmask16 mask, Vec<float, 16> a, Vec<float, 16> b)
     return bit_cast<Vec<float, 16>>(_mm512_mask_blend_ps(mask, bit_cast<__m512>(b), bit_cast<__m512>(a)));
 }
 #endif
+
+// Return the square root of each lane.
+template <int N, class Real>
+inline Real square_root(Real v) {
+#if defined(__GNUC__) && defined(__AVX512BW__)
+    if constexpr (N == 16) return bit_cast<Real>(_mm512_maskz_sqrt_ps(0xFFFF, bit_cast<__m512>(v)));
+#endif
+#if defined(__GNUC__) && defined(__AVX2__)
+    if constexpr (N == 8 && sizeof v == 32) return bit_cast<Real>(_mm256_sqrt_ps(bit_cast<__m256>(v)));
+#endif
+#if defined(__GNUC__) && defined(__SSE2__)
+    if constexpr (N == 4 && sizeof v == 16) return bit_cast<Real>(_mm_sqrt_ps(bit_cast<__m128>(v)));
+#endif
+    if constexpr (N == 1) {
+        return std::sqrt(v);
+    } else {
+        for (int k = 0; k < N; ++k) v[k] = std::sqrt(v[k]);
+        return v;
+    }
+}
 
 // Return false if no lane of a and b is NaN.
 template <int N>

@@ -43,7 +43,6 @@ struct Shuffled {
 // float32 and float64 are their own compute dtypes. `W`: lanes of a register, in the compute dtype.
 template <class T, bool in_blocks = false>
 struct Native : Shuffled<Native<T>, in_blocks> {
-    using Source = T;
     using Stored = T;
     using Real = T;
     using Blocked = Native<T, true>;
@@ -75,7 +74,6 @@ struct Native : Shuffled<Native<T>, in_blocks> {
 //
 // An interleaved pair is one word, | second | first |, as memory is little-endian.
 struct Sixteen {
-    using Source = uint16_t;
     using Stored = uint16_t;
     using Real = float;
     static constexpr int W = WIDTH;
@@ -128,7 +126,8 @@ struct BFloat16 : Sixteen {
     // Round to bfloat16, in float32.
     template <int N>
     static Vec<float, N> round(Vec<float, N> v) {
-        return bit_cast<Vec<float, N>>(rounded_or_nan<N>(v) & 0xFFFF0000u);
+        const Word<N> word = may_have_nan<N>(v, v) ? rounded_or_nan<N>(v) : rounded<N>(v);
+        return bit_cast<Vec<float, N>>(word & 0xFFFF0000u);
     }
 
   private:
@@ -246,23 +245,6 @@ struct Float16 : Sixteen, Shuffled<Float16<>, in_blocks> {
         const Word nan = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
         const Word special = magnitude > 0x7F800000u ? nan : splat<Word>(0x7C00u);
         return narrow16((magnitude >= 0x477FF000u ? special : finite) | sign);  // 65,520 and more round to Inf
-    }
-};
-
-// Read rows of the compute dtype, as the norm makes them; write a dtype of 16 bits.
-template <class Out>
-struct FromFloat : Out {
-    using Source = float;
-    using Blocked = FromFloat<typename Out::Blocked>;
-
-    template <int N>
-    static Vec<float, N> read(const float* from) {
-        return load<Vec<float, N>>(from);
-    }
-
-    template <int N>
-    static void read_pairs(const float* from, Vec<float, N>& first, Vec<float, N>& second) {
-        Native<float, Out::IN_BLOCKS>::template read_pairs<N>(from, first, second);
     }
 };
 

@@ -1,32 +1,13 @@
-// RMSNorm of rows before their rotation, and the conversion of rows to the dtype of a cache. The order of the sum is
-// that of rope_array/_array_api/norm.py, at every level.
+// Rotate rows after RMSNorm, and convert rows to the dtype of a cache. The sum has the order of
+// rope_array/_array_api/norm.py at every level.
 #pragma once
 
-#include <cmath>
-
-#include "dtypes.hpp"
-#include "scratch.hpp"
+#include "rotate.hpp"
 
 namespace rope {
 namespace {
 
 constexpr int COLUMNS = 64;
-
-template <int W>
-struct UpperHalf {
-    static constexpr int at(int k, int) { return W / 2 + k; }
-};
-
-// Add the upper half of the lanes to the lower half until one is left.
-template <int W, class Real>
-ROPE_INLINE auto fold(Real v) {
-    if constexpr (W == 1)
-        return v;
-    else if constexpr (W == 2)
-        return v[0] + v[1];
-    else
-        return fold<W / 2>(shuffle<Lower, W / 2>(v, v) + shuffle<UpperHalf<W>, W / 2>(v, v));
-}
 
 // Add the second half of the vectors to the first until one is left.
 template <int vectors, class Real, int N>
@@ -37,111 +18,209 @@ ROPE_INLINE void fold_vectors(Real (&total)[N]) {
     }
 }
 
-// Return the sum of term(i), vectors of W lanes from feature i on, over `width` features: 64 columns, folded by halves.
-// `tail` is called for the last, partial row of columns, with the number of features before it.
-template <class Number, int W, class Term, class Tail>
-ROPE_INLINE Number sum_in_order(int64_t width, const Term& term, const Tail& tail) {
+// Take the lower or the upper halves of runs of `run` lanes of a followed by b.
+template <int run, bool upper>
+struct HalvesOfRuns {
+    static constexpr int at(int k, int) { return k / (run / 2) * run + k % (run / 2) + (upper ? run / 2 : 0); }
+};
+
+// Fold the lanes of W vectors into one vector of their sums, for W = 4:
+//
+//     v[0]  a0 a1 a2 a3        a0 + a2  a1 + a3  b0 + b2  b1 + b3        (a0 + a2) + (a1 + a3)  b  c  d
+//     v[1]  b0 b1 b2 b3        c0 + c2  c1 + c3  d0 + d2  d1 + d3
+//     v[2]  c0 c1 c2 c3
+//     v[3]  d0 d1 d2 d3
+template <int W, int run = W, class Real, int N>
+ROPE_INLINE void fold_lanes(Real (&v)[N]) {
+    if constexpr (run > 1) {
+        unroll<run / 2>([&](auto i) ROPE_ALWAYS {
+            v[i] = shuffle<HalvesOfRuns<run, false>, W>(v[2 * i], v[2 * i + 1]) +
+                   shuffle<HalvesOfRuns<run, true>, W>(v[2 * i], v[2 * i + 1]);
+        });
+        fold_lanes<W, run / 2>(v);
+    }
+}
+
+// Return the sums of 64 columns, added from the first to the last and folded to the lanes of one vector. term<W>(i)
+// returns the terms of W features from i on.
+template <class Number, int W, class Term>
+ROPE_INLINE Vec<Number, W> sum_of_columns(int64_t width, const Term& term) {
     constexpr int vectors = COLUMNS / W;
     Vec<Number, W> total[vectors] = {};
     int64_t i = 0;
     for (; i + COLUMNS <= width; i += COLUMNS)
-        unroll<vectors>([&](auto v) ROPE_ALWAYS { total[v] = total[v] + term(i + v * W); });
-    if (i < width) {
+        unroll<vectors>([&](auto v) ROPE_ALWAYS { total[v] = total[v] + term.template at<W>(i + v * W); });
+    if (i < width) {  // columns without a feature are zeros
         Number last[COLUMNS] = {};
-        tail(i, last);
+        for (Number* to = last; i < width; ++i) *to++ = term.template at<1>(i);
         unroll<vectors>([&](auto v) ROPE_ALWAYS { total[v] = total[v] + load<Vec<Number, W>>(last + v * W); });
     }
     fold_vectors<vectors>(total);
-    return fold<W>(total[0]);
+    return total[0];
 }
 
-// Return 1 / sqrt(mean of squares + eps) of a row.
 template <class T>
-ROPE_INLINE typename T::Real inverse_rms(const typename T::Source* x, int64_t width, const Norm& norm) {
+struct SquareTerm {
+    const typename T::Stored* x;
+
+    template <int W>
+    auto at(int64_t i) const {
+        const auto v = T::template read<W>(x + i);
+        return v * v;
+    }
+};
+
+// Compute 1 / sqrt(mean of squares + eps) of up to T::W rows together: the latency of a root is that of many products.
+template <class T>
+inline void inverse_rms(const char* x, int64_t x_row, int64_t count, int64_t width, double eps, typename T::Real* factors) {
     using Number = typename T::Real;
     constexpr int W = T::W;
-    const Number sum = sum_in_order<Number, W>(
-        width,
-        [x](int64_t i) ROPE_ALWAYS {
-            const auto v = T::template read<W>(x + i);
-            return v * v;
-        },
-        [x, width](int64_t i, Number* last) {
-            for (; i < width; ++i, ++last) {
-                const Number number = T::template read<1>(x + i);
-                *last = number * number;
-            }
-        });
-    return Number{1} / std::sqrt(sum * static_cast<Number>(1.0 / static_cast<double>(width)) + static_cast<Number>(norm.eps));
+    Vec<Number, W> sums[W];
+    for (int64_t r = count; r < W; ++r) sums[r] = Vec<Number, W>{};
+    for (int64_t r = 0; r < count; ++r)
+        sums[r] = sum_of_columns<Number, W>(width, SquareTerm<T>{reinterpret_cast<const typename T::Stored*>(x + r * x_row)});
+    fold_lanes<W>(sums);
+    const auto inverse_width = static_cast<Number>(1.0 / static_cast<double>(width));
+    store(factors, Number{1} / square_root<W>(sums[0] * inverse_width + static_cast<Number>(eps)));
 }
 
-// Multiply the features of a row by its factor and by the scale; T reads x, Stored is the dtype to round to.
-template <class T, class Stored, int rounding>
-struct NormRow {
-    const typename T::Source* x;
-    const typename T::Real* scale;
-    typename T::Real* to;
+// The norm of one row, as it is applied to vectors of features: by its factor and by the scales of the features.
+template <class T>
+struct RowNorm {
     typename T::Real factor;
+    const typename T::Real* scale;  // null if rows are only rotated
+    Rounding rounding;
 
     template <int W>
-    void at(int64_t i) const {
-        using Real = Vec<typename T::Real, W>;
-        Real v = T::template read<W>(x + i) * factor;
-        if constexpr (rounding == ROUND_STEPS) v = Stored::template round<W>(v);
-        v = v * load<Real>(scale + i);
-        if constexpr (rounding != ROUND_NONE) v = Stored::template round<W>(v);
-        store(to + i, v);
+    ROPE_INLINE void apply(Vec<typename T::Real, W>& v, Vec<typename T::Real, W> scales) const {
+        v = v * factor;
+        if (rounding == ROUND_STEPS) v = T::template round<W>(v);
+        v = v * scales;
+        if (rounding != ROUND_NONE) v = T::template round<W>(v);
     }
 };
 
-// Convert the features of a row to the compute dtype.
-template <class T>
-struct WidenRow {
-    const typename T::Source* x;
-    typename T::Real* to;
+// Norm and rotate the pairs of one block in one row, from T into Out.
+template <class T, class Out, bool reads_half, bool writes_half>
+struct RotateNormedRow {
+    const RowNorm<T> norm;
+    const typename T::Stored* x;
+    typename Out::Stored* y;
+    const typename T::Real* cos;
+    const typename T::Real* sin;
+    int64_t feature;  // of x[0] in its row
+    int64_t n;
 
-    template <int W>
+    template <int chunk>
     void at(int64_t i) const {
-        store(to + i, T::template read<W>(x + i));
-    }
-};
-
-template <class T, class Stored, int rounding>
-ROPE_INLINE void norm_row(const typename T::Source* x, int64_t width, const Norm& norm, typename T::Real* to) {
-    const auto* const scale = static_cast<const typename T::Real*>(norm.scale);
-    for_chunks<T::W>(width, NormRow<T, Stored, rounding>{x, scale, to, inverse_rms<T>(x, width, norm)});
-}
-
-template <class T, class Stored>
-inline void norm_row(const typename T::Source* x, int64_t width, const Norm& norm, typename T::Real* to) {
-    switch (norm.rounding) {
-        case ROUND_NONE: return norm_row<T, Stored, ROUND_NONE>(x, width, norm, to);
-        case ROUND_NORM: return norm_row<T, Stored, ROUND_NORM>(x, width, norm, to);
-        case ROUND_STEPS: return norm_row<T, Stored, ROUND_STEPS>(x, width, norm, to);
-    }
-}
-
-// Norm rows, or only convert them: see NormRows.
-template <class T>
-void normalise(const NormRows& rows, const Norm* norm) {
-    using Number = typename T::Real;
-    for (int64_t r = 0; r < rows.count; ++r) {
-        const char* x = rows.x + r * rows.x_row;
-        Number* const to = static_cast<Number*>(rows.to) + r * rows.width;
-        if (rows.staged) {
-            for (int64_t i = 0; i < rows.width; ++i, x += rows.x_feature) {
-                const auto number = load<typename T::Source>(x);
-                to[i] = T::template read<1>(&number);
+        constexpr int W = chunk < T::W ? chunk : T::W;
+        using Number = typename T::Real;
+        using Real = Vec<Number, W>;
+        // In blocks if all of the shuffles may be: see Shuffled.
+        constexpr bool in_blocks = !reads_half && !writes_half && FromTables<Number>::template IN_BLOCKS<W> &&
+                                   T::Blocked::IN_BLOCKS && Out::Blocked::IN_BLOCKS;
+        using From = std::conditional_t<in_blocks, typename T::Blocked, T>;
+        using To = std::conditional_t<in_blocks, typename Out::Blocked, Out>;
+        using Scales = Native<Number, From::IN_BLOCKS>;
+        unroll<chunk / W>([&](auto v) ROPE_ALWAYS {
+            const int64_t k = i + v * W;
+            Real a, b, scale_a, scale_b;
+            const Number* const scale = norm.scale + feature;
+            if constexpr (reads_half) {
+                a = From::template read<W>(x + k);
+                b = From::template read<W>(x + n + k);
+                if (norm.scale) scale_a = load<Real>(scale + k), scale_b = load<Real>(scale + n + k);
+            } else {
+                From::template read_pairs<W>(x + 2 * k, a, b);
+                if (norm.scale) Scales::template read_pairs<W>(scale + 2 * k, scale_a, scale_b);
             }
-            if (norm) norm_row<Native<Number>, T>(to, rows.width, *norm, to);
-        } else {
-            const auto* const features = reinterpret_cast<const typename T::Source*>(x);
-            if (norm)
-                norm_row<T, T>(features, rows.width, *norm, to);
+            if (norm.scale) {
+                norm.template apply<W>(a, scale_a);
+                norm.template apply<W>(b, scale_b);
+            }
+            const Real c = load_table<Real, From::IN_BLOCKS>(cos + k), s = load_table<Real, From::IN_BLOCKS>(sin + k);
+            const Real first = a * c - b * s, second = b * c + a * s;
+            if constexpr (writes_half)
+                To::template write_two<W>(y + k, y + n + k, first, second);
             else
-                for_chunks<T::W>(rows.width, WidenRow<T>{features, to});
-        }
+                To::template write_pairs<W>(y + 2 * k, first, second);
+        });
     }
+};
+
+// Norm the features of one row that are not rotated.
+template <class T, class Out>
+struct NormFeatures {
+    const RowNorm<T> norm;
+    const typename T::Stored* x;
+    typename Out::Stored* y;
+
+    template <int W>
+    void at(int64_t i) const {
+        typename Out::Stored unused[W];
+        auto v = T::template read<W>(x + i);
+        if (norm.scale) norm.template apply<W>(v, load<Vec<typename T::Real, W>>(norm.scale + i));
+        Out::template write_two<W>(y + i, unused, v, v);
+    }
+};
+
+template <class T, class Out, bool reads_half, bool writes_half>
+inline void rotate_normed_row(const Layout& layout, const char* x, char* y, const RowNorm<T>& norm, const char* cos,
+                              const char* sin) {
+    using Number = typename T::Real;
+    const auto* const from = reinterpret_cast<const typename T::Stored*>(x);
+    auto* const to = reinterpret_cast<typename Out::Stored*>(y);
+    const int64_t n = pairs_per_block(layout);
+    auto keep = [&](int64_t begin, int64_t end) {
+        RowNorm<T> rest = norm;
+        if (norm.scale) rest.scale += begin;
+        if (begin < end) for_chunks<T::W>(end - begin, NormFeatures<T, Out>{rest, from + begin, to + begin});
+    };
+    keep(0, layout.start);
+    for (int64_t i = 0; i < layout.num_pairs; i += n) {
+        const int64_t begin = layout.start + 2 * i;
+        for_chunks<FromTables<Number>::CHUNK>(
+            n, RotateNormedRow<T, Out, reads_half, writes_half>{norm, from + begin, to + begin,
+                                                                reinterpret_cast<const Number*>(cos) + i,
+                                                                reinterpret_cast<const Number*>(sin) + i, begin, n});
+    }
+    keep(layout.start + 2 * layout.num_pairs, layout.head_dim);
+}
+
+// Norm, unless `norm` is null, and rotate rows of one run, by tables.
+template <class T, class Out, bool reads_half, bool writes_half>
+void rotate_normed_rows(const Layout& layout, const Rows& rows, const Norm* norm) {
+    using Number = typename T::Real;
+    Number factors[T::W];
+    const char* x = rows.x;
+    char* y = rows.y;
+    for (int64_t r = 0; r < rows.count; ++r, x += rows.x_row, y += rows.y_row) {
+        if (norm && r % T::W == 0)
+            inverse_rms<T>(x, rows.x_row, smaller(T::W, rows.count - r), layout.head_dim, norm->eps, factors);
+        RowNorm<T> row = {};
+        if (norm) row = {factors[r % T::W], static_cast<const Number*>(norm->scale), norm->rounding};
+        rotate_normed_row<T, Out, reads_half, writes_half>(layout, x, y, row, rows.cos + r * rows.cos_row,
+                                                           rows.sin + r * rows.sin_row);
+    }
+}
+
+template <class T, class Out = T>
+void rotate_normed(const Layout& layout, const Rows& rows, const Norm* norm) {
+    if (layout.reads_half)
+        layout.writes_half ? rotate_normed_rows<T, Out, true, true>(layout, rows, norm)
+                           : rotate_normed_rows<T, Out, true, false>(layout, rows, norm);
+    else
+        layout.writes_half ? rotate_normed_rows<T, Out, false, true>(layout, rows, norm)
+                           : rotate_normed_rows<T, Out, false, false>(layout, rows, norm);
+}
+
+// ---- rows of the compute dtype ----
+
+// Convert the features of a row.
+template <class T>
+void widen_row(const char* x, int64_t width, void* y) {
+    for_chunks<T::W>(width, NormFeatures<T, Native<typename T::Real>>{{}, reinterpret_cast<const typename T::Stored*>(x),
+                                                                     static_cast<typename T::Real*>(y)});
 }
 
 // ---- caches ----

@@ -9,30 +9,30 @@
 namespace rope {
 namespace {
 
-// Rotate W pairs (a, b) at x into y. With half pairing, the second features start x_half and y_half bytes later:
+// Rotate W pairs (a, b) at x into y. With half pairing, the second features start `second_half` bytes later:
 //
 //     interleaved    a0 b0 a1 b1 a2 b2 a3 b3
 //     half           a0 a1 a2 a3  ...  b0 b1 b2 b3  ...
-//                    |<---- half ---->|
+//                    |<- second_half ->|
 //
 // Max error, with cos and sin from make_tables: eps · amplitude · |pair| · n, plus half an ulp of y. eps is
 // 2^-23, or 2^-52 for float64; n is 1.6 for float32 and float64 and 2.1 for 16 bits, or 2.5 and 3 with an
 // amplitude other than 1. Proved in proof/; docs/numerics.md has the terms for underflow and wider positions.
 template <class T, bool reads_half, bool writes_half, int W>
-ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t x_half, int64_t y_half, Vec<typename T::Real, W> cos,
+ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t second_half, Vec<typename T::Real, W> cos,
                               Vec<typename T::Real, W> sin) {
-    const auto at_x = [x](int64_t i) { return reinterpret_cast<const typename T::Source*>(x + i); };
+    const auto at_x = [x](int64_t i) { return reinterpret_cast<const typename T::Stored*>(x + i); };
     const auto at_y = [y](int64_t i) { return reinterpret_cast<typename T::Stored*>(y + i); };
     Vec<typename T::Real, W> a, b;
     if constexpr (reads_half) {
         a = T::template read<W>(at_x(0));
-        b = T::template read<W>(at_x(x_half));
+        b = T::template read<W>(at_x(second_half));
     } else {
         T::template read_pairs<W>(at_x(0), a, b);
     }
     const auto first = a * cos - b * sin, second = b * cos + a * sin;
     if constexpr (writes_half)
-        T::template write_two<W>(at_y(0), at_y(y_half), first, second);
+        T::template write_two<W>(at_y(0), at_y(second_half), first, second);
     else
         T::template write_pairs<W>(at_y(0), first, second);
 }
@@ -191,12 +191,11 @@ struct RotateColumn {
     template <int chunk>
     void at(int64_t i) const {
         constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W;
-        constexpr int64_t x_itemsize = sizeof(typename T::Source), y_itemsize = sizeof(typename T::Stored);
-        constexpr int64_t x_bytes = 2 * chunk * x_itemsize, y_bytes = 2 * chunk * y_itemsize;
-        constexpr int64_t x_step = x_itemsize * (reads_half ? 1 : 2), y_step = y_itemsize * (writes_half ? 1 : 2);
+        constexpr int64_t itemsize = sizeof(typename T::Stored), chunk_bytes = 2 * chunk * itemsize;
+        constexpr int64_t x_step = itemsize * (reads_half ? 1 : 2), y_step = itemsize * (writes_half ? 1 : 2);
         using Pairs = Ordered<T, reads_half, writes_half, From, W>;
         using Real = Vec<typename T::Real, W>;
-        const int64_t x_row = group.x_row, y_row = group.y_row, x_half = x_itemsize * n, y_half = y_itemsize * n;
+        const int64_t x_row = group.x_row, y_row = group.y_row, second_half = itemsize * n;
         const int64_t x_ahead = x_step * i % CACHE_LINE == 0 ? group.x_ahead : 0;
         const int64_t y_ahead = y_step * i % CACHE_LINE == 0 ? group.y_ahead : 0;
         const char* from = x + x_step * i;
@@ -208,17 +207,17 @@ struct RotateColumn {
             Real cos[K * vectors], sin[K * vectors];
             sequence.template next<K>(cos, sin);
             unroll<K>([&](auto k) ROPE_ALWAYS {
-                if (x_ahead) prefetch<reads_half, x_bytes>(from + x_ahead, x_half);
-                if (y_ahead) prefetch<writes_half, y_bytes>(to + y_ahead, y_half);
+                if (x_ahead) prefetch<reads_half, chunk_bytes>(from + x_ahead, second_half);
+                if (y_ahead) prefetch<writes_half, chunk_bytes>(to + y_ahead, second_half);
                 unroll<vectors>([&](auto v) ROPE_ALWAYS {
-                    rotate_pairs<Pairs, reads_half, writes_half, W>(from + v * W * x_step, to + v * W * y_step, x_half,
-                                                                    y_half, cos[k * vectors + v],
+                    rotate_pairs<Pairs, reads_half, writes_half, W>(from + v * W * x_step, to + v * W * y_step,
+                                                                    second_half, cos[k * vectors + v],
                                                                     sin[k * vectors + v]);
                 });
                 from += x_row;
                 to += y_row;
             });
-            stream_lines<K * y_bytes / CACHE_LINE>(stream);
+            stream_lines<K * chunk_bytes / CACHE_LINE>(stream);
         });
         *group.stream = stream;
     }
@@ -247,48 +246,22 @@ inline void copy_bytes(const RowGroup& group, int64_t begin, int64_t end) {
     *group.stream = stream;
 }
 
-// Convert features of one row.
-template <class T>
-struct ConvertRow {
-    const char* x;
-    char* y;
-
-    template <int W>
-    void at(int64_t i) const {
-        typename T::Stored unused[W];
-        const auto v = T::template read<W>(reinterpret_cast<const typename T::Source*>(x) + i);
-        T::template write_two<W>(reinterpret_cast<typename T::Stored*>(y) + i, unused, v, v);
-    }
-};
-
-template <class T>
-inline void copy_features(const RowGroup& group, int64_t begin, int64_t end) {
-    constexpr int64_t x_itemsize = sizeof(typename T::Source), y_itemsize = sizeof(typename T::Stored);
-    if constexpr (std::is_same_v<typename T::Source, typename T::Stored>)
-        copy_bytes(group, x_itemsize * begin, x_itemsize * end);
-    else
-        for (int64_t r = 0; r < group.count; ++r)
-            for_chunks<T::W>(end - begin, ConvertRow<T>{group.x + r * group.x_row + x_itemsize * begin,
-                                                       group.y + r * group.y_row + y_itemsize * begin});
-}
-
-template <class T>
-inline void copy_unrotated(const Layout& layout, const RowGroup& group) {
+inline void copy_unrotated(const Layout& layout, const RowGroup& group, int64_t itemsize) {
     if (2 * layout.num_pairs == layout.head_dim || group.x == group.y) return;
-    copy_features<T>(group, 0, layout.start);
-    copy_features<T>(group, layout.start + 2 * layout.num_pairs, layout.head_dim);
+    copy_bytes(group, 0, itemsize * layout.start);
+    copy_bytes(group, itemsize * (layout.start + 2 * layout.num_pairs), itemsize * layout.head_dim);
 }
 
 template <class T, bool reads_half, bool writes_half, class From>
 inline void rotate_by_column(const Layout& layout, const RowGroup& group, const From& angles) {
-    constexpr int64_t x_itemsize = sizeof(typename T::Source), y_itemsize = sizeof(typename T::Stored);
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
     constexpr int chunk = reads_half == writes_half ? From::CHUNK : From::MIXED_CHUNK;
     using Column = RotateColumn<T, reads_half, writes_half, From>;
-    copy_unrotated<T>(layout, group);
+    copy_unrotated(layout, group, itemsize);
     const int64_t n = pairs_per_block(layout);
     for (int64_t i = 0; i < layout.num_pairs; i += n) {
-        const int64_t begin = layout.start + 2 * i;
-        for_chunks<chunk>(n, Column{angles, group, group.x + begin * x_itemsize, group.y + begin * y_itemsize, i, n});
+        const int64_t begin = (layout.start + 2 * i) * itemsize;
+        for_chunks<chunk>(n, Column{angles, group, group.x + begin, group.y + begin, i, n});
     }
 }
 
@@ -299,18 +272,18 @@ struct RotateRow {
     char* y;
     const typename T::Real* cos;
     const typename T::Real* sin;
-    int64_t n;
+    int64_t second_half;
 
     template <int chunk>
     void at(int64_t i) const {
         constexpr int W = chunk < T::W ? chunk : T::W;
-        constexpr int64_t x_itemsize = sizeof(typename T::Source), y_itemsize = sizeof(typename T::Stored);
+        constexpr int64_t itemsize = sizeof(typename T::Stored);
         using Pairs = Ordered<T, reads_half, writes_half, FromTables<typename T::Real>, W>;
         using Real = Vec<typename T::Real, W>;
         unroll<chunk / W>([&](auto v) ROPE_ALWAYS {
             const int64_t k = i + v * W;
-            const int64_t at_x = x_itemsize * (reads_half ? k : 2 * k), at_y = y_itemsize * (writes_half ? k : 2 * k);
-            rotate_pairs<Pairs, reads_half, writes_half, W>(x + at_x, y + at_y, x_itemsize * n, y_itemsize * n,
+            const int64_t at_x = itemsize * (reads_half ? k : 2 * k), at_y = itemsize * (writes_half ? k : 2 * k);
+            rotate_pairs<Pairs, reads_half, writes_half, W>(x + at_x, y + at_y, second_half,
                                                             load_table<Real, Pairs::IN_BLOCKS>(cos + k),
                                                             load_table<Real, Pairs::IN_BLOCKS>(sin + k));
         });
@@ -322,21 +295,21 @@ template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_row(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
     using Number = typename T::Real;
     using Row = RotateRow<T, reads_half, writes_half>;
-    constexpr int64_t x_itemsize = sizeof(typename T::Source), y_itemsize = sizeof(typename T::Stored);
-    copy_unrotated<T>(layout, group);
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    copy_unrotated(layout, group, itemsize);
     const int64_t n = pairs_per_block(layout);
     for (int64_t r = 0; r < group.count; ++r) {
-        const char* const x = group.x + r * group.x_row + x_itemsize * layout.start;
-        char* const y = group.y + r * group.y_row + y_itemsize * layout.start;
+        const char* const x = group.x + r * group.x_row + itemsize * layout.start;
+        char* const y = group.y + r * group.y_row + itemsize * layout.start;
         const FromTables<Number> row = tables.from(r);
         const Number* const cos = reinterpret_cast<const Number*>(row.cos);
         const Number* const sin = reinterpret_cast<const Number*>(row.sin);
         for (int64_t i = 0; i < layout.num_pairs; i += n) {
-            const Row pairs = {x + 2 * i * x_itemsize, y + 2 * i * y_itemsize, cos + i, sin + i, n};
-            for_chunks<FromTables<Number>::CHUNK>(n, pairs);
+            const int64_t begin = 2 * i * itemsize;
+            for_chunks<FromTables<Number>::CHUNK>(n, Row{x + begin, y + begin, cos + i, sin + i, n * itemsize});
         }
         if (group.x_ahead || group.y_ahead || group.stream->bytes)
-            for (int64_t i = 0; i < 2 * layout.num_pairs * y_itemsize; i += CACHE_LINE)
+            for (int64_t i = 0; i < 2 * layout.num_pairs * itemsize; i += CACHE_LINE)
                 prefetch_and_stream(group, *group.stream, x + i, y + i);
     }
 }
@@ -448,17 +421,6 @@ void rotate(const Layout& layout, const Rows& rows) {
         layout.writes_half ? rotate_layout<T, true, true>(layout, rows) : rotate_layout<T, true, false>(layout, rows);
     else
         layout.writes_half ? rotate_layout<T, false, true>(layout, rows) : rotate_layout<T, false, false>(layout, rows);
-}
-
-// Rotate rows of floats into rows of 16 bits, by tables: see NormRows.
-template <class Out>
-void rotate_normed(const Layout& layout, const Rows& rows) {
-    using T = FromFloat<Out>;
-    if (layout.reads_half)
-        layout.writes_half ? rotate_by_tables<T, true, true>(layout, rows) : rotate_by_tables<T, true, false>(layout, rows);
-    else
-        layout.writes_half ? rotate_by_tables<T, false, true>(layout, rows)
-                           : rotate_by_tables<T, false, false>(layout, rows);
 }
 
 }  // namespace
