@@ -1,16 +1,12 @@
 """The front function `attention_inputs`: norm, rotation and the write into a cache, in one pass."""
 
-from numbers import Integral
 from typing import Any
 
 from . import _dispatch
-from ._array_api.cache import CacheWrite
-from ._array_api.norm import ROUNDINGS, Norm
 from ._dispatch import without_autograph
-from ._errors import ArrayTypeError, ShapeError, SpecError, describe
+from ._errors import ArrayTypeError, SpecError, describe
 from ._rotation import Rotation
 from ._spec.spec import Spec, require_plan
-from ._spec.validation import choice, number, positive, truth
 
 
 @without_autograph
@@ -133,28 +129,25 @@ def attention_inputs(
     (True, 8)
     """
     xs = (q,) if k is None else (q, k)
-    if isinstance(pos, Rotation):
-        if rope is not None:
-            raise SpecError("pos is a Rotation, which has its rope; omit rope.")
+    if rope is None and isinstance(pos, Rotation):
         source: Any = (pos.cos, pos.sin, pos.layout)
     else:
-        plan = require_plan(_checked_rope(rope, q))
+        plan = rope._plan if isinstance(rope, Spec) and not isinstance(pos, Rotation) else None
+        if plan is None:
+            plan = require_plan(_checked_rope(rope, pos))
         if plan.max_position is not None:
             _dispatch.check_max_position(q, pos, plan.max_position)
         source = (pos, plan, None)
-    checked_norm = None if norm is None else _norm(norm, eps, offset, rounding, xs)
-    write = None
-    if cache is not None:
+    norm_fields = None if norm is None else (norm, eps, offset, rounding)
+    cache_fields = None
+    if cache is not None or v is not None or slots is not None:
         axis = seq_axis if cache_seq_axis is None else cache_seq_axis
-        write = _cache(cache, v, slots, scales, axis, unique_slots, k)
-    elif v is not None or slots is not None:
-        raise ArrayTypeError(
-            f"{'slots' if v is None else 'v'} is given, and cache is None; give cache=(k_cache, v_cache)."
-        )
+        cache_fields = (cache, v, slots, scales, axis, unique_slots)
     outs = out if k is not None else _out_of_q(out)
-    ys, caches = _dispatch.attention_inputs(xs, source, (seq_axis,), checked_norm, write, outs, backend)
-    y_q, y_k = ys if k is not None else (*ys, None)
-    return (y_q, y_k) if write is None else (y_q, y_k, caches)
+    ys, caches = _dispatch.attention_inputs(xs, source, (seq_axis,), norm_fields, cache_fields, outs, backend)
+    if k is None:
+        return ys[0], None
+    return ys if cache is None else (*ys, caches)
 
 
 def _checked_rope(rope: Any, q: Any) -> Spec:
@@ -174,38 +167,3 @@ def _out_of_q(out: Any) -> Any:
     if type(out) is not tuple or len(out) != 2 or out[1] is not None:
         raise ArrayTypeError(f"out is {describe(out)}, and k is None; give a tuple of an array and None.")
     return out[:1]
-
-
-def _norm(weights: Any, eps: Any, offset: Any, rounding: Any, xs: tuple[Any, ...]) -> Norm:
-    """Return the norm of a call, its numbers checked."""
-    if type(weights) is not tuple or len(weights) != 2:
-        raise ArrayTypeError(
-            f"norm is {describe(weights)}; give a tuple of the weights of q and of k, each an array or None."
-        )
-    remedy = "a finite number, 0 or more"
-    if (checked_eps := number("eps", eps, remedy)) < 0:
-        raise SpecError(f"eps is {checked_eps}; give {remedy}.")
-    rounded = choice("rounding", rounding, ROUNDINGS)
-    return Norm(weights[: len(xs)], checked_eps, number("offset", offset), rounded)
-
-
-def _cache(
-    cache: Any, v: Any, slots: Any, scales: Any, seq_axis: Any, unique_slots: bool, k: Any
-) -> CacheWrite:
-    """Return the caches of a call; which of them are given, and their numbers, are checked."""
-    if type(cache) is not tuple or len(cache) != 2:
-        raise ArrayTypeError(f"cache is {describe(cache)}; give a tuple of the caches of k and of v.")
-    if k is None or slots is None:
-        raise ArrayTypeError(f"cache is given, and {'k' if k is None else 'slots'} is None; give both.")
-    if (v is None) != (cache[1] is None):
-        given, missing = ("the cache of v", "v") if v is None else ("v", "the cache of v")
-        raise ArrayTypeError(f"{given} is given, and {missing} is None; give both, or neither.")
-    if not isinstance(seq_axis, Integral) or isinstance(seq_axis, bool) or int(seq_axis) > -2:
-        raise ShapeError(
-            f"the sequence axis of the caches is {describe(seq_axis)}; give cache_seq_axis, -2 or less: it "
-            "counts from the end."
-        )
-    if type(scales) is not tuple or len(scales) != 2:
-        raise SpecError(f"scales is {describe(scales)}; give a tuple of two positive numbers, for k and v.")
-    checked_scales = positive("scales[0]", scales[0]), positive("scales[1]", scales[1])
-    return CacheWrite(cache, v, slots, checked_scales, int(seq_axis), truth("unique_slots", unique_slots))

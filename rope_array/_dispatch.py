@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from . import _registry
 from ._array_api.attention import check_attention_call, make_by_parts
-from ._array_api.cache import CacheWrite
+from ._array_api.cache import checked_write
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
-from ._array_api.norm import Norm
+from ._array_api.norm import checked_norm
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.position_input import check_largest, parse, parse_host
 from ._array_api.source import OptionFields, Positions, SourceFields, Tables
@@ -53,12 +53,15 @@ def attention_inputs(
     xs: tuple[Any, ...],
     source: SourceFields,
     options: OptionFields,
-    norm: Norm | None,
-    write: CacheWrite | None,
+    norm: tuple[Any, ...] | None,
+    write: tuple[Any, ...] | None,
     out: Any = None,
     backend: str | None = None,
 ) -> Any:
     """Norm and rotate xs, q and k or q alone, and write caches; see `rope_array.attention_inputs`.
+
+    `norm` and `write` are the fields of a `Norm`, with the weights of q and of k, and of a `CacheWrite`,
+    before their checks.
 
     Returns
     -------
@@ -70,9 +73,11 @@ def attention_inputs(
         results = backends.try_fast_inputs(xs, source, options, norm, write, out)
         if results is not NotImplemented:
             return results
+    checked = None if norm is None else checked_norm(norm, len(xs))
+    caches = None if write is None else checked_write(write, xs[1] if len(xs) > 1 else None)
     call = check_call(xs, source, options, backends.library(xs[0]))
     chosen = _registry.choose(backends, xs, call.source, backend)
-    inputs = check_attention_call(call, norm, write, out)
+    inputs = check_attention_call(call, checked, caches, out)
     one_pass = getattr(chosen, "attention_inputs", None)
     results = NotImplemented if one_pass is None else one_pass(inputs)
     return make_by_parts(chosen.rotate, inputs) if results is NotImplemented else results

@@ -24,7 +24,8 @@ class ParsedNorm {
     bool parse(nb::handle norm, const Library& library, size_t num_xs) {
         double eps;
         Rounding rounding;
-        if (!is_tuple_of(norm, 4) || !is_tuple_of(item(norm, 0), num_xs) || num_xs > MAX_XS) return false;
+        if (!is_tuple_of(norm, 4) || num_xs > MAX_XS) return false;
+        if (!is_tuple_of(item(norm, 0), MAX_XS) && !is_tuple_of(item(norm, 0), num_xs)) return false;
         if (!parse_float(item(norm, 1), eps) || !parse_float(item(norm, 2), offset_) || eps < 0) return false;
         if (!parse_rounding(item(norm, 3), rounding)) return false;
         weights_ = item(norm, 0);
@@ -93,10 +94,14 @@ class ParsedNorm {
     static void read_row(const char* from, int64_t stride, int dtype, int64_t width, Number* to) {
         if (dtype == F64) return read_numbers<double>(from, stride, width, to);
         if (dtype == F32) return read_numbers<float>(from, stride, width, to);
-        std::unique_ptr<uint16_t[]> numbers(new uint16_t[static_cast<size_t>(width)]);
-        for (int64_t k = 0; k < width; ++k) std::memcpy(&numbers[static_cast<size_t>(k)], from + k * stride, 2);
+        const bool is_readable = (width < 2 || stride == 2) && reinterpret_cast<uintptr_t>(from) % 2 == 0;
+        std::unique_ptr<uint16_t[]> copy(is_readable ? nullptr : new uint16_t[static_cast<size_t>(width)]);
+        for (int64_t k = 0; !is_readable && k < width; ++k) std::memcpy(&copy[static_cast<size_t>(k)], from + k * stride, 2);
+        const char* const numbers = is_readable ? from : reinterpret_cast<const char*>(copy.get());
+        const auto widen = level.load(std::memory_order_relaxed)->widen[dtype];
+        if constexpr (sizeof(Number) == sizeof(float)) return widen(numbers, width, to);
         std::unique_ptr<float[]> floats(new float[static_cast<size_t>(width)]);
-        level.load(std::memory_order_relaxed)->widen[dtype](reinterpret_cast<const char*>(numbers.get()), width, floats.get());
+        widen(numbers, width, floats.get());
         std::copy(floats.get(), floats.get() + width, to);
     }
 
@@ -126,10 +131,12 @@ class ParsedWrite {
         values = item(write, 1);
         if (!parse_int(item(write, 4), seq_axis_) || !library.view(item(write, 2), slots_view_)) return false;
         is_unique_ = item(write, 5).ptr() == Py_True;
+        if (!is_unique_ && item(write, 5).ptr() != Py_False) return false;
+        if (values.is_none() != item(caches, 1).is_none()) return false;
         num_caches = values.is_none() ? 1 : 2;
         for (size_t i = 0; i < num_caches; ++i) {
             double scale;
-            if (!parse_float(item(item(write, 3), i), scale) || !library.view(item(caches, i), views[i])) return false;
+            if (!parse_float(item(item(write, 3), i), scale) || scale <= 0 || !library.view(item(caches, i), views[i])) return false;
             rows_[i].scale = static_cast<float>(scale);
         }
         return read_slots();
@@ -394,7 +401,7 @@ nb::object attention_inputs(nb::handle x, nb::handle source, nb::handle options,
     if (!parsed.parse(source, *library, false) || (gated && parsed.is_recorded_position(source))) return declined;
     if (has_norm && !parsed_norm.parse(norm, *library, xs.size)) return declined;
     if (gated && has_norm && parsed_norm.any_requires_grad(xs.size) && is_grad_enabled()) return declined;
-    if (has_caches && !parsed_write.parse(write, *library)) return declined;
+    if (has_caches && (xs.size != 2 || !parsed_write.parse(write, *library))) return declined;
     const bool has_values = has_caches && parsed_write.num_caches == 2;
     AttentionCall attention(*library, parsed, xs.size, has_values);
     Call& call = attention.call;

@@ -10,10 +10,12 @@ slots continue from page to page:
             slots, heads, features                     without pages
 """
 
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._spec.shape_rule import paired_axes, sequence_axis
+from rope_array._spec.validation import positive, truth
 
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .norm import as_compute
@@ -92,6 +94,30 @@ class Target(NamedTuple):
 
 
 # ---- checks ----
+
+
+def checked_write(fields: tuple[Any, ...], k: Any) -> CacheWrite:
+    """Return the caches of a call; which of them are given, and their numbers, are checked."""
+    cache, v, slots, scales, seq_axis, unique_slots = fields
+    if cache is None:
+        given = "slots" if v is None else "v"
+        raise ArrayTypeError(f"{given} is given, and cache is None; give cache=(k_cache, v_cache).")
+    if type(cache) is not tuple or len(cache) != 2:
+        raise ArrayTypeError(f"cache is {describe(cache)}; give a tuple of the caches of k and of v.")
+    if k is None or slots is None:
+        raise ArrayTypeError(f"cache is given, and {'k' if k is None else 'slots'} is None; give both.")
+    if (v is None) != (cache[1] is None):
+        given, missing = ("the cache of v", "v") if v is None else ("v", "the cache of v")
+        raise ArrayTypeError(f"{given} is given, and {missing} is None; give both, or neither.")
+    if not isinstance(seq_axis, Integral) or isinstance(seq_axis, bool) or int(seq_axis) > -2:
+        raise ShapeError(
+            f"the sequence axis of the caches is {describe(seq_axis)}; give cache_seq_axis, -2 or less: it "
+            "counts from the end."
+        )
+    if type(scales) is not tuple or len(scales) != 2:
+        raise SpecError(f"scales is {describe(scales)}; give a tuple of two positive numbers, for k and v.")
+    checked_scales = positive("scales[0]", scales[0]), positive("scales[1]", scales[1])
+    return CacheWrite(cache, v, slots, checked_scales, int(seq_axis), truth("unique_slots", unique_slots))
 
 
 def check_cache(write: CacheWrite, k: Any, seq_axis: int, lib: Library) -> list[Target]:

@@ -16,6 +16,9 @@ do not depend on the backend: 64 columns, then halves onto halves. For 4 columns
 
 from typing import Any, NamedTuple
 
+from rope_array._errors import ArrayTypeError, SpecError, describe
+from rope_array._spec.validation import choice, number
+
 from .library import computes_in_float64
 from .ops import ArrayOps
 from .pairs import join
@@ -39,6 +42,20 @@ class Norm(NamedTuple):
     eps: float
     offset: float
     rounding: str
+
+
+def checked_norm(fields: tuple[Any, ...], num_xs: int) -> Norm:
+    """Return the norm of a call, its numbers checked; `fields` has the weights of q and of k."""
+    weights, eps, offset, rounding = fields
+    if type(weights) is not tuple or len(weights) != 2:
+        raise ArrayTypeError(
+            f"norm is {describe(weights)}; give a tuple of the weights of q and of k, each an array or None."
+        )
+    remedy = "a finite number, 0 or more"
+    if (checked_eps := number("eps", eps, remedy)) < 0:
+        raise SpecError(f"eps is {checked_eps}; give {remedy}.")
+    rounded = choice("rounding", rounding, ROUNDINGS)
+    return Norm(weights[:num_xs], checked_eps, number("offset", offset), rounded)
 
 
 def normalise(x: Any, weight: Any, norm: Norm, seq_axis: int, ops: ArrayOps) -> Any:
