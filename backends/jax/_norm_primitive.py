@@ -10,12 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as xp
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
-from rope_array._array_api.norm import Norm, as_compute, normalise_by_scale, scale_of
+from rope_array._array_api.norm import (
+    Norm,
+    as_compute,
+    inverse_rms,
+    normalise_by_scale,
+    scale_of,
+    sum_in_order,
+)
 from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.source import CallOptions
 from rope_array._spec.plan import Layout, Plan
@@ -85,11 +91,10 @@ def _jvp(fields: Any, primals: Any, tangents: Any) -> Any:
     layout, plan, norm = fields
     ops = LIBRARY.ops(x)
     values = as_compute(x, ops)
-    r = lax.rsqrt(xp.mean(values * values, axis=-1, keepdims=True) + norm.eps)
+    r = inverse_rms(values, norm.eps, ops)
     n, change = values * r, xp.zeros_like(values)
     if not isinstance(dx, SymbolicZero):
-        dx = as_compute(dx, ops)
-        change = (dx - n * xp.mean(n * dx, axis=-1, keepdims=True)) * r * scale
+        change = project_p.bind(as_compute(dx, ops), n) * r * scale
     if not isinstance(dscale, SymbolicZero):
         change = change + n * dscale
     params = {"layout": layout, "plan": plan, "transposed": False}
@@ -105,6 +110,50 @@ def _jvp(fields: Any, primals: Any, tangents: Any) -> Any:
         point = n * scale, *(source[i] for i in active)
         dy = jax.jvp(rotate, point, (change, *(dsource[i] for i in active)))[1]
     return _norm_rotate(fields, *primals), dy.astype(x.dtype)
+
+
+# ---- dx - n · mean(n·dx), which is its own transpose ----
+
+project_p = Primitive("rope_array_project")
+
+
+def _project(dx: Any, n: Any) -> Any:
+    """Compute the mean by sums of slices.
+
+    XLA fuses a reduction with products of its result, in loops that took 15 times as long on the CPU.
+    """
+    return dx - n * _mean(dx, n)
+
+
+def _mean(dx: Any, n: Any) -> Any:
+    return sum_in_order(n * dx, LIBRARY.ops(dx)) * (1.0 / dx.shape[-1])
+
+
+def _jvp_of_projection(primals: Any, tangents: Any) -> Any:
+    (dx, n), (ddx, dn) = primals, tangents
+    change = ad.instantiate_zeros(ddx) if type(ddx) is ad.Zero else project_p.bind(ddx, n)
+    if type(dn) is not ad.Zero:
+        change = change - dn * _mean(dx, n) - n * _mean(dx, dn)
+    return project_p.bind(dx, n), change
+
+
+def _transpose_projection(dy: Any, dx: Any, n: Any) -> Any:
+    return dy if type(dy) is ad.Zero else project_p.bind(dy, n), None
+
+
+def _batch_projection(arrays: Any, axes: Any) -> Any:
+    return project_p.bind(*batched(arrays, axes)), 0
+
+
+project_p.def_impl(_project)
+project_p.def_abstract_eval(result_type)
+ad.primitive_jvps[project_p] = _jvp_of_projection
+ad.primitive_transposes[project_p] = _transpose_projection
+batching.primitive_batchers[project_p] = _batch_projection
+mlir.register_lowering(project_p, mlir.lower_fun(_project, multiple_results=False))
+
+
+# ---- the rules ----
 
 
 def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
