@@ -53,8 +53,30 @@ class ParsedNorm {
             return false;
         array.dtype == F64 ? make_scales<double>(i, array.width) : make_scales<float>(i, array.width);
         norms_[i].scale = scales_[i].get();
+        width_ = array.width;
         array.norm = &norms_[i];
         return true;
+    }
+
+    // Return the gradients of weights, rounded to their dtypes: None where there is no weight.
+    nb::object gradients(const Library& library, size_t num_xs, const std::vector<double>& sums) const {
+        nb::list all;
+        const double* from = sums.data();
+        for (size_t i = 0; i < num_xs; ++i) {
+            if (!has_weight(i)) {
+                all.append(nb::none());
+                from += width_;
+                continue;
+            }
+            ArrayView view;
+            nb::object gradient = library.empty_like(item(weights_, i), view);
+            const int last = view.num_axes - 1;
+            for (int64_t r = 0; r < (last ? view.shape[0] : 1); ++r)
+                for (int64_t k = 0; k < view.shape[last]; ++k)
+                    write_number(*from++, view.data + (last ? r * view.strides[0] : 0) + k * view.strides[last], view.dtype);
+            all.append(gradient);
+        }
+        return nb::tuple(all);
     }
 
     // Return a norm with the scale of another head.
@@ -105,6 +127,15 @@ class ParsedNorm {
         std::copy(floats.get(), floats.get() + width, to);
     }
 
+    static void write_number(double number, char* to, int dtype) {
+        constexpr CacheDType DTYPES[] = {CACHE_F32, NUM_CACHE_DTYPES, CACHE_F16, CACHE_BF16};  // by DType
+        const float narrow = static_cast<float>(number);
+        if (dtype == F64)
+            std::memcpy(to, &number, sizeof number);
+        else
+            level.load(std::memory_order_relaxed)->store[DTYPES[dtype]](&narrow, to, 1, 1.0f);
+    }
+
     template <class From, class Number>
     static void read_numbers(const char* from, int64_t stride, int64_t width, Number* to) {
         for (int64_t k = 0; k < width; ++k, from += stride) {
@@ -116,6 +147,7 @@ class ParsedNorm {
 
     nb::handle weights_;
     double offset_ = 0;
+    int64_t width_ = 0;
     Norm norms_[MAX_XS];
     ArrayView views_[MAX_XS];
     std::unique_ptr<char[]> scales_[MAX_XS];
@@ -287,6 +319,14 @@ nb::object written_caches(const ParsedWrite& write) {
     return write.num_caches == 2 ? nb::borrow(write.caches) : nb::make_tuple(nb::handle(item(write.caches, 0)));
 }
 
+NormedX normed_of_head(const NormedX& normed, const Array& array, int axis, int64_t head) {
+    NormedX of = normed;
+    of.data += head * normed.stride[axis];
+    of.weight += static_cast<size_t>(head * array.width);
+    std::copy(normed.stride + axis + 1, normed.stride + array.num_axes, of.stride + axis);
+    return of;
+}
+
 class AttentionCall {
   public:
     AttentionCall(const Library& library, const ParsedSource& parsed, size_t num_xs, bool has_values)
@@ -340,7 +380,14 @@ class AttentionCall {
         return true;
     }
 
-    void run_by_heads(bool fresh, const ParsedNorm& norm) {
+    void run_gradients(const ParsedNorm& norm, std::vector<double>& sums) {
+        run_by_heads(norm, [&](const Items<Array>& arrays) { call.run_gradients(arrays, sums); });
+    }
+
+    // Call run(arrays), with an array for each head that has a weight of its own.
+    template <class Run>
+    void run_by_heads(const ParsedNorm& norm, const Run& run) {
+        if (!has_weights_of_heads(norm)) return run(call.arrays());
         size_t size = 0;
         const size_t num_arrays = call.arrays().size();
         auto heads_of = [&](size_t i) { return i < num_xs_ && norm.is_per_head(i) ? norm.view(i).shape[0] : 1; };
@@ -348,6 +395,7 @@ class AttentionCall {
         Items<Array> arrays(size);
         std::vector<Norm> norms(size);
         std::vector<CacheRows> caches(size);
+        std::vector<NormedX> normed(size);
         size_t next = 0;
         for (size_t i = 0; i < num_arrays; ++i) {
             const Array& array = call.array(i);
@@ -360,12 +408,13 @@ class AttentionCall {
                 Array& of = arrays[next] = of_head(array, axis, h);
                 norms[next] = ParsedNorm::of_head(*array.norm, h, array);
                 of.norm = &norms[next];
+                if (array.normed) of.normed = &(normed[next] = normed_of_head(*array.normed, array, axis, h));
                 if (!array.cache) continue;
                 caches[next] = ParsedWrite::of_head(*array.cache, axis, h, array.num_axes);
                 of.cache = &caches[next];
             }
         }
-        call.run(fresh, arrays);
+        run(arrays);
     }
 
   private:
@@ -419,11 +468,48 @@ nb::object attention_inputs(nb::handle x, nb::handle source, nb::handle options,
         if (!parsed_write.set_cache(i, call.array(xs.size - 1 + i))) return declined;
     if (gated && !fresh && !count_writes(outs)) return declined;
     if (gated && has_caches && !count_writes(ArrayTuple(written_caches(parsed_write)))) return declined;
-    if (has_norm && attention.has_weights_of_heads(parsed_norm))
-        attention.run_by_heads(fresh, parsed_norm);
+    if (has_norm)
+        attention.run_by_heads(parsed_norm, [&](const Items<Array>& arrays) { call.run(fresh, arrays); });
     else
         call.run(fresh);
     return nb::make_tuple(results, has_caches ? nb::borrow(parsed_write.caches) : nb::none());
+}
+
+nb::object attention_gradients(nb::handle gradients, nb::handle x, nb::handle source, nb::handle options, nb::handle norm) {
+    const nb::object declined = nb::borrow(Py_NotImplemented);
+    const ArrayTuple grads(gradients), xs(x);
+    const Library* const library = grads.is_tuple && grads.size ? library_of(grads[0]) : nullptr;
+    int64_t axis;
+    ParsedSource parsed;
+    ParsedNorm parsed_norm;
+    if (!library || !xs.is_tuple || xs.size != grads.size || !parse_options(options, axis)) return declined;
+    if (!parsed.parse(source, *library, true) || !parsed_norm.parse(norm, *library, xs.size)) return declined;
+    AttentionCall attention(*library, parsed, grads.size, false);
+    Call& call = attention.call;
+    if (!call.parse_xs(grads, axis, true) || call.array(grads.size - 1).dtype != call.array(0).dtype) return declined;
+    ArrayView views[2];
+    NormedX normed[2];
+    size_t num_weights = 0;
+    for (size_t i = 0; i < xs.size; ++i) {
+        ArrayView& view = views[i];
+        if (!library->view(xs[i], view) || view.dtype != call.view(i).dtype || !view.has_same_shape(call.view(i))) return declined;
+        if (view.shape[view.num_axes - 1] > 1 && view.strides[view.num_axes - 1] != view.itemsize) return declined;
+        if (!view.is_aligned()) return declined;
+        normed[i].data = view.data;
+        std::copy(view.strides, view.strides + view.num_axes - 1, normed[i].stride);
+        normed[i].weight = num_weights;
+        num_weights += static_cast<size_t>(call.array(i).width * (parsed_norm.is_per_head(i) ? parsed_norm.view(i).shape[0] : 1));
+    }
+    const nb::object results = call.create_results(grads);
+    for (size_t i = 0; i < xs.size; ++i) {
+        Array& array = call.array(i);
+        if (array.width > 1 && array.y_feature != ITEMSIZE[array.dtype]) return declined;
+        array.normed = &normed[i];
+    }
+    if (!attention.set_norms(parsed_norm)) return declined;
+    std::vector<double> sums(num_weights);
+    attention.run_gradients(parsed_norm, sums);
+    return nb::make_tuple(results, parsed_norm.gradients(*library, xs.size, sums));
 }
 
 }  // namespace rope

@@ -12,4 +12,9 @@ nanobind::object attention_inputs(nanobind::handle x, nanobind::handle source, n
                                   nanobind::handle norm, nanobind::handle write, nanobind::handle out, bool checked,
                                   bool gated);
 
+// Return the gradients of arrays and of their weights (None for none) from the gradients of results; NotImplemented for
+// calls that are not served. The source is that of the call for positions, and its adjoint for tables.
+nanobind::object attention_gradients(nanobind::handle gradients, nanobind::handle x, nanobind::handle source,
+                                     nanobind::handle options, nanobind::handle norm);
+
 }  // namespace rope

@@ -111,6 +111,8 @@ NB_MODULE(_kernel, m) {
     m.def("attention_inputs", asleep_at_exit(&attention_inputs), nb::arg("x"), nb::arg("source").none(),
           nb::arg("options").none(), nb::arg("norm").none(), nb::arg("write").none(), nb::arg("out").none(),
           nb::arg("checked") = false, nb::arg("gated") = false);
+    m.def("attention_gradients", asleep_at_exit(&attention_gradients), nb::arg("gradients"), nb::arg("x"),
+          nb::arg("source").none(), nb::arg("options").none(), nb::arg("norm").none());
     m.def("make_tables", asleep_at_exit(&make_tables_of_arrays), nb::arg("cos"), nb::arg("sin"), nb::arg("source").none(),
           nb::arg("gated") = false);
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&xla::rotate_in_program)); });

@@ -92,6 +92,7 @@ struct Rows {
     int64_t slots_row, slots_run;
     int64_t head, head_row, head_run;
     char* blocks;  // of rows: see run_normed() in schedule.cpp
+    double* weight_sums;  // of the tile, for gradients
 };
 
 // How much of the norm is rounded to x's dtype before the rotation: see rope_array/_array_api/norm.py.
@@ -103,6 +104,18 @@ struct Norm {
     const void* scale;
     double eps;
     Rounding rounding;
+};
+
+// Rows for the gradients of the norm; distances are in bytes. `rotated` are gradients of the results, rotated back, in
+// contiguous rows of the compute dtype. The gradient of x goes `to`, that of the weight is added to `weight`.
+struct GradientRows {
+    const char* rotated;
+    const char* x;
+    int64_t x_row;
+    char* to;
+    int64_t to_row;
+    int64_t count, width;
+    double* weight;
 };
 
 enum CacheDType : int { CACHE_F32, CACHE_F16, CACHE_BF16, CACHE_E4M3, CACHE_I8, NUM_CACHE_DTYPES };
@@ -121,6 +134,7 @@ struct Level {
     void (*rotate_normed[NUM_DTYPES])(const Layout&, const Rows&, const Norm*);
     void (*rotate_widened[NUM_DTYPES])(const Layout&, const Rows&, const Norm*);
     void (*widen[NUM_DTYPES])(const char* x, int64_t width, void* y);  // convert a row to the compute dtype
+    void (*norm_gradients[NUM_DTYPES])(const GradientRows&, const Norm&);
     // Divide a row of floats by a scale, unless it is 1, and convert it to the dtype of a cache.
     void (*store[NUM_CACHE_DTYPES])(const float* row, char* to, int64_t width, float scale);
 };

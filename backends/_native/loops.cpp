@@ -15,6 +15,7 @@ const Level ROPE_LEVEL(ROPE_NAME) = {
     {rotate_normed<Native<float>>, rotate_normed<Native<double>>, rotate_normed<Float16<>, Native<float>>,
      rotate_normed<BFloat16, Native<float>>},
     {widen_row<Native<float>>, widen_row<Native<double>>, widen_row<Float16<>>, widen_row<BFloat16>},
+    {norm_gradients<Native<float>>, norm_gradients<Native<double>>, norm_gradients<Float16<>>, norm_gradients<BFloat16>},
     {store_row<ToFloat<Native<float>>>, store_row<ToFloat<Float16<>>>, store_row<ToFloat<BFloat16>>, store_row<ToE4M3>,
      store_row<ToInt8>}};
 

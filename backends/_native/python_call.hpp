@@ -314,6 +314,15 @@ class Call {
         });
     }
 
+    // Compute gradients on other arrays than those of the call.
+    void run_gradients(const Items<Array>& arrays, std::vector<double>& weight_sums) const {
+        int64_t bytes = 0;
+        for (size_t i = 0; i < arrays_.size(); ++i) bytes += bytes_of(i);
+        run_unlocked(library_, bytes, [&](const Level& current, int threads) {
+            rotate_gradients(*parsed_.plan, arrays, parsed_.source, current, threads, weight_sums);
+        });
+    }
+
     // Return whether a view shares no byte with x, positions or tables, and results. If unsure, return false.
     bool is_apart_from_all(const ArrayView& view) const {
         for (size_t j = 0; j < arrays_.size(); ++j)

@@ -16,6 +16,7 @@ namespace {
 // runs of rows reuse them.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
 constexpr int64_t MAX_TILE_POSITIONS = 256;   // without runs, or if the loop is fused
+constexpr int64_t GRADIENT_POSITIONS = 64;    // in a tile of gradients
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed an L2 cache of 1 MiB
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
@@ -241,6 +242,14 @@ class Schedule : PositionReader {
         run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
+    // Sum the gradients of weights by tiles that do not depend on the number of threads.
+    void run_with_gradients(int threads, std::vector<double>& weight_sums) {
+        num_weights_ = weight_sums.size();
+        tile_sums_.resize(num_weights_);
+        run(threads);
+        for (size_t i = 0; i < tile_sums_.size(); ++i) weight_sums[i % num_weights_] += tile_sums_[i];
+    }
+
   private:
     void classify_axes(ArrayLoop& loop, const Array& array) const {
         loop.array = &array;
@@ -252,12 +261,13 @@ class Schedule : PositionReader {
             loop.x_stride[k] = array.x_stride[a];
             loop.y_stride[k] = array.y_stride[a];
             loop.slots_stride[k] = array.cache ? array.cache->slots_stride[a] : 0;
-            loop.head_stride[k] = array.cache ? array.cache->head_stride[a] : 0;
+            loop.head_stride[k] = array.cache ? array.cache->head_stride[a] : array.normed ? array.normed->stride[a] : 0;
         }
         for (int a = 0; a < array.num_axes; ++a) {
             if (is_paired[a] || array.shape[a] == 1) continue;
             Axis& axis = loop.free[loop.num_free++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0, 0, 0};
             if (array.cache) axis.slots = array.cache->slots_stride[a], axis.head = array.cache->head_stride[a];
+            if (array.normed) axis.head = array.normed->stride[a];
             loop.rows_per_position *= array.shape[a];
         }
         const Layout& layout = plan_.layout;
@@ -299,6 +309,12 @@ class Schedule : PositionReader {
     void choose_tiles(int64_t bytes, int threads) {
         const int64_t table = 2 * plan_.layout.num_pairs * real_bytes_;
         int64_t size = MAX_TILE_POSITIONS;
+        if (num_weights_) {
+            set_block_size(GRADIENT_POSITIONS);
+            num_tiles_ = outer_ * num_blocks_;
+            tile_sums_.resize(num_weights_ * static_cast<size_t>(num_tiles_));
+            return;
+        }
         if (table && !fused_) size = has_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, size);
         size = std::max<int64_t>(1, size);
         const int64_t target_tiles = threads > 1 ? std::min<int64_t>(4 * threads, bytes / MIN_TILE_BYTES) : 1;
@@ -384,6 +400,7 @@ class Schedule : PositionReader {
             stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
+        if (num_weights_) rows.weight_sums = tile_sums_.data() + num_weights_ * static_cast<size_t>(tile);
         rows.blocks = rows.scratch + group_tables_bytes() + staged_bytes() + stream_buffer_bytes();
         set_angles(rows, index, count, scratch);
         for (const ArrayLoop& loop : loops_) rotate_tile(loop, rows, index, count, share);
@@ -433,12 +450,13 @@ class Schedule : PositionReader {
             rows.x += index[k] * loop.x_stride[k];
             rows.y += index[k] * loop.y_stride[k];
         }
-        if (loop.array->cache) set_cache(loop, rows, index);
+        if (loop.array->cache || loop.array->normed) set_places(loop, rows, index);
         const int64_t x_stride = num_source_axes_ ? loop.x_stride[last()] : 0;
         const int64_t y_stride = num_source_axes_ ? loop.y_stride[last()] : 0;
         if (count > 1) {
             axes[n++] = {count, x_stride, y_stride, rows.cos_row, rows.sin_row, 0, 0};
-            if (loop.array->cache) axes[0].slots = loop.slots_stride[last()], axes[0].head = loop.head_stride[last()];
+            axes[0].slots = loop.slots_stride[last()];
+            axes[0].head = loop.head_stride[last()];
         }
         if (!add_free_axes(loop, axes, n, rows, share)) return;
         const bool by_y = loop.stages_y && !loop.stages_x;
@@ -475,8 +493,9 @@ class Schedule : PositionReader {
         rotate_previous(rows.x + count * x_stride, rows.y + count * y_stride);
     }
 
-    static void set_cache(const ArrayLoop& loop, Rows& rows, const int64_t* index) {
-        rows.slots = loop.array->cache->slots;
+    // Set the first slot, and the offset in the cache or in the x that was normed.
+    static void set_places(const ArrayLoop& loop, Rows& rows, const int64_t* index) {
+        if (loop.array->cache) rows.slots = loop.array->cache->slots;
         for (int k = 0; k < loop.num_source_axes; ++k) {
             rows.slots += index[k] * loop.slots_stride[k];
             rows.head += index[k] * loop.head_stride[k];
@@ -486,6 +505,7 @@ class Schedule : PositionReader {
     // Norm, rotate and cache rows.
     void run_rows(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
+        if (array.normed) return run_gradients(loop, rows);
         if (loop.is_normed()) return run_normed(loop, rows);
         if (array.rotates) level_.rotate[array.dtype](plan_.layout, rows);
         if (!array.cache) return;
@@ -520,6 +540,33 @@ class Schedule : PositionReader {
                 level_.rotate_normed[array.dtype](plan_.layout, part, array.norm);
                 if (loop.stages_y) copy_rows(y_block, row, itemsize, y, rows.y_row, rows.y_feature, part.count, array);
                 if (array.cache && array.cache->is_copy) copy_to_cache(array, rows, u, r, part.count);
+            }
+    }
+
+    // Rotate blocks of gradients back, and compute the gradients of the norm from them.
+    void run_gradients(const ArrayLoop& loop, const Rows& rows) const {
+        const Array& array = *loop.array;
+        const int64_t row = array.width * ITEMSIZE[array.dtype], rows_at_once = block_rows(loop);
+        char *const x_block = rows.blocks, *const block = x_block + block_bytes(loop);
+        for (int64_t u = 0; u < rows.runs; ++u)
+            for (int64_t r = 0; r < rows.count; r += rows_at_once) {
+                Rows part = rows;
+                part.count = std::min(rows_at_once, rows.count - r);
+                part.x += u * rows.x_run + r * rows.x_row;
+                part.cos += r * rows.cos_row;
+                part.sin += r * rows.sin_row;
+                if (loop.stages_x) {
+                    copy_rows(part.x, rows.x_row, rows.x_feature, x_block, row, ITEMSIZE[array.dtype], part.count, array);
+                    part.x = x_block;
+                    part.x_row = row;
+                }
+                part.y = block;
+                part.y_row = array.width * real_bytes_;
+                level_.rotate_widened[array.dtype](plan_.layout, part, nullptr);
+                const char* const x = array.normed->data + rows.head + u * rows.head_run + r * rows.head_row;
+                char* const to = rows.y + u * rows.y_run + r * rows.y_row;
+                level_.norm_gradients[array.dtype]({block, x, rows.head_row, to, rows.y_row, part.count, array.width,
+                                                    rows.weight_sums + array.normed->weight}, *array.norm);
             }
     }
 
@@ -605,7 +652,8 @@ class Schedule : PositionReader {
         const int64_t begin = axis.n * share / num_shares_, end = axis.n * (share + 1) / num_shares_;
         rows.x += begin * axis.x;
         rows.y += begin * axis.y;
-        if (loop.array->cache) rows.slots += begin * axis.slots, rows.head += begin * axis.head;
+        rows.slots += begin * axis.slots;
+        rows.head += begin * axis.head;
         axis.n = end - begin;
         return begin < end;
     }
@@ -646,6 +694,8 @@ class Schedule : PositionReader {
     const int64_t real_bytes_;  // of the precision that the arrays are rotated in
     Items<ArrayLoop> loops_;
     int64_t num_shares_ = 1, num_tiles_ = 1;
+    size_t num_weights_ = 0;                 // numbers of all weights, for gradients
+    mutable std::vector<double> tile_sums_;  // of the gradients of weights in each tile
     bool fused_ = false, streams_ = false, streams_new_pages_ = false, prefetches_ = false;
 };
 
@@ -672,6 +722,11 @@ std::atomic<int64_t> stream_bytes{1 << 23};
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads) {
     Schedule(plan, arrays, source, fresh, level).run(threads);
+}
+
+void rotate_gradients(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, const Level& level,
+                      int threads, std::vector<double>& weight_sums) {
+    Schedule(plan, arrays, source, false, level).run_with_gradients(threads, weight_sums);
 }
 
 void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "kernel.hpp"
 
@@ -60,12 +61,23 @@ struct CacheRows {
     char* at(int64_t slot) const { return data + slot / page_size * page + slot % page_size * row; }
 };
 
+// The x that was normed, for gradients: the array's own x is the gradient of its result. Strides are in bytes along the
+// array's axes.
+struct NormedX {
+    const char* data;
+    int64_t stride[MAX_AXES];
+    size_t weight;  // index of the weight's first sum
+
+    NormedX() {}  // leaves the axes uninitialized
+};
+
 // One array x and its result y. Strides are in bytes; `num_axes`, `shape` and strides leave out the last axis.
 struct Array {
     int64_t width;                     // of the last axis
     bool rotates = true;               // else x goes to the cache only, as v does
     const Norm* norm = nullptr;        // of x before the rotation
     const CacheRows* cache = nullptr;  // that takes the results too
+    const NormedX* normed = nullptr;   // if the result is the gradient of the norm
     DType dtype;
     int num_axes;
     int seq_axis;  // counted from the front; -1 for a single vector
@@ -121,6 +133,11 @@ extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 // allocated every y.
 void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads);
+
+// Compute gradients of norm and rotation: `arrays` have gradients of results as x, and a norm. `plan` rotates back. Add
+// the gradients of all weights to `weight_sums`; their bits do not depend on the number of threads.
+void rotate_gradients(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, const Level& level,
+                      int threads, std::vector<double>& weight_sums);
 
 // Write tables of a plan at positions, contiguous, F32 or F64, with the errors of loops/angles.hpp.
 void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,

@@ -214,6 +214,87 @@ void rotate_normed(const Layout& layout, const Rows& rows, const Norm* norm) {
                            : rotate_normed_rows<T, Out, false, false>(layout, rows, norm);
 }
 
+// ---- gradients ----
+
+// The terms of the mean of h · n over a row, for h = gradient · scale and n = x · factor.
+template <class T>
+struct GradientTerm {
+    const typename T::Real* gradient;
+    const typename T::Real* scale;
+    const typename T::Stored* x;
+    typename T::Real factor;
+
+    template <int W>
+    auto at(int64_t i) const {
+        using Real = Vec<typename T::Real, W>;
+        return (load<Real>(gradient + i) * load<Real>(scale + i)) * (T::template read<W>(x + i) * factor);
+    }
+};
+
+// Compute the gradients of some features in all rows:
+//
+//     of x         (h - n · mean(h · n)) · factor
+//     of weight    Σ gradient · n over rows; a sum of few rows is added in double
+template <class T>
+struct NormGradients {
+    const GradientRows& rows;
+    const typename T::Real* scale;
+    const typename T::Real* factors;
+    const typename T::Real* means;
+
+    template <int chunk>
+    void at(int64_t i) const {
+        constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W;
+        using Number = typename T::Real;
+        using Real = Vec<Number, W>;
+        Real sums[vectors] = {}, scales[vectors];
+        unroll<vectors>([&](auto v) ROPE_ALWAYS { scales[v] = load<Real>(scale + i + v * W); });
+        for (int64_t r = 0; r < rows.count; ++r) {
+            const auto* const gradient = reinterpret_cast<const Number*>(rows.rotated) + r * rows.width + i;
+            const auto* const x = reinterpret_cast<const typename T::Stored*>(rows.x + r * rows.x_row) + i;
+            auto* const to = reinterpret_cast<typename T::Stored*>(rows.to + r * rows.to_row) + i;
+            Real of_x[vectors];
+            unroll<vectors>([&](auto v) ROPE_ALWAYS {
+                const Real g = load<Real>(gradient + v * W), n = T::template read<W>(x + v * W) * factors[r];
+                of_x[v] = (g * scales[v] - n * means[r]) * factors[r];
+                sums[v] = sums[v] + g * n;
+            });
+            typename T::Stored unused[W];
+            T::template write_two<W>(to, vectors > 1 ? to + W : unused, of_x[0], of_x[vectors - 1]);
+        }
+        unroll<vectors>([&](auto v) ROPE_ALWAYS {
+            Number numbers[W];
+            store(numbers, sums[v]);
+            for (int k = 0; k < W; ++k) rows.weight[i + v * W + k] += static_cast<double>(numbers[k]);
+        });
+    }
+};
+
+template <class T>
+void norm_gradients(const GradientRows& all, const Norm& norm) {
+    using Number = typename T::Real;
+    constexpr int W = T::W;
+    const auto* const scale = static_cast<const Number*>(norm.scale);
+    Number factors[W], means[W];
+    for (int64_t r = 0; r < all.count; r += W) {
+        GradientRows rows = all;
+        rows.count = smaller(W, all.count - r);
+        rows.rotated += r * all.width * static_cast<int64_t>(sizeof(Number));
+        rows.x += r * all.x_row;
+        rows.to += r * all.to_row;
+        inverse_rms<T>(rows.x, rows.x_row, rows.count, rows.width, norm.eps, factors);
+        Vec<Number, W> sums[W];
+        for (int64_t k = rows.count; k < W; ++k) sums[k] = Vec<Number, W>{};
+        for (int64_t k = 0; k < rows.count; ++k)
+            sums[k] = sum_of_columns<Number, W>(
+                rows.width, GradientTerm<T>{reinterpret_cast<const Number*>(rows.rotated) + k * rows.width, scale,
+                                            reinterpret_cast<const typename T::Stored*>(rows.x + k * rows.x_row), factors[k]});
+        fold_lanes<W>(sums);
+        store(means, sums[0] * static_cast<Number>(1.0 / static_cast<double>(rows.width)));
+        for_chunks<(W > 1 ? 2 * W : 1)>(rows.width, NormGradients<T>{rows, scale, factors, means});
+    }
+}
+
 // ---- rows of the compute dtype ----
 
 // Convert the features of a row.
