@@ -4,20 +4,23 @@ Dynamo traces this code: plain attribute and type tests only, neither caches nor
 """
 
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from rope_array._array_api import tables as _tables
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
-from rope_array._dynamo import mark_as_constant, traced_constant
+from rope_array._backends import _native
+from rope_array._dynamo import mark_as_constant
 from rope_array._internals import internal
 from rope_array._rotation import load_rotation, name_types
 from rope_array._spec.plan import Layout, Plan
 
-from . import _compiled, _distributed, _gradient
-from ._library import LIBRARY
+from . import _attention, _compiled, _distributed, _gradient
+from ._library import LIBRARY, no_autocast
 
 name = "torch"
 is_array_api = True
@@ -38,6 +41,18 @@ def rotate(call: Call) -> Any:
         return _tables.rotate_by_array_api(call)
 
 
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Make the results of a call whose gradient is recorded; NotImplemented for others."""
+    call = inputs.call
+    with no_autocast(call.xs[0]):
+        if not torch.compiler.is_dynamo_compiling():
+            source_for = partial(_native.sources, call, torch.Tensor.to, lambda plan: None)
+            return _attention.attention_eagerly(None, inputs, source_for)
+        if _compiled.why_call_unserved(call.xs, call.source) is None:
+            return _attention.attention_traced(inputs, by_kernel=False)
+        return NotImplemented
+
+
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin."""
     with _fake_as(like), no_autocast(like):
@@ -53,19 +68,6 @@ def _make_tables(source: Positions, like: Any) -> Any:
 def _fake_as(x: Any) -> Any:
     """Return the mode of a fake tensor, in which new tensors are fake too."""
     return x.fake_mode if type(x).__name__ == "FakeTensor" else _NOTHING
-
-
-def no_autocast(x: Any) -> Any:
-    """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
-    device = x.device.type
-    active = _has_autocast(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if active else _NOTHING
-
-
-@traced_constant  # before 2.13, Dynamo cannot trace is_autocast_available
-def _has_autocast(device: str) -> bool:
-    """Return whether a type of device has autocast; meta has none, for one."""
-    return bool(torch.amp.is_autocast_available(device))
 
 
 _NOTHING = nullcontext()

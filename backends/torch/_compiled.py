@@ -27,7 +27,7 @@ from rope_array._internals import FORWARD_LEVEL, internal
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan, Words
 
 from ._gradient import CHECKED, GATED, NEW, UNCHECKED, adjoint, rotate_by_operations, rotate_recorded
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported, materialize
 
 # ---- a call that is traced ----
 
@@ -58,7 +58,7 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
     for use_float64 in (False, True):
         if use_float64 not in call.float64:
             continue
-        source = _read_source(call, use_float64)
+        source = read_source(call, use_float64)
         for recorded in (False, True):
             members = [i for i, key in enumerate(keys) if key == (use_float64, recorded)]
             if members:
@@ -72,7 +72,7 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
 def rotate_traced_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rotate the arrays of a call by the kernel, into `outs`."""
     if _is_one_call_in_place(call, outs):
-        operators, arguments = _operators_for(_read_source(call, call.float64[0]), False)
+        operators, arguments = _operators_for(read_source(call, call.float64[0]), False)
         operators.in_place(call.xs, *arguments, *call.options)
     else:  # all results exist before the first is written: an out may overlap another x
         for out, y in zip(outs, rotate_traced(call, by_kernel=True), strict=True):
@@ -89,7 +89,7 @@ def _is_one_call_in_place(call: Call, outs: tuple[Any, ...]) -> bool:
     return True
 
 
-def _read_source(call: Call, use_float64: bool) -> Source:
+def read_source(call: Call, use_float64: bool) -> Source:
     """Return a source of positions, int64 or floats, or of tables in the compute dtype."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
@@ -118,7 +118,7 @@ def _rotate_unrecorded(
     if by_kernel:
         operators, arguments = _operators_for(source, transposed)
         return operators.plain(xs, *arguments, *options)
-    return rotate_by_operations(xs, source, options, transposed, _materialize)
+    return rotate_by_operations(xs, source, options, transposed, materialize)
 
 
 def _rotate_and_record(
@@ -146,14 +146,6 @@ def _rotate_back_traced(
 ) -> Any:
     """Rotate gradients, and record the gradient of this rotation."""
     return _rotate_and_record(grads, source, options, kernel.by_kernel, transposed)
-
-
-def _materialize(table: Any) -> Any:
-    """Have the compiler store a table, as it does before it takes a strided view.
-
-    Otherwise it computes the angles in the loop over heads, again for each head.
-    """
-    return table.as_strided(table.shape, table.stride())
 
 
 # ---- plans as text ----
@@ -195,7 +187,7 @@ _plan_of = _dynamo.traced_memo(_read_text, lambda text: text[:_DIGEST])
 def _rotate_by_kernel(
     xs: Any, source: Source, options: CallOptions, transposed: bool, outs: Any = None
 ) -> list[Any]:
-    _refuse_tangents((*xs, *source.arrays))
+    refuse_tangents((*xs, *source.arrays))
     ys = _native.kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
@@ -214,13 +206,13 @@ def _rotate_in_place_by_kernel(xs: Any, source: Source, options: CallOptions, tr
     xs = tuple(xs)
     ys = _native.kernel.rotate(xs, source, options, xs, UNCHECKED, transposed, GATED)
     if ys is NotImplemented:
-        _refuse_gradients((*xs, *source.arrays))
+        refuse_gradients((*xs, *source.arrays))
         check_outs(xs, xs, xs, source.arrays, LIBRARY)
         _rotate_by_kernel(xs, source, options, transposed, xs)
         count_writes(xs)
 
 
-def _refuse_gradients(values: Any) -> None:
+def refuse_gradients(values: Any) -> None:
     """Raise for tensors whose gradient is recorded, which the operator in place would lose."""
     for value in values if torch.is_grad_enabled() else ():
         if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -230,7 +222,7 @@ def _refuse_gradients(values: Any) -> None:
             )
 
 
-def _refuse_tangents(values: Any) -> None:
+def refuse_tangents(values: Any) -> None:
     """Raise for dual numbers of forward-mode differentiation, whose tangents the operator would lose."""
     if getattr(forward_ad, FORWARD_LEVEL, -1) < 0:
         return
@@ -255,21 +247,26 @@ class _Operators(NamedTuple):
 
 def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[Any, ...]]:
     """Return the operators for a source, and the source as their arguments."""
+    return _BY_TABLES if isinstance(source, Tables) else _BY_POSITIONS, arguments_of(source, transposed)
+
+
+def arguments_of(source: Source, transposed: bool) -> tuple[Any, ...]:
+    """Return a source as the arguments of operators."""
     if isinstance(source, Tables):
         cos, sin, layout = adjoint(source) if transposed else source
         _, start, stop, pairing, out_pairing, _, blocks = layout
-        return _BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
+        return cos, sin, start, stop, pairing, out_pairing, blocks
     write_text(source.plan)
-    return _BY_POSITIONS, (source.values, source.plan.derived.text, transposed)
+    return source.values, source.plan.derived.text, transposed
 
 
-def _read_positions(
+def read_positions(
     xs: Any, pos: Any, plan: str, transposed: bool, *options: Any
 ) -> tuple[Source, CallOptions, bool]:
     return Positions(pos, _plan_of(plan)), CallOptions(*options), transposed
 
 
-def _read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, CallOptions, bool]:
+def read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, CallOptions, bool]:
     start, stop, pairing, out_pairing, blocks, *options = numbers
     layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
     return Tables(cos, sin, layout), CallOptions(*options), False
@@ -283,8 +280,8 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     PyTorch derives the rule of the operator in place for functionalization from its schema.
 
         operator     arguments after xs                          `read` returns
-        rotate_at    pos, plan, transposed, *_OPTIONS            Positions, CallOptions, transposed
-        rotate_by    cos, sin, *_LAYOUT, *_OPTIONS               Tables, CallOptions, False
+        rotate_at    pos, plan, transposed, *OPTIONS            Positions, CallOptions, transposed
+        rotate_by    cos, sin, *LAYOUT, *OPTIONS               Tables, CallOptions, False
         *_           the same; in place
         *_recorded   the same and by_kernel, which `read` does not take
     """
@@ -311,31 +308,31 @@ def _define(name: str, source: str, read: Any) -> _Operators:
 
     in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
-        _NAMESPACE.define(f"{name}(Tensor[] xs, {source}, {_OPTIONS}) -> Tensor[]", tags=_TAGS)
-        _NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, {_OPTIONS}) -> ()", tags=_TAGS)
-        schema = f"{recorded}(Tensor[] xs, {source}, {_OPTIONS}, bool by_kernel) -> Tensor[]"
-        _NAMESPACE.define(schema, tags=_TAGS)
-        _NAMESPACE.impl(name, run_kernel, "CPU")
-        _NAMESPACE.impl(in_place, run_kernel_in_place, "CPU")
-        _NAMESPACE.impl(recorded, without_gradient, "CompositeExplicitAutograd")
-        _NAMESPACE.impl(recorded, with_gradient, "Autograd")
+        NAMESPACE.define(f"{name}(Tensor[] xs, {source}, {OPTIONS}) -> Tensor[]", tags=TAGS)
+        NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, {OPTIONS}) -> ()", tags=TAGS)
+        schema = f"{recorded}(Tensor[] xs, {source}, {OPTIONS}, bool by_kernel) -> Tensor[]"
+        NAMESPACE.define(schema, tags=TAGS)
+        NAMESPACE.impl(name, run_kernel, "CPU")
+        NAMESPACE.impl(in_place, run_kernel_in_place, "CPU")
+        NAMESPACE.impl(recorded, without_gradient, "CompositeExplicitAutograd")
+        NAMESPACE.impl(recorded, with_gradient, "Autograd")
         # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
-        _NAMESPACE.impl(name, run_operations, "Batched")
-        _NAMESPACE.impl(recorded, lambda xs, *arguments: run_operations(xs, *arguments[:-1]), "Batched")
+        NAMESPACE.impl(name, run_operations, "Batched")
+        NAMESPACE.impl(recorded, lambda xs, *arguments: run_operations(xs, *arguments[:-1]), "Batched")
         for operator in (name, recorded):
-            torch.library.register_fake(f"rope_array::{operator}", _empty_like, lib=_NAMESPACE)
-        torch.library.register_fake(f"rope_array::{in_place}", _refuse_cpp_wrapper, lib=_NAMESPACE)
+            torch.library.register_fake(f"rope_array::{operator}", empty_like, lib=NAMESPACE)
+        torch.library.register_fake(f"rope_array::{in_place}", refuse_cpp_wrapper, lib=NAMESPACE)
     operators = (name, in_place, recorded)
     return _Operators(*(getattr(torch.ops.rope_array, operator).default for operator in operators))
 
 
-def _empty_like(xs: Any, *arguments: Any) -> list[Any]:
+def empty_like(xs: Any, *arguments: Any) -> list[Any]:
     """Return results without values, for the compiler."""
-    _refuse_cpp_wrapper()
+    refuse_cpp_wrapper()
     return [torch.empty_like(x) for x in xs]
 
 
-def _refuse_cpp_wrapper(*arguments: Any) -> None:
+def refuse_cpp_wrapper(*arguments: Any) -> None:
     """Raise if Inductor writes a program in C++."""
     if internal("torch._inductor.config.cpp_wrapper"):
         # In PyTorch 2.13 the C++ code crashes at operators of other packages that take lists of tensors.
@@ -345,11 +342,11 @@ def _refuse_cpp_wrapper(*arguments: Any) -> None:
         )
 
 
-_NAMESPACE = torch.library.Library("rope_array", "FRAGMENT")
+NAMESPACE = torch.library.Library("rope_array", "FRAGMENT")
 # The results have the strides of the arrays, so the compiler must not change these. Older versions lack tags.
 _NAMES = ("pt2_compliant_tag", "needs_exact_strides")
-_TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
-_OPTIONS = "int seq_axis"  # the fields of `CallOptions`
-_LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
-_BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
-_BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)
+TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
+OPTIONS = "int seq_axis"  # the fields of `CallOptions`
+LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
+_BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", read_positions)
+_BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {LAYOUT}", read_tables)

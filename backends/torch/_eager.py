@@ -21,7 +21,6 @@ import torch
 from torch.autograd import forward_ad
 
 from rope_array._array_api.source import Call, CallOptions, OptionFields, Positions, Source, Tables
-from rope_array._backends.torch import no_autocast
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 
 from ._gradient import (
@@ -35,7 +34,15 @@ from ._gradient import (
     rotate_by_recorded_tables,
     rotate_recorded,
 )
-from ._library import CAN_JUDGE_VIEWS, PLAIN_TYPES, TRANSFORMED, can_be_written, count_writes, is_recorded
+from ._library import (
+    CAN_JUDGE_VIEWS,
+    PLAIN_TYPES,
+    TRANSFORMED,
+    can_be_written,
+    count_writes,
+    is_recorded,
+    no_autocast,
+)
 from ._mapped import inside_vmap
 
 # ---- why a kernel declines a call ----

@@ -45,7 +45,7 @@ class RotationFunction(torch.autograd.Function):  # type: ignore[misc,unused-ign
             return ys  # `apply` returns an object that is no tensor unchanged
         if in_place:
             ctx.mark_dirty(*xs)
-        _save_source(ctx, source)
+        ctx.source_type, ctx.other_fields = save_source(ctx, source)
         ctx.call = kernel, rotate_back, options, not transposed
         constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
         if constant:
@@ -156,16 +156,19 @@ def make_recorded_tables(make: Callable[[Positions, Any], Any], source: Position
     return _with_angle(angle_of(source, like, LIBRARY), tables)
 
 
-def _save_source(ctx: Any, source: Source) -> None:
-    """Save a source for the backward: its first fields as tensors, so that autograd sees them change."""
+def save_source(ctx: Any, source: Source, *others: Any) -> tuple[type[Source], tuple[Any, ...]]:
+    """Save other tensors and a source for the backward; return the source's type, and its last fields.
+
+    Its first fields are saved as tensors, so that autograd sees them change.
+    """
     tensors = [value for value in source if isinstance(value, torch.Tensor)]
     if len(tensors) == 1 and tensors[0].dtype is not torch.int64:
         # A copy, as the array-api backend makes: the caller may then change the positions.
         is_float = tensors[0].dtype.is_floating_point
         tensors = [tensors[0].clone() if is_float else tensors[0].to(torch.int64)]
-    ctx.save_for_backward(*tensors)
-    ctx.source_type, ctx.other_fields = type(source), source[len(tensors) :]
+    ctx.save_for_backward(*others, *tensors)
     ctx.set_materialize_grads(False)
+    return type(source), source[len(tensors) :]
 
 
 def adjoint(tables: Tables) -> Tables:
@@ -184,14 +187,25 @@ def rotate_by_operations(
 
     `transposed`: rotate by the adjoint. Tables that are made here pass through `stored`.
     """
-    ops = LIBRARY.ops(xs[0])
-    ops.xp = _XPWithTorchCat()
+    ops = operations_on(xs[0])
     if not isinstance(source, Tables):
         use_float64 = computes_in_float64(xs[0])
         pos, fraction = parse(source.values, xs[0], LIBRARY).read(LIBRARY, ops, use_float64)
         cos, sin = cos_sin(pos, fraction, source.plan, use_float64, ops)
         source = Tables(stored(cos), stored(sin), source.layout)
     return rotate_by_tables(xs, adjoint(source) if transposed else source, options, ops)
+
+
+def operations_on(x: Any, *stored: Any) -> Any:
+    """Return the operations on the device of x, for which the vmap of batched gradients has rules.
+
+    `stored`: the method `ArrayOps.stored`, if not the library's.
+    """
+    ops: Any = LIBRARY.ops(x)
+    ops.xp = _XPWithTorchCat()
+    for function in stored:
+        ops.stored = function
+    return ops
 
 
 class _XPWithTorchCat:

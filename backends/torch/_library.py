@@ -4,6 +4,7 @@ Dynamo traces this code: plain attribute and type tests only, neither caches nor
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -54,6 +55,18 @@ def _is_exporting() -> bool:
 INLINED = 8
 
 
+def materialize(array: Any) -> Any:
+    """Have the compiler store an array, as it does before it takes a strided view.
+
+    Otherwise it computes an array again in each loop that reads it: the angles for each head, say.
+    """
+    is_rounded = array.itemsize == 2 and not array.requires_grad
+    if is_rounded and TRANSFORMED is not None and not TRANSFORMED():
+        # Inductor leaves out a rounding to 16 bits before a cast to float32; arithmetic on its bits keeps it.
+        return array.view(torch.int16).bitwise_not().bitwise_not().view(array.dtype)
+    return array.as_strided(array.shape, array.stride())
+
+
 class TorchOps(ArrayOps):
     """PyTorch's operations, for eager and compiled calls, and for exporters."""
 
@@ -70,9 +83,8 @@ class TorchOps(ArrayOps):
         return torch.tensor(values, dtype=dtype, **self.creation_kwargs)
 
     def stored(self, array: Any) -> Any:
-        # A compiler stores an array before it takes a strided view of it.
         stores = torch.compiler.is_dynamo_compiling() and not self.is_exported
-        return array.as_strided(array.shape, array.stride()) if stores else array
+        return materialize(array) if stores else array
 
     def inverse_sqrt(self, array: Any) -> Any:
         # On the CPU, rsqrt is 1 / sqrt in two rounded steps; sqrt itself is not rounded correctly.
@@ -179,9 +191,25 @@ class Torch(Library):
     def copy_into(self, out: Any, y: Any) -> None:
         out.copy_(y)
 
-    def write_rows(self, *arguments: Any) -> Any:
+    def write_rows(
+        self, cache: Any, order: tuple[int, ...], index: tuple[Any, ...], keep: Any, rows: Any, ops: ArrayOps
+    ) -> Any:
+        # No boolean index: a compiler would not know its size, and a GPU would wait for it. Instead of a row
+        # that is not kept, write one that is once more; if there is none, a row of the cache as it is.
+        if not rows.numel() or not cache.numel():
+            return cache
         with torch.no_grad():  # a cache has no gradient
-            return super().write_rows(*arguments)
+            written, number = cache.permute(order), rows.shape[0]
+            if written.itemsize == 1:  # no operation here has a rule for float8
+                written, rows = written.view(torch.uint8), rows.view(torch.uint8)
+            first = keep.to(torch.int8).argmax(0, keepdim=True)
+            spare = tuple([i[first].clamp(min=0) for i in index])
+            # Rows by their numbers: Inductor's `where` of 8-bit numbers is wrong on the CPU (PyTorch 2.13).
+            row = torch.where(keep, torch.arange(number, device=keep.device), first)
+            row = torch.where(keep[first], row, number)
+            at = tuple([torch.where(keep, i, s) for i, s in zip(index, spare, strict=True)])
+            written[at] = torch.cat([rows, written[spare]])[row]
+        return cache
 
 
 def _is_for_other_tools() -> bool:
@@ -302,6 +330,24 @@ def is_recorded(xs: Any) -> bool:
                 return True
     return False
 
+
+# ---- autocast ----
+
+
+def no_autocast(x: Any) -> Any:
+    """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
+    device = x.device.type
+    active = _has_autocast(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if active else _NOTHING
+
+
+@_dynamo.traced_constant  # before 2.13, Dynamo cannot trace is_autocast_available
+def _has_autocast(device: str) -> bool:
+    """Return whether a type of device has autocast; meta has none, for one."""
+    return bool(torch.amp.is_autocast_available(device))
+
+
+_NOTHING = nullcontext()
 
 # ---- writes that PyTorch does not see ----
 

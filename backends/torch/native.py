@@ -10,13 +10,12 @@ from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
-from rope_array._backends.torch import no_autocast
 from rope_array._spec.plan import Plan
 
-from . import _compiled, _eager, triton
-from ._eager import first_tensor_reason, why_call_declined, why_checked_call_declined, why_tensor_not_plain
+from . import _attention, _compiled, _eager, triton
+from ._eager import first_tensor_reason, why_checked_call_declined, why_tensor_not_plain
 from ._gradient import FORWARD, GATED, UNCHECKED, make_recorded_tables
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_recorded
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, is_recorded, no_autocast
 from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "native"
@@ -63,7 +62,10 @@ def try_fast_inputs(
     """Norm, rotate and write into caches; NotImplemented for every call that the kernel does not serve."""
     if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
         return NotImplemented
-    return _native.kernel.attention_inputs(xs, fields, options, norm, write, out, UNCHECKED, GATED)
+    results = _native.kernel.attention_inputs(xs, fields, options, norm, write, out, UNCHECKED, GATED)
+    if results is not NotImplemented or out is not None:
+        return results
+    return _attention.try_recorded_inputs(_native.kernel, xs, as_source(fields), options, norm, write)
 
 
 def try_fast_tables(source: Positions, like: Any) -> Any:
@@ -143,25 +145,12 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def attention_inputs(inputs: AttentionCall) -> Any:
-    """Norm, rotate and write into caches in one pass; NotImplemented for calls that are not served.
-
-    The kernel declines calls that PyTorch records or intercepts.
-    """
-    call, norm, write = inputs.call, inputs.norm, inputs.write
-    weights = () if norm is None else norm.weights
-    if (
-        torch.compiler.is_compiling()
-        or TRANSFORMED()
-        or is_recorded((*call.xs, *weights, *call.source.arrays))
-    ):
-        return NotImplemented
-    if why_call_declined(call.source, False) is not None:
-        return NotImplemented
-    results = _native.attention_inputs(inputs, _native.sources(call, _readable))
-    if results is not NotImplemented:
-        written = () if write is None else tuple(cache for cache in write.caches if cache is not None)
-        count_writes((*(inputs.outs or ()), *written))
-    return results
+    """Norm, rotate and write in one pass; NotImplemented for a call that array operations serve."""
+    with no_autocast(inputs.call.xs[0]):
+        if torch.compiler.is_compiling():
+            return _attention.attention_traced(inputs, by_kernel=True)
+        source_for = partial(_native.sources, inputs.call, _readable)
+        return _attention.attention_eagerly(_native.kernel, inputs, source_for)
 
 
 def make_tables(source: Positions, like: Any) -> Any:

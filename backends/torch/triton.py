@@ -8,7 +8,7 @@ import os
 import sys
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,14 +17,13 @@ from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
-from rope_array._backends.torch import no_autocast
 from rope_array._errors import printable
 from rope_array._internals import internal
 
-from . import _eager
+from . import _attention, _eager
 from ._eager import why_checked_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
-from ._library import LIBRARY, TRANSFORMED, count_writes, is_lazy, is_recorded
+from ._library import LIBRARY, TRANSFORMED, is_lazy, no_autocast
 from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "triton"
@@ -151,19 +150,27 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def attention_inputs(inputs: AttentionCall) -> Any:
-    """Make attention's inputs in one launch; NotImplemented where a gradient is recorded, or by vmap."""
-    (call, norm, write, _, outs), kernel = inputs, load_kernel()
-    weights = () if norm is None else norm.weights
-    if TRANSFORMED() or is_recorded((*call.xs, *weights, *call.source.arrays)):
+    """Make attention's inputs in one launch; NotImplemented for a call that array operations serve."""
+    if TRANSFORMED():
         return NotImplemented
-    from . import _triton_inputs
+    with no_autocast(inputs.call.xs[0]):
+        source_for = partial(_sources, inputs.call, load_kernel())
+        return _attention.attention_eagerly(_InputsKernel(inputs), inputs, source_for)
 
-    with no_autocast(call.xs[0]):
-        source = _sources(call, kernel)(call.float64[0])
-        made = _triton_inputs.attention_inputs(inputs, source)
-    if made is not NotImplemented:
-        count_writes(tuple([x for x in (*(outs or ()), *(write.caches if write else ())) if x is not None]))
-    return made
+
+class _InputsKernel(NamedTuple):
+    """The kernel for `attention_eagerly`, which may replace the arrays of a call."""
+
+    inputs: AttentionCall
+
+    def attention_inputs(
+        self, xs: Any, source: Source, options: Any, norm: Any, write: Any, outs: Any, checked: bool
+    ) -> Any:
+        """Make the results of a checked call."""
+        from . import _triton_inputs
+
+        call = self.inputs.call._replace(xs=xs)
+        return _triton_inputs.attention_inputs(self.inputs._replace(call=call, norm=norm, outs=outs), source)
 
 
 def _sources(call: Call, kernel: Any) -> Any:

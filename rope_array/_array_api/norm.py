@@ -86,7 +86,7 @@ def sum_in_order(terms: Any, ops: ArrayOps) -> Any:
     """Return the sum of non-negative terms, or of any, over the last axis in the order of this module."""
     width = terms.shape[-1]
     size = min(COLUMNS, 1 << max(0, width - 1).bit_length())  # columns of zeros change no sum
-    total = terms[..., : min(size, width)]
+    total = terms[..., :size] if size < width else terms
     for start in range(size, width, size):
         part = terms[..., start : min(start + size, width)]
         rest = part.shape[-1]
