@@ -14,9 +14,17 @@ from typing import Any, NamedTuple
 import torch
 
 from rope_array._array_api.attention import AttentionCall, check_attention_call, make_by_parts
-from rope_array._array_api.cache import CacheWrite
+from rope_array._array_api.cache import CacheWrite, checked_write
 from rope_array._array_api.checks import check_call
-from rope_array._array_api.norm import Norm, as_compute, heads_axis, inverse_rms, scale_of, sum_in_order
+from rope_array._array_api.norm import (
+    Norm,
+    as_compute,
+    checked_norm,
+    heads_axis,
+    inverse_rms,
+    scale_of,
+    sum_in_order,
+)
 from rope_array._array_api.source import CallOptions, OptionFields, Source, Tables
 from rope_array._backends import _native
 from rope_array._dynamo import known
@@ -109,24 +117,25 @@ class AttentionFunction(torch.autograd.Function):  # type: ignore[misc,unused-ig
     """Norm and rotation with the gradients of xs and of the weights; it saves xs, and no normed head.
 
     The first argument is a tuple: a kernel or None, ``gradients(kernel, grads, xs, source, options, norm)``,
-    the source, the options, the norm, the caches or None, and whether the call is checked. The others are xs
+    the source, the options, the norm, the caches or None, and the kernel's last arguments. The others are xs
     and the norm's weights. An unchecked call that the kernel declines is NotImplemented.
     """
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, ...], *arrays: Any) -> Any:
-        kernel, gradients, source, options, norm, write, checked = call
+        kernel, gradients, source, options, norm, write, checks = call
         count = len(norm.weights)
         xs, weights = arrays[:count], arrays[count:]
         norm = norm._replace(weights=weights)
         results: Any = NotImplemented
         if kernel is not None:
-            results = kernel.attention_inputs(xs, source, options, norm, write, None, checked)
-            count_writes(() if write is None or results is NotImplemented else _caches(write))
+            results = kernel.attention_inputs(xs, source, options, norm, write, None, *checks)
         if results is NotImplemented:
-            if not checked:
+            if checks != (CHECKED,):
                 return results
             results = inputs_by_operations(xs, source, options, norm, write, None)
+        elif checks == (CHECKED,):
+            count_writes(_caches(write))
         ctx.source = save_source(ctx, source, *xs, *_given(weights))
         ctx.call = kernel, gradients, options, norm._replace(weights=[w is not None for w in weights])
         needed, ys = ctx.needs_input_grad[1:], tuple(results[0])
@@ -186,14 +195,21 @@ def _weights(norm: Norm | None) -> tuple[Any, ...]:
 
 
 def try_recorded_inputs(
-    kernel: Any, xs: Any, source: Source, options: OptionFields, norm: Norm | None, write: Any
+    kernel: Any, xs: Any, source: Source, options: OptionFields, norm: Any, write: Any
 ) -> Any:
-    """Serve a call of plain tensors whose gradient is recorded, not yet checked, or return NotImplemented."""
-    if norm is None or not is_recorded((*xs, *norm.weights)) or is_recorded(source[:2]):
+    """Serve a call of plain tensors whose gradient is recorded, or return NotImplemented.
+
+    `norm` and `write` are the fields of `_dispatch.attention_inputs`.
+    """
+    if norm is None or type(norm[0]) is not tuple or not is_recorded((*xs, *norm[0])):
         return NotImplemented
-    if why_call_declined(source, True) is not None:
+    if is_recorded(source[:2]) or why_call_declined(source, True) is not None:
         return NotImplemented
-    call = kernel, _gradients_eagerly, source, CallOptions(*options), norm, write, UNCHECKED
+    norm = checked_norm(norm, len(xs))
+    write = None if write is None else checked_write(write, xs[-1] if len(xs) > 1 else None)
+    if is_recorded(_caches(write)):
+        return NotImplemented
+    call = kernel, _gradients_eagerly, source, CallOptions(*options), norm, write, (UNCHECKED, GATED)
     ys = _record(call, *xs, *norm.weights)
     return ys if ys is NotImplemented else (ys, None if write is None else write.caches)
 
@@ -212,7 +228,7 @@ def attention_eagerly(kernel: Any, inputs: AttentionCall, source_for: Callable[[
         return NotImplemented
     source = source_for()(call.float64[0])
     if recorded and norm is not None:
-        arguments = kernel, _gradients_eagerly, source, call.options, norm, write, CHECKED
+        arguments = kernel, _gradients_eagerly, source, call.options, norm, write, (CHECKED,)
         ys = _record(arguments, *_kept(call.xs, outs), *norm.weights)
         return _copied(ys, outs), None if write is None else write.caches
     results = kernel.attention_inputs(call.xs, source, call.options, norm, write, outs, CHECKED)
@@ -383,7 +399,7 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     def with_gradient(*arguments: Any) -> list[Any]:
         xs, source, options, norm = parse(*arguments[:-1])
         kernel = _Traced(arguments[-1])
-        call = kernel, _Traced.attention_gradients, source, options, norm, None, CHECKED
+        call = kernel, _Traced.attention_gradients, source, options, norm, None, (CHECKED,)
         return list(_record(call, *xs, *norm.weights))
 
     def without_gradient(*arguments: Any) -> list[Any]:

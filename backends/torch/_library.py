@@ -200,11 +200,9 @@ class Torch(Library):
             return cache
         with torch.no_grad():  # a cache has no gradient
             written, number = cache.permute(order), rows.shape[0]
-            if written.itemsize == 1:  # no operation here has a rule for float8
-                written, rows = written.view(torch.uint8), rows.view(torch.uint8)
             first = keep.to(torch.int8).argmax(0, keepdim=True)
             spare = tuple([i[first].clamp(min=0) for i in index])
-            # Rows by their numbers: Inductor's `where` of 8-bit numbers is wrong on the CPU (PyTorch 2.13).
+            # Rows by their numbers: `where` has no rule for float8, and Inductor (2.13) miscomputes its bits.
             row = torch.where(keep, torch.arange(number, device=keep.device), first)
             row = torch.where(keep[first], row, number)
             at = tuple([torch.where(keep, i, s) for i, s in zip(index, spare, strict=True)])
