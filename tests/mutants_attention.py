@@ -160,9 +160,11 @@ def first_of_each(slots):
 # Negative indices count from the end.
 slots_fault("slot_below_0_is_the_last", "cache_slots",
             lambda slots: np.where(slots < 0, 2 * slots.size - 1, slots))
+# vllm #46685, FlagGems #5143: two stores to one slot without order.
 slots_fault("first_token_is_kept", "cache_slots", first_of_each)
 slots_fault("slots_of_the_first_batch", "cache_layouts", lambda slots: slots * 0 + slots[:1])
 slots_fault("page_and_row_exchanged", "cache_layouts", lambda slots: slots % 4 * 4 + slots // 4 % 4)
+# linkedin/Liger-Kernel #1335: offsets in too few bits.
 slots_fault("slots_of_8_bits", "cache_slots", lambda slots: slots.astype(np.int8))
 # fmt: on
 
@@ -223,6 +225,7 @@ def wrapped(y, k, scale):
     return None if scale == 1.0 else np.round(y / scale).astype(np.int64)
 
 
+# sglang #22868.
 cache_fault("rest_is_not_cached", "cache_layouts", rest_is_left_out)
 cache_fault("v_is_not_cached", "cache_layouts cache_of_v", v_is_left_out)
 cache_fault("v_is_as_wide_as_k", "cache_of_v", features_beyond_k_are_left_out)

@@ -67,7 +67,7 @@ PLANS = {
     **{(name, None): Plan(COVER) for name in ("array_api_strict:device1", "jax:x64", "numpy:readonly")},
     # Compiling each combination takes long; the eager target has them all.
     ("jax:jit", None): Plan(ALL - {"combinations"}),
-    ("jax:jit", "array-api"): Plan(ALL - SHARED),
+    ("jax:jit", "array-api"): Plan(ALL - SHARED - {"attention's inputs"}),
     ("jax:x64:jit", None): Plan(COVER - SHARED),
     # Compiled code of PyTorch has no gradient of a gradient.
     ("torch:compile", None): Plan(ALL - SHARED, refused="gradient_of_a_gradient"),
@@ -76,7 +76,7 @@ PLANS = {
     ("mlx", None): Plan(ALL - SHARED, later="jit jit_of_fields calls_after_a_compiled_one"),
     ("ndonnx", None): Plan(ALL - SHARED, later="large_results_are_kept"),
     ("dask", None): Plan(ALL, later="strides_of_positions"),
-    ("dask", "array-api"): Plan(ALL - SHARED, later="strides_of_positions"),
+    ("dask", "array-api"): Plan(ALL - SHARED - {"attention's inputs"}, later="strides_of_positions"),
     ("dask", "Rotation"): Plan(COVER - SHARED, later="strides_of_positions"),
     # Each call takes tens of milliseconds, or is the call of two other targets.
     ("cubed", None): Plan(set()),

@@ -1,6 +1,7 @@
 """The reports of `run_checks` and `check_backend`, and the checks that a target gets."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,6 +177,34 @@ def test_a_target_that_changes_settings_fails_one_check():
 
     report = run_checks(rotate, only=["definition", "settings_unchanged", "nonfinite", "norm"])
     assert names_of(report, "failed") == {"settings_unchanged"}
+
+
+def plain_inputs(q, k, pos, norm=None, eps=1e-6, **options):
+    """Norm by NumPy's mean, whose sum has another order; without caches, out, or other options."""
+
+    def heads(x, w):
+        n = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+        return n if w is None else n * w
+
+    pair = [
+        x if norm is None or x is None else heads(x, w) for x, w in zip((q, k), norm or "qk", strict=True)
+    ]
+    return [None if x is None else ra.apply(x, pos, **options) for x in pair]
+
+
+def test_attention_inputs_of_other_code_are_judged_within_bounds():
+    """Its capabilities are claimed with the function alone; the bits of the norm only with exact angles."""
+    lacks = dict.fromkeys(("caches", "out"), "returns new arrays")
+    claims = {"fields": ("rotary_dim", "rotary_start"), "dtypes": ("float32",), "declared": True}
+    only = ["norm_of_slices", "norm_in_order", "cache_slots", "inputs_in_place"]
+    target = Target(ra.apply, attention_inputs=plain_inputs, lacks=lacks, **claims)
+    report = run_checks(target, only=only)
+    assert names_of(report, "failed") == set()
+    assert names_of(report, "passed") == {"norm_of_slices"}
+    assert names_of(run_checks(replace(target, angles="exact"), only=only), "failed") == {
+        "norm_in_order[float32]"
+    }
+    assert "attention_inputs" not in Target(ra.apply, **claims).claimed
 
 
 def test_names_of_targets_have_no_address():

@@ -6,6 +6,7 @@ names in `InputsOptions` describe the norm and the caches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class InputsCall(NamedTuple):
 
     inputs: CallInputs
     options: InputsOptions
-    rows: tuple[int, ...]  # the sizes (B, H, S) of k
+    rows: tuple[int, ...]  # the sizes (B, H, S) of k, or (H, S)
     weights: list[Input | None]
     v: Input | None
     slots: Any
@@ -99,12 +100,12 @@ def make_inputs_call(j: Judge, factors: CallFactors, options: InputsOptions, see
     q, v = (with_layout(j, array, factors.layout)[0] for array in arrays)
     xs = [q, k][: 1 if options.k == "none" else 2]
     weights = [_weight(j, x, options, seq_axis, i) for i, x in enumerate(xs)]
-    slots = rng.permutation(2 * rows[0] * rows[2])[: rows[2] * (rows[0] if options.slots == "BS" else 1)]
+    shape = (rows[0], rows[-1]) if options.slots == "BS" else rows[-1:]
+    slots = rng.permutation(2 * math.prod(shape))[: math.prod(shape)]
     if options.skips:
         slots[1::4], slots[3::4] = -1, slots[0]
-    slots = slots.reshape(-1, rows[2]) if options.slots == "BS" else slots
     given_v = None if options.v == "none" else v
-    return InputsCall(inputs._replace(xs=xs), options, rows, weights, given_v, slots)
+    return InputsCall(inputs._replace(xs=xs), options, rows, weights, given_v, slots.reshape(shape))
 
 
 def _weight(j: Judge, x: Input, options: InputsOptions, seq_axis: int, i: int) -> Input | None:
@@ -117,9 +118,8 @@ def _weight(j: Judge, x: Input, options: InputsOptions, seq_axis: int, i: int) -
 
 def _cache(j: Judge, call: InputsCall, x: Input) -> Cache:
     """Make the cache of k or v, of whole numbers: slots along `cache_axis`, and the axes without slots."""
-    options, (batches, heads, rows) = call.options, call.rows
-    sizes = [*((batches,) * (options.slots == "S")), heads, x.values.shape[-1]]
-    count, is_paged = 2 * batches * rows, options.cache == "pages"
+    options, count, is_paged = call.options, 2 * call.slots.size, call.options.cache == "pages"
+    sizes = [*call.rows[call.slots.ndim - 1 : -1], x.values.shape[-1]]
     sizes.insert(len(sizes) + 1 + options.cache_axis, 4 if is_paged else count)
     sizes[:0] = [-(-count // 4)] * is_paged
     shape = (sizes[0] + 2, 2, *sizes[1:-1], sizes[-1] + 3) if options.pool else sizes

@@ -106,7 +106,8 @@ ROWS = [
         "cache_layouts",
         "k, rotated, and v are written into the slots of their tokens, in caches of pages or without, and "
         "nothing else is written.",
-        (f"{_CACHED} cache_axis=-2|-3 slots=S|BS", f"{_CACHED} seq_axis=-3 slots=BS",
+        ("cache=pages rows=2,5 seq_axis=-3 cache_axis=-3|-2", f"{_CACHED} seq_axis=-3 slots=BS",
+         f"{_CACHED} cache_axis=-2|-3 slots=S|BS",
          f"{_CACHED} {_NORM} slots=BS", f"{_CACHED} rotary_dim=8"), ("caches",), few=2, each_dtype=True,
     ),
     InputsRow(
@@ -116,8 +117,9 @@ ROWS = [
          "cache=pages skips=yes slots=BS rows=3,2,70"), ("caches",),
     ),
     InputsRow(
-        "cache_of_v", "v may have other features than k, or be None.",
-        (f"{_CACHED} v=wide|none", f"{_CACHED} v=wide slots=BS seq_axis=-3"), ("caches",),
+        "cache_of_v", "v may have other features than k, or be None, as for the rows of MLA.",
+        (f"{_CACHED} v=wide|none", f"{_CACHED} v=wide slots=BS seq_axis=-3",
+         "cache=pages v=none rows=1,5 seq_axis=-3 width=36 rotary_start=20 rotary_dim=16"), ("caches",),
     ),
     InputsRow(
         "cache_dtypes", "A cache may have another floating dtype than k, which is rounded once.",
