@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 
 from .cache import CacheWrite, Target, check_cache, check_same_device, write_caches
-from .library import X_DTYPES, Library, computes_in_float64, dtype_name
+from .library import X_DTYPES, Library, dtype_name
 from .norm import Norm, as_compute, heads_axis, normalise
 from .out import check_apart, check_outs
-from .source import Call, Tables
+from .source import Call
 
 
 class AttentionCall(NamedTuple):
@@ -94,11 +94,7 @@ def make_by_parts(rotate: Callable[[Call], tuple[Any, ...]], inputs: AttentionCa
         xs = [normalise(x, w, norm, seq_axis, ops) for x, w in zip(xs, norm.weights, strict=True)]
     elif targets and targets[0].cache.dtype != xs[-1].dtype:
         xs[-1] = as_compute(xs[-1], ops)  # the cache takes k before it is rounded to x's dtype
-    if isinstance(call.source, Tables) and computes_in_float64(call.source.cos):
-        cos = call.source.cos  # rotates in float64, which float32 must not round before x's dtype does
-        xs = [x if x is given else as_compute(x, ops, like=cos) for x, given in zip(xs, call.xs, strict=True)]
-    float64 = tuple([computes_in_float64(x) for x in xs])
-    rotated = rotate(call._replace(xs=tuple(xs), float64=float64))
+    rotated = rotate(call._replace(xs=tuple(xs)))
     caches = None if write is None else write_caches(write, targets, rotated[-1], call.lib, ops)
     ys = tuple(
         [y if y.dtype == x.dtype else ops.cast(y, x.dtype) for x, y in zip(call.xs, rotated, strict=True)]

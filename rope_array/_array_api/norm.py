@@ -12,6 +12,9 @@ do not depend on the backend: 64 columns, then halves onto halves. For 4 columns
               = a  b  c  d
     folded    (a + c)  (b + d)
               (a + c) + (b + d)
+
+The error of n is at most (5 + ceil(D / 64) / 4) · eps · |n|, where eps is that of the compute dtype, unless a
+square overflows or Σ x² / D + eps is below 2^-100. docs/numerics.md counts the roundings.
 """
 
 from typing import Any, NamedTuple
