@@ -134,7 +134,7 @@ def attention_inputs(
     else:
         plan = rope._plan if isinstance(rope, Spec) and not isinstance(pos, Rotation) else None
         if plan is None:
-            plan = require_plan(_checked_rope(rope, pos))
+            plan = require_plan(_checked_rope(rope, q, pos))
         if plan.max_position is not None:
             _dispatch.check_max_position(q, pos, plan.max_position)
         source = (pos, plan, None)
@@ -150,9 +150,11 @@ def attention_inputs(
     return ys if cache is None else (*ys, caches)
 
 
-def _checked_rope(rope: Any, q: Any) -> Spec:
+def _checked_rope(rope: Any, q: Any, pos: Any) -> Spec:
     if type(q) is tuple:
         raise ArrayTypeError("q is a tuple; give q and k one by one: attention_inputs(q, k, pos, rope).")
+    if isinstance(pos, Rotation):
+        raise SpecError("pos is a Rotation, which has its rope; omit rope.")
     if not isinstance(rope, Spec):
         raise SpecError(
             f"rope is {describe(rope)}; give a RoPE, or a Rotation as pos: attention_inputs(q, k, rotation)."

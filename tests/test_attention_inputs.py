@@ -456,7 +456,7 @@ def test_caches_without_slots(lib):
 
 @pytest.mark.library("numpy")
 def test_the_last_token_of_a_slot_remains_if_rows_are_written_in_any_order(monkeypatch):
-    """A GPU writes rows in any order. The promise that no slot appears twice saves the search for the last."""
+    """As on a GPU. The promise that no slot appears twice saves the search for the last."""
     write_rows = Library.write_rows
 
     def backwards(self, cache, order, index, keep, rows, ops):
