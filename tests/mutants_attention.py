@@ -162,8 +162,10 @@ slots_fault("slot_below_0_is_the_last", "cache_slots",
             lambda slots: np.where(slots < 0, 2 * slots.size - 1, slots))
 # vllm #46685, FlagGems #5143: two stores to one slot without order.
 slots_fault("first_token_is_kept", "cache_slots", first_of_each)
-slots_fault("slots_of_the_first_batch", "cache_layouts", lambda slots: slots * 0 + slots[:1])
-slots_fault("page_and_row_exchanged", "cache_layouts", lambda slots: slots % 4 * 4 + slots // 4 % 4)
+slots_fault("slots_of_the_first_batch", "cache_layouts",
+            lambda slots: slots if slots.ndim < 2 else slots * 0 + slots[:1])
+slots_fault("page_and_row_exchanged", "cache_layouts",
+            lambda slots: (slots % 4 * 4 + slots // 4) % (2 * slots.size))
 # linkedin/Liger-Kernel #1335: offsets in too few bits.
 slots_fault("slots_of_8_bits", "cache_slots", lambda slots: slots.astype(np.int8))
 # fmt: on
