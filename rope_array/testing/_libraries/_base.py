@@ -69,6 +69,7 @@ class ArrayLibrary:
     has_strides = False
     # Whether the suite hands it caches and out to write, and whether they are written in place.
     has_caches = writes_caches = False
+    quantised: tuple[str, ...] = ("int8", "float8_e4m3fn")  # the dtypes of quantised caches
     # Whether slices may have negative steps.
     negative_steps = True
     # The backend of rope_array that the configuration is for.
@@ -149,11 +150,6 @@ class ArrayLibrary:
     def dtypes(self) -> list[str]:
         """Names of the floating dtypes."""
         return list(self.floats)
-
-    @property
-    def quantised(self) -> list[str]:
-        """Names of the dtypes of quantised caches."""
-        return ["int8", "float8_e4m3fn"]
 
     def dtype(self, name: str) -> Any:
         """Return the library's own object for a dtype."""

@@ -19,15 +19,12 @@ class NumPyLibrary(ArrayLibrary):
     title = "NumPy"
     namespace = "array_api_compat.numpy"
     has_strides = has_caches = writes_caches = True
+    quantised = ArrayLibrary.quantised if find_spec("ml_dtypes") else ("int8",)
     reasons = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes"})
 
     @property
     def dtypes(self) -> list[str]:
         return [*self.floats, *(["bfloat16"] if find_spec("ml_dtypes") else [])]
-
-    @property
-    def quantised(self) -> list[str]:
-        return super().quantised if find_spec("ml_dtypes") else ["int8"]
 
     def dtype(self, name: str) -> Any:
         return numpy_dtype(name)

@@ -56,6 +56,7 @@ class CuPyLibrary(ArrayLibrary):
     namespace = "array_api_compat.cupy"
     has_strides = has_caches = writes_caches = True
     reasons = MappingProxyType({"bfloat16": "CuPy holds bfloat16 only through ml_dtypes"})
+    quantised = ("int8",)
 
     def check_present(self) -> None:
         try:
