@@ -128,13 +128,15 @@ def attention_inputs(
     >>> bool((k_cache[1, 1] == k[0]).all()), int(np.count_nonzero(v_cache))
     (True, 8)
     """
+    if type(q) is tuple:
+        raise ArrayTypeError("q is a tuple; give q and k one by one: attention_inputs(q, k, pos, rope).")
     xs = (q,) if k is None else (q, k)
     if rope is None and isinstance(pos, Rotation):
         source: Any = (pos.cos, pos.sin, pos.layout)
     else:
         plan = rope._plan if isinstance(rope, Spec) and not isinstance(pos, Rotation) else None
         if plan is None:
-            plan = require_plan(_checked_rope(rope, q, pos))
+            plan = require_plan(_checked_rope(rope, pos))
         if plan.max_position is not None:
             _dispatch.check_max_position(q, pos, plan.max_position)
         source = (pos, plan, None)
@@ -150,9 +152,7 @@ def attention_inputs(
     return ys if cache is None else (*ys, caches)
 
 
-def _checked_rope(rope: Any, q: Any, pos: Any) -> Spec:
-    if type(q) is tuple:
-        raise ArrayTypeError("q is a tuple; give q and k one by one: attention_inputs(q, k, pos, rope).")
+def _checked_rope(rope: Any, pos: Any) -> Spec:
     if isinstance(pos, Rotation):
         raise SpecError("pos is a Rotation, which has its rope; omit rope.")
     if not isinstance(rope, Spec):
