@@ -84,36 +84,43 @@ inline void inverse_rms(const char* x, int64_t x_row, int64_t count, int64_t wid
     store(factors, Number{1} / square_root<W>(sums[0] * inverse_width + static_cast<Number>(eps)));
 }
 
-// The norm of one row, as it is applied to vectors of features: by its factor and by the scales of the features.
-template <class T>
-struct RowNorm {
-    typename T::Real factor;
-    const typename T::Real* scale;  // null if rows are only rotated
-    Rounding rounding;
+enum Variant { ONLY_ROTATES, NORMS, NORMS_AND_ROUNDS };
+
+// The norm of rows, as it is applied to vectors of features: by a factor of each row and a scale of each feature.
+template <class T, Variant variant>
+struct AppliedNorm {
+    const typename T::Real* factors;
+    const typename T::Real* scale;
+    bool rounds_steps;
 
     template <int W>
-    ROPE_INLINE void apply(Vec<typename T::Real, W>& v, Vec<typename T::Real, W> scales) const {
+    ROPE_INLINE void apply(Vec<typename T::Real, W>& v, typename T::Real factor, Vec<typename T::Real, W> scales) const {
+        if constexpr (variant == ONLY_ROTATES) return;
         v = v * factor;
-        if (rounding == ROUND_STEPS) v = T::template round<W>(v);
+        if constexpr (variant == NORMS_AND_ROUNDS)
+            if (rounds_steps) v = T::template round<W>(v);
         v = v * scales;
-        if (rounding != ROUND_NONE) v = T::template round<W>(v);
+        if constexpr (variant == NORMS_AND_ROUNDS) v = T::template round<W>(v);
+    }
+
+    template <int W>
+    ROPE_INLINE Vec<typename T::Real, W> load_scales(int64_t feature) const {
+        return variant == ONLY_ROTATES ? Vec<typename T::Real, W>{} : load<Vec<typename T::Real, W>>(scale + feature);
     }
 };
 
-// Norm and rotate the pairs of one block in one row, from T into Out.
-template <class T, class Out, bool reads_half, bool writes_half>
-struct RotateNormedRow {
-    const RowNorm<T> norm;
-    const typename T::Stored* x;
-    typename Out::Stored* y;
-    const typename T::Real* cos;
-    const typename T::Real* sin;
-    int64_t feature;  // of x[0] in its row
+// Norm and rotate some pairs of one block in all rows, from T into Out, keeping their scales in registers: see
+// RotateColumn.
+template <class T, class Out, bool reads_half, bool writes_half, Variant variant>
+struct RotateNormedColumn {
+    const Rows& rows;
+    const AppliedNorm<T, variant> norm;
+    int64_t pair, feature;  // the first of the block
     int64_t n;
 
     template <int chunk>
     void at(int64_t i) const {
-        constexpr int W = chunk < T::W ? chunk : T::W;
+        constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W;
         using Number = typename T::Real;
         using Real = Vec<Number, W>;
         // In blocks if all of the shuffles may be: see Shuffled.
@@ -121,97 +128,112 @@ struct RotateNormedRow {
                                    T::Blocked::IN_BLOCKS && Out::Blocked::IN_BLOCKS;
         using From = std::conditional_t<in_blocks, typename T::Blocked, T>;
         using To = std::conditional_t<in_blocks, typename Out::Blocked, Out>;
-        using Scales = Native<Number, From::IN_BLOCKS>;
-        unroll<chunk / W>([&](auto v) ROPE_ALWAYS {
-            const int64_t k = i + v * W;
-            Real a, b, scale_a, scale_b;
-            const Number* const scale = norm.scale + feature;
+        const int64_t x_at = feature + (reads_half ? i : 2 * i), y_at = feature + (writes_half ? i : 2 * i);
+        Real scale_a[vectors], scale_b[vectors];
+        unroll<vectors>([&](auto v) ROPE_ALWAYS {
             if constexpr (reads_half) {
-                a = From::template read<W>(x + k);
-                b = From::template read<W>(x + n + k);
-                if (norm.scale) scale_a = load<Real>(scale + k), scale_b = load<Real>(scale + n + k);
-            } else {
-                From::template read_pairs<W>(x + 2 * k, a, b);
-                if (norm.scale) Scales::template read_pairs<W>(scale + 2 * k, scale_a, scale_b);
+                scale_a[v] = norm.template load_scales<W>(x_at + v * W);
+                scale_b[v] = norm.template load_scales<W>(x_at + n + v * W);
+            } else if constexpr (variant != ONLY_ROTATES) {
+                Native<Number, From::IN_BLOCKS>::template read_pairs<W>(norm.scale + x_at + 2 * v * W, scale_a[v], scale_b[v]);
             }
-            if (norm.scale) {
-                norm.template apply<W>(a, scale_a);
-                norm.template apply<W>(b, scale_b);
-            }
-            const Real c = load_table<Real, From::IN_BLOCKS>(cos + k), s = load_table<Real, From::IN_BLOCKS>(sin + k);
-            const Real first = a * c - b * s, second = b * c + a * s;
-            if constexpr (writes_half)
-                To::template write_two<W>(y + k, y + n + k, first, second);
-            else
-                To::template write_pairs<W>(y + 2 * k, first, second);
         });
+        const char *from = rows.x, *cos = rows.cos + (pair + i) * sizeof(Number), *sin = rows.sin + (pair + i) * sizeof(Number);
+        char* to = rows.y;
+        for (int64_t r = 0; r < rows.count; ++r) {
+            const auto* const x = reinterpret_cast<const typename T::Stored*>(from) + x_at;
+            auto* const y = reinterpret_cast<typename Out::Stored*>(to) + y_at;
+            const Number factor = variant == ONLY_ROTATES ? Number{} : norm.factors[r];
+            unroll<vectors>([&](auto v) ROPE_ALWAYS {
+                Real a, b;
+                if constexpr (reads_half) {
+                    a = From::template read<W>(x + v * W);
+                    b = From::template read<W>(x + n + v * W);
+                } else {
+                    From::template read_pairs<W>(x + 2 * v * W, a, b);
+                }
+                norm.template apply<W>(a, factor, scale_a[v]);
+                norm.template apply<W>(b, factor, scale_b[v]);
+                const Real c = load_table<Real, From::IN_BLOCKS>(cos + v * sizeof(Real));
+                const Real s = load_table<Real, From::IN_BLOCKS>(sin + v * sizeof(Real));
+                const Real first = a * c - b * s, second = b * c + a * s;
+                if constexpr (writes_half)
+                    To::template write_two<W>(y + v * W, y + n + v * W, first, second);
+                else
+                    To::template write_pairs<W>(y + 2 * v * W, first, second);
+            });
+            from += rows.x_row;
+            to += rows.y_row;
+            cos += rows.cos_row;
+            sin += rows.sin_row;
+        }
     }
 };
 
-// Norm the features of one row that are not rotated.
-template <class T, class Out>
-struct NormFeatures {
-    const RowNorm<T> norm;
-    const typename T::Stored* x;
-    typename Out::Stored* y;
+// Norm the features that are not rotated, in all rows.
+template <class T, class Out, Variant variant>
+struct NormColumn {
+    const Rows& rows;
+    const AppliedNorm<T, variant> norm;
+    int64_t feature;
 
     template <int W>
     void at(int64_t i) const {
-        typename Out::Stored unused[W];
-        auto v = T::template read<W>(x + i);
-        if (norm.scale) norm.template apply<W>(v, load<Vec<typename T::Real, W>>(norm.scale + i));
-        Out::template write_two<W>(y + i, unused, v, v);
+        const auto scales = norm.template load_scales<W>(feature + i);
+        for (int64_t r = 0; r < rows.count; ++r) {
+            typename Out::Stored unused[W];
+            auto v = T::template read<W>(reinterpret_cast<const typename T::Stored*>(rows.x + r * rows.x_row) + feature + i);
+            norm.template apply<W>(v, variant == ONLY_ROTATES ? 0 : norm.factors[r], scales);
+            Out::template write_two<W>(reinterpret_cast<typename Out::Stored*>(rows.y + r * rows.y_row) + feature + i, unused, v, v);
+        }
     }
 };
 
-template <class T, class Out, bool reads_half, bool writes_half>
-inline void rotate_normed_row(const Layout& layout, const char* x, char* y, const RowNorm<T>& norm, const char* cos,
-                              const char* sin) {
-    using Number = typename T::Real;
-    const auto* const from = reinterpret_cast<const typename T::Stored*>(x);
-    auto* const to = reinterpret_cast<typename Out::Stored*>(y);
-    const int64_t n = pairs_per_block(layout);
-    auto keep = [&](int64_t begin, int64_t end) {
-        RowNorm<T> rest = norm;
-        if (norm.scale) rest.scale += begin;
-        if (begin < end) for_chunks<T::W>(end - begin, NormFeatures<T, Out>{rest, from + begin, to + begin});
-    };
-    keep(0, layout.start);
-    for (int64_t i = 0; i < layout.num_pairs; i += n) {
-        const int64_t begin = layout.start + 2 * i;
-        for_chunks<FromTables<Number>::CHUNK>(
-            n, RotateNormedRow<T, Out, reads_half, writes_half>{norm, from + begin, to + begin,
-                                                                reinterpret_cast<const Number*>(cos) + i,
-                                                                reinterpret_cast<const Number*>(sin) + i, begin, n});
-    }
-    keep(layout.start + 2 * layout.num_pairs, layout.head_dim);
+// Norm and rotate up to T::W rows, by tables.
+template <class T, class Out, bool reads_half, bool writes_half, Variant variant>
+inline void rotate_normed_rows(const Layout& layout, const Rows& rows, const AppliedNorm<T, variant>& norm) {
+    const int64_t n = pairs_per_block(layout), end = layout.start + 2 * layout.num_pairs;
+    for (int64_t i = 0; i < layout.num_pairs; i += n)
+        for_chunks<(WIDTH > 8 ? 4 * T::W : WIDTH > 1 ? 2 * T::W : 1)>(
+            n, RotateNormedColumn<T, Out, reads_half, writes_half, variant>{rows, norm, i, layout.start + 2 * i, n});
+    for_chunks<T::W>(layout.start, NormColumn<T, Out, variant>{rows, norm, 0});
+    for_chunks<T::W>(layout.head_dim - end, NormColumn<T, Out, variant>{rows, norm, end});
 }
 
 // Norm, unless `norm` is null, and rotate rows of one run, by tables.
 template <class T, class Out, bool reads_half, bool writes_half>
-void rotate_normed_rows(const Layout& layout, const Rows& rows, const Norm* norm) {
+void rotate_normed_layout(const Layout& layout, const Rows& all, const Norm* norm) {
     using Number = typename T::Real;
     Number factors[T::W];
-    const char* x = rows.x;
-    char* y = rows.y;
-    for (int64_t r = 0; r < rows.count; ++r, x += rows.x_row, y += rows.y_row) {
-        if (norm && r % T::W == 0)
-            inverse_rms<T>(x, rows.x_row, smaller(T::W, rows.count - r), layout.head_dim, norm->eps, factors);
-        RowNorm<T> row = {};
-        if (norm) row = {factors[r % T::W], static_cast<const Number*>(norm->scale), norm->rounding};
-        rotate_normed_row<T, Out, reads_half, writes_half>(layout, x, y, row, rows.cos + r * rows.cos_row,
-                                                           rows.sin + r * rows.sin_row);
+    const auto* const scale = norm ? static_cast<const Number*>(norm->scale) : nullptr;
+    for (int64_t r = 0; r < all.count; r += T::W) {
+        Rows rows = all;
+        rows.count = smaller(T::W, all.count - r);
+        rows.x += r * all.x_row;
+        rows.y += r * all.y_row;
+        rows.cos += r * all.cos_row;
+        rows.sin += r * all.sin_row;
+        if (!norm) {
+            rotate_normed_rows<T, Out, reads_half, writes_half, ONLY_ROTATES>(layout, rows, {});
+            continue;
+        }
+        inverse_rms<T>(rows.x, rows.x_row, rows.count, layout.head_dim, norm->eps, factors);
+        if (norm->rounding == ROUND_NONE)
+            rotate_normed_rows<T, Out, reads_half, writes_half, NORMS>(layout, rows, {factors, scale, false});
+        else
+            rotate_normed_rows<T, Out, reads_half, writes_half, NORMS_AND_ROUNDS>(
+                layout, rows, {factors, scale, norm->rounding == ROUND_STEPS});
     }
 }
 
 template <class T, class Out = T>
 void rotate_normed(const Layout& layout, const Rows& rows, const Norm* norm) {
     if (layout.reads_half)
-        layout.writes_half ? rotate_normed_rows<T, Out, true, true>(layout, rows, norm)
-                           : rotate_normed_rows<T, Out, true, false>(layout, rows, norm);
+        layout.writes_half ? rotate_normed_layout<T, Out, true, true>(layout, rows, norm)
+                           : rotate_normed_layout<T, Out, true, false>(layout, rows, norm);
     else
-        layout.writes_half ? rotate_normed_rows<T, Out, false, true>(layout, rows, norm)
-                           : rotate_normed_rows<T, Out, false, false>(layout, rows, norm);
+        layout.writes_half ? rotate_normed_layout<T, Out, false, true>(layout, rows, norm)
+                           : rotate_normed_layout<T, Out, false, false>(layout, rows, norm);
 }
 
 // ---- gradients ----
@@ -300,8 +322,11 @@ void norm_gradients(const GradientRows& all, const Norm& norm) {
 // Convert the features of a row.
 template <class T>
 void widen_row(const char* x, int64_t width, void* y) {
-    for_chunks<T::W>(width, NormFeatures<T, Native<typename T::Real>>{{}, reinterpret_cast<const typename T::Stored*>(x),
-                                                                     static_cast<typename T::Real*>(y)});
+    Rows row = {};
+    row.count = 1;
+    row.x = x;
+    row.y = static_cast<char*>(y);
+    for_chunks<T::W>(width, NormColumn<T, Native<typename T::Real>, ONLY_ROTATES>{row, {}, 0});
 }
 
 // ---- caches ----
