@@ -3,11 +3,14 @@
 Eager calls are compared with a definition in float64, and programs with eager calls, bit by bit.
 """
 
+import re
+
 import pytest
-from compare import normal, same
-from torch_cases import IGNORED, NEEDS_COMPILER, NIGHTLY, compiled, forward_ad
+from compare import KERNEL, normal, same
+from torch_cases import IGNORED, NEEDS_COMPILER, NIGHTLY, compiled, forward_ad, module_of
 
 import rope_array as ra
+from rope_array._array_api.source import Positions, Tables
 
 torch = pytest.importorskip("torch")
 from torch import func  # noqa: E402
@@ -321,3 +324,84 @@ def test_programs_have_the_bits_of_eager_calls(name, backend, dynamic, fresh_dyn
             results.append((*ys, *given[:2], *(cache.view(torch.int8) for cache in caches)))
         assert same(*results)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", ["norm and cache", "all in place", "int8"])
+def test_exported_programs_have_the_bits_of_eager_calls(name):
+    """They are PyTorch's own operations, without rope_array's."""
+    call, dtype = CALLS[name]
+    results, weights = [], arrays(kind="of each head", requires_grad=False)[2:]
+    for exported in (False, True):
+        given = [*tokens(4, 7), *(torch.zeros(4, 5, n, WIDTH, dtype=dtype) for n in (2, 3)), *weights]
+        function = torch.export.export(module_of(call), tuple(x.clone() for x in given)).module()
+        results.append(((function if exported else call)(*given), *given))
+    assert same(*map(tuple, map(tree_leaves, results)))
+    assert not [node for node in function.graph.nodes if "rope_array" in str(node.target)]
+
+
+@KERNEL
+def test_training_is_one_operator_each_way_and_keeps_no_normed_head(fresh_dynamo):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if "rope_array" in str(node.target)])
+        *_, output = graph.graph.nodes
+        graphs[-1] += [tuple(node.meta["val"].shape) for node in output.args[0] if node is not None]
+        return make_boxed_func(graph)
+
+    given = arrays()
+    ys = compiled(by_call, aot_autograd(fw_compiler=keep, bw_compiler=keep))(*given)
+    torch.autograd.backward(ys, of_ones(ys))
+    q, k, weight = (2, 5, 4, WIDTH), (2, 5, 2, WIDTH), (WIDTH,)
+    operator = "rope_array.attention_at{}.default"
+    forward, backward = graphs
+    assert forward[:3] == [operator.format(""), q, k]
+    assert sorted(forward[3:]) == sorted([q, k, weight, weight, (5,)])  # x, weights and positions
+    assert backward[0] == operator.format("_gradients")
+    assert sorted(backward[1:]) == sorted([q, k, weight, weight])
+
+
+def decode(x, projection, pool, pos, slots, *weights):
+    q, k, v = (x @ projection).view(1, 5, -1, WIDTH).split([4, 2, 2], 2)
+    caches = pool[0], pool[1]
+    options = {"v": v, "cache": caches, "slots": slots, "out": (q, k)}
+    return ra.attention_inputs(q, k, pos, ROPE, norm=weights, seq_axis=-3, **options)[:2]
+
+
+@pytest.mark.slow
+@KERNEL
+@NEEDS_COMPILER
+def test_caches_and_projections_are_written_in_place(fresh_dynamo):
+    """One operator, and no buffer but the projection's; the caches are views of a pool."""
+    from torch._inductor.utils import run_and_get_code
+
+    pool = torch.zeros(2, 3, 4, 2, WIDTH)
+    x, projection = normal("torch", 5, 8), normal("torch", 8, 8 * WIDTH)
+    given = x, projection, pool, POS, torch.tensor([[1, -1, 11, 3, 3]]), *arrays()[2:]
+    with torch.no_grad():
+        ys, (code,) = run_and_get_code(torch.compile(decode, fullgraph=True), *given)
+        written = pool.clone()
+        assert same(ys, decode(x, projection, pool.zero_(), *given[3:]))
+    assert same(written, pool)
+    assert re.findall(r"rope_array\.(\w+)\.default\(", code) == ["attention_at_"]
+    assert re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code) == ["5, 160"]
+    assert "cpp_fused" not in code[code.index("def call(") :]
+
+
+@KERNEL
+@pytest.mark.parametrize("source", ["at", "by"])
+def test_the_operators_pass_pytorch_s_checks(source):
+    q, k, *weights = arrays(requires_grad=False)
+    cos_sin = ROPE.rotation(POS, like=q)
+    by_source = Tables(*cos_sin, cos_sin.layout) if source == "by" else Positions(POS, ROPE._plan)
+    operators, arguments = attention._operators_for(by_source)
+    given = weights, 0.01, 1.0, "steps", *arguments, -3
+    caches = [torch.zeros(3, 4, 2, WIDTH) for _ in range(2)]
+    write = caches, k, torch.tensor([[1, -1, 11, 3, 3]] * 2), [1.0, 1.0], -3, False
+    checks = {"test_utils": ["test_schema", "test_faketensor"]}
+    torch.library.opcheck(operators.plain, ([q, k], *given), **checks)
+    torch.library.opcheck(operators.gradients, ([q, k], [q, k], *given), **checks)
+    torch.library.opcheck(operators.in_place, ([q, k], [], *given, *write), **checks)

@@ -14,17 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from rope_array._array_api.attention import AttentionCall, check_attention_call, make_by_parts
-from rope_array._array_api.cache import CacheWrite, checked_write
+from rope_array._array_api.cache import CacheWrite
 from rope_array._array_api.checks import check_call
-from rope_array._array_api.norm import (
-    Norm,
-    as_compute,
-    checked_norm,
-    heads_axis,
-    inverse_rms,
-    scale_of,
-    sum_in_order,
-)
+from rope_array._array_api.norm import Norm, as_compute, heads_axis, inverse_rms, scale_of, sum_in_order
 from rope_array._array_api.source import CallOptions, OptionFields, Source, Tables
 from rope_array._backends import _native
 from rope_array._dynamo import known
@@ -126,7 +118,7 @@ class AttentionFunction(torch.autograd.Function):  # type: ignore[misc,unused-ig
         kernel, gradients, source, options, norm, write, checks = call
         count = len(norm.weights)
         xs, weights = arrays[:count], arrays[count:]
-        norm = norm._replace(weights=weights)
+        norm = Norm(weights, *norm[1:])
         results: Any = NotImplemented
         if kernel is not None:
             results = kernel.attention_inputs(xs, source, options, norm, write, None, *checks)
@@ -137,7 +129,7 @@ class AttentionFunction(torch.autograd.Function):  # type: ignore[misc,unused-ig
         elif checks == (CHECKED,):
             count_writes(_caches(write))
         ctx.source = save_source(ctx, source, *xs, *_given(weights))
-        ctx.call = kernel, gradients, options, norm._replace(weights=[w is not None for w in weights])
+        ctx.call = kernel, gradients, options, Norm(tuple([w is not None for w in weights]), *norm[1:])
         needed, ys = ctx.needs_input_grad[1:], tuple(results[0])
         constant = [y for i, y in enumerate(ys) if not (needed[i] or needed[count + i])]
         if constant:
@@ -199,19 +191,19 @@ def try_recorded_inputs(
 ) -> Any:
     """Serve a call of plain tensors whose gradient is recorded, or return NotImplemented.
 
-    `norm` and `write` are the fields of `_dispatch.attention_inputs`.
+    `norm` and `write` are the fields of `_dispatch.attention_inputs`, which the kernel checks.
     """
-    if norm is None or type(norm[0]) is not tuple or not is_recorded((*xs, *norm[0])):
+    weights, caches = () if norm is None else norm[0], () if write is None else write[0]
+    if not type(weights) is type(caches) is tuple or len(weights) != 2 or is_recorded((*source[:2], *caches)):
         return NotImplemented
-    if is_recorded(source[:2]) or why_call_declined(source, True) is not None:
+    weights = weights[: len(xs)]
+    if not is_recorded((*xs, *weights)) or why_call_declined(source, True) is not None:
         return NotImplemented
-    norm = checked_norm(norm, len(xs))
-    write = None if write is None else checked_write(write, xs[-1] if len(xs) > 1 else None)
-    if is_recorded(_caches(write)):
-        return NotImplemented
-    call = kernel, _gradients_eagerly, source, CallOptions(*options), norm, write, (UNCHECKED, GATED)
-    ys = _record(call, *xs, *norm.weights)
-    return ys if ys is NotImplemented else (ys, None if write is None else write.caches)
+    norm, checks = Norm(weights, *norm[1:]), (UNCHECKED, GATED)
+    ys = _record(
+        (kernel, _gradients_eagerly, source, CallOptions(*options), norm, write, checks), *xs, *weights
+    )
+    return ys if ys is NotImplemented else (ys, caches or None)
 
 
 def attention_eagerly(kernel: Any, inputs: AttentionCall, source_for: Callable[[], Any]) -> Any:
