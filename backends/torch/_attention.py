@@ -3,7 +3,7 @@
 A kernel is an object with the function ``attention_inputs(xs, source, options, norm, write, outs,
 checked=False, gated=False)``, which returns the results and the caches, or NotImplemented with nothing
 written. It may have ``attention_gradients(grads, xs, source, options, norm)``, which returns the gradients of
-xs and of the weights, None for weights that are None; or NotImplemented.
+xs and of the weights, None for weights that are None; or NotImplemented. It takes the adjoint of tables.
 
 Without a norm the gradient is that of a rotation, and the rotation's functions record it.
 """
@@ -42,6 +42,7 @@ from ._gradient import (
     FORWARD,
     GATED,
     UNCHECKED,
+    adjoint,
     operations_on,
     rotate_by_operations,
     save_source,
@@ -164,7 +165,8 @@ def _gradients_eagerly(
     by_kernel = getattr(kernel, "attention_gradients", None)
     is_plain = not is_recorded((*grads, *xs, *norm.weights)) and why_call_declined(source, False) is None
     if by_kernel is not None and is_plain:
-        results = by_kernel(grads, xs, source, options, norm)
+        tables = adjoint(source) if isinstance(source, Tables) else source
+        results = by_kernel(grads, xs, tables, options, norm)
         if results is not NotImplemented:
             return tuple(results)
     with no_autocast(grads[0]):
