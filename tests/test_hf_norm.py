@@ -292,7 +292,7 @@ def test_a_norm_without_weights():
     found = _norm.find_norm(SimpleNamespace(head_dim=16, q_norm=norm), ["q_norm"], {})
     assert (found.weight, found.offset) == (None, 0.0)
     q = torch.randn(1, 2, 3, 16)
-    assert found.of_call((norm,), (q,)).weights == (None,)
+    assert found.of_call((norm,), (q,)) == ((None, None), 1e-5, 0.0, "norm")
 
 
 # ---- code ----

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from rope_array import _dispatch
-from rope_array._array_api.norm import Norm
 from rope_array._array_api.source import Tables
 from rope_array._internals import internal
 from rope_array._spec.plan import Layout
@@ -51,8 +50,8 @@ class HeadNorm:
     offset: float
     rounding: str
 
-    def of_call(self, modules: tuple[Any, ...], xs: tuple[Any, ...]) -> Norm | None:
-        """Return the norm of a call; None if the modules themselves have to run.
+    def of_call(self, modules: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the fields of a call's norm; None if the modules themselves have to run.
 
         So it is if a module is missing, is another than the module that was called, or has hooks; for arrays
         and weights of several dtypes, where the module's result has another dtype; and without a kernel.
@@ -83,7 +82,7 @@ class HeadNorm:
                 return None
             weights.append(weight)
             eps = state[self.eps]
-        return Norm(tuple(weights), eps, self.offset, self.rounding)
+        return (weights[0], weights[-1]), eps, self.offset, self.rounding
 
     @staticmethod
     def run(modules: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -97,7 +96,8 @@ def has_one_pass(device: torch.device) -> bool:
     x = torch.zeros((1, 2), dtype=torch.float32, device=device)
     source = Tables(x[:, :1], x[:, :1], Layout(2, 0, 2, "half", "half", None))
     backends: tuple[Any, ...] = _dispatch.backends_for((x,)).in_order
-    kernels = [backend for backend in backends if hasattr(backend, "attention_inputs")]
+    # A backend that declines nothing computes by array operations.
+    kernels = [b for b in backends if hasattr(b, "attention_inputs") and hasattr(b, "decline_reason")]
     return any(kernel.decline_reason((x,), source) is None for kernel in kernels)
 
 
@@ -132,7 +132,7 @@ def _recognise(module: Any, head_dim: Any) -> HeadNorm | str:
     width = head_dim or 32 if weight is None else weight.shape[-1]
     if weight is not None and weight.ndim != 1:
         return f"has the weights {tuple(weight.shape)}: they differ between heads"
-    if head_dim not in (None, width):
+    if width < 2 or head_dim not in (None, width):
         return f"norms {width} features at once, and a head has {head_dim}"
     forms = [*product(OFFSETS, ROUNDINGS)][: 1 if weight is None else None]  # all equal without weights
     norms = [HeadNorm(type(module), name, eps, *form) for eps in _floats(module) for form in forms]
@@ -152,11 +152,11 @@ def _matches(norm: HeadNorm, module: Any, width: int) -> bool:
         try:
             with torch.no_grad():
                 theirs = type(module).forward(probe, x.clone())
-                ours = _normed(norm, probe, x, eps)
         except Exception:  # whatever a module raises for these arrays
             return False
         if not isinstance(theirs, torch.Tensor) or theirs.dtype is not dtype or theirs.shape != x.shape:
             return False
+        ours = _normed(norm, probe, x, eps)
         if not torch.allclose(theirs, ours, rtol=PRECISION[dtype], atol=1e-30):
             return False
         # Sums of another order decide a few roundings; another rounding differs in a third of the numbers.
@@ -171,8 +171,6 @@ def _normed(norm: HeadNorm, probe: Any, x: Any, eps: float) -> Any:
     angles = torch.zeros(shape, dtype=torch.float32)
     layout = Layout(x.shape[-1], 0, 2 * shape[1], "half", "half", None)
     tables = Tables(angles.cos(), angles, layout)
-    weight = None if norm.weight is None else probe._parameters[norm.weight]
-    (y,), _ = _dispatch.attention_inputs(
-        (x,), tables, (-2,), Norm((weight,), eps, norm.offset, norm.rounding), None
-    )
+    fields = (probe._parameters.get(norm.weight), None), eps, norm.offset, norm.rounding
+    (y,), _ = _dispatch.attention_inputs((x,), tables, (-2,), fields, None)
     return y
