@@ -4,13 +4,17 @@ A case takes the compiled kernel, and so can be run on one with a fault: see cud
 """
 
 import functools
+import importlib
 import itertools
 import mmap
 
 import fake_cupy
 import numpy as np
 from compare import assert_same
+from inputs_cases import DTYPES, assert_same_memory, random_case
 from native_cases import F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
+
+import rope_array as ra
 
 CASES = {}
 FAR = np.array([0, 1, -7, 123_456_789, 2**40])
@@ -263,4 +267,94 @@ def indices_beyond_32_bits(kernel):
             view[...] = values
         view[...] = 0
     del view, x, all_of_it
+    memory.close()
+
+
+# ---- attention's inputs ----
+
+ALL_SERVED = {"cache": True, "has_k": True}
+
+
+def check_inputs(seed, **fixed):
+    """Compare a random call of attention_inputs."""
+    case = random_case(seed, **{**ALL_SERVED, **fixed})
+    assert_same_memory(case, "cuda", fake_cupy.ndarray, lambda y: y.host)
+    fake_cupy.check_guards()
+
+
+@of_each_dtype
+def inputs(kernel, dtype):
+    """Random calls: strides, norms, slots, pages, caches of each dtype; wide accesses too."""
+    kernel.launches.clear()
+    for seed in range(14):
+        check_inputs(seed, dtype=dtype.name)
+    wide = {"plain": True, "head_dim": 192, "slice": False, "form": "tokens", "by_tables": False}
+    for seed, rounding in enumerate(("none", "norm", "steps")):
+        check_inputs(seed, **wide, dtype=dtype.name, norm=True, rounding=rounding, weights=1)
+        assert kernel.launches[-1][1]
+    check_inputs(0, **{**wide, "head_dim": 20}, dtype=dtype.name, norm=False, in_place=True)
+    assert {launch[2] for launch in kernel.launches} == {"inputs"}
+
+
+@case
+def inputs_of_each_slot(kernel):
+    """The last token of a slot is written, in another order of tokens; none below 0, or beyond the cache."""
+    launch = importlib.import_module("rope_array._backends.cupy._inputs")
+    for most, tokens in ((512, (3, 4)), (512, (2, 70)), (2, (3, 4))):
+        launch.MOST_SEARCHED = most
+        launch._prepared.clear()
+        slots = np.random.default_rng(tokens[1]).integers(-1, 4, tokens)
+        k = normal((*tokens[::-1], 1, 16)).swapaxes(0, 1)
+        memory = np.full((9, 1, 16), 7, F32)
+        expected = memory.copy()
+        for slot, row in zip(slots.ravel(), k.reshape(-1, 1, 16), strict=True):
+            if slot >= 0:
+                expected[2 + slot] = row
+        x, cache = fake_cupy.ndarray(k), fake_cupy.ndarray(memory[2:7])
+        options = dict(cache=(cache, None), slots=fake_cupy.asarray(slots), seq_axis=-3, backend="cuda")
+        ra.attention_inputs(x, x.copy(), 0, RoPE(16, rotary_dim=0), **options)
+        assert_same(memory, expected)
+        options["slots"] = fake_cupy.asarray(np.full(tokens, 5))
+        ra.attention_inputs(x, x.copy(), 0, RoPE(16, rotary_dim=0), **options)  # only a host checks its slots
+        assert_same(memory, expected)
+    launch.MOST_SEARCHED = 512
+
+
+@case
+def inputs_of_8_bits(kernel):
+    """Every float of 16 bits, and floats around those halfway between two numbers of the cache."""
+    words = np.arange(2**16, dtype="u2")
+    halfway = np.concatenate([np.arange(-300, 300) / 2, np.arange(-2048, 2048) / 4096])
+    near = np.concatenate([np.nextafter(halfway.astype(F32), F32.type(to)) for to in (-1e9, 0, 1e9)])
+    numbers = np.concatenate([words.view(F16).astype(F32), words.view(B).astype(F32), near])
+    v = np.resize(numbers, (1, len(numbers) // 256 + 1, 256))
+    x, slots = np.zeros((1, 1, 16), F32), np.zeros(1, "i8")
+    for name, scale in (("int8", 1.0), ("int8", 0.37), ("float8_e4m3fn", 1.0), ("float8_e4m3fn", 0.37)):
+        caches = []
+        for backend, move in (("array-api", copied), ("cuda", on_device)):
+            cache = move(np.zeros((1, 1, 16), F32)), move(np.zeros(v.shape, DTYPES[name]))
+            options = dict(v=move(v), slots=move(slots), scales=(1.0, scale), seq_axis=-3, backend=backend)
+            ra.attention_inputs(move(x), move(x), 0, RoPE(16), cache=cache, **options)
+            caches.append(cache[1])
+        same(caches[1], caches[0], name)
+
+
+@case
+def inputs_beyond_32_bits(kernel):
+    """Pages and slots of a cache that are 2^31 elements and more apart."""
+    far, start = 2**31 + 16, 2**31
+    memory = mmap.mmap(-1, start + 2 * far + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    all_of_it = np.frombuffer(memory, np.int8)
+    x, slots = 100 * normal((2, 1, 16)), np.array([1, 2], "i4")
+    for strides in ((far, 16, 16, 1), (16, far, 16, 1)):
+        view = np.lib.stride_tricks.as_strided(all_of_it[start:], (2, 2, 1, 16), strides)
+        small = np.zeros((2, 2, 1, 16), np.int8)
+        options = dict(seq_axis=-3, scales=(2.0, 1.0))
+        ra.attention_inputs(x, x.copy(), 7, RoPE(16), cache=(small, None), slots=slots, **options)
+        moved, options["slots"] = fake_cupy.asarray(x), fake_cupy.asarray(slots)
+        cache = fake_cupy.ndarray(view), None
+        ra.attention_inputs(moved, moved.copy(), 7, RoPE(16), cache=cache, backend="cuda", **options)
+        same(cache[0], small)
+        view[...] = 0
+    del view, cache, all_of_it
     memory.close()

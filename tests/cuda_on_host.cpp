@@ -2,7 +2,7 @@
 // kernel has no barrier and no shared memory. tests/fake_cupy.py calls launch().
 //
 // ONLY is the one dtype to compile: 64, 32 and 16 for floats of that many bits, 8 for bfloat16. ONLY_SOURCE, if defined,
-// is 't' for tables, 'f' for float positions, or 'i' for integers.
+// is 't' for tables, 'f' for float positions, 'i' for integers, or 'n' for make_inputs().
 #include <cstdint>
 #include <cstring>
 
@@ -71,6 +71,50 @@ extern "C" void narrow_bfloat16(const float* from, uint32_t* to, int64_t count) 
     narrow<rope::BFloat16Format>(from, to, count);
 }
 
+// Call each thread of each block.
+template <class Run>
+static int run_threads(const unsigned int* grid, const unsigned int* block, const Run& run) {
+    misaligned = false;
+    blockDim = {block[0], block[1], block[2]};
+    for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
+                for (threadIdx.z = 0; threadIdx.z < block[2]; ++threadIdx.z)
+                    for (threadIdx.y = 0; threadIdx.y < block[1]; ++threadIdx.y)
+                        for (threadIdx.x = 0; threadIdx.x < block[0]; ++threadIdx.x) run();
+    return misaligned ? 2 : 0;
+}
+
+#if !defined(ONLY_SOURCE) || ONLY_SOURCE == 'n'
+template <class T, bool... flags>
+static int run_inputs(const unsigned int* grid, const unsigned int* block, const rope::Inputs* inputs) {
+    return run_threads(grid, block, [&] { rope::make_inputs<T, flags...>(*inputs); });
+}
+
+template <class T, bool... flags, class... More>
+static int run_inputs(const unsigned int* grid, const unsigned int* block, const rope::Inputs* inputs, bool flag,
+                      More... more) {
+    return flag ? run_inputs<T, flags..., true>(grid, block, inputs, more...)
+                : run_inputs<T, flags..., false>(grid, block, inputs, more...);
+}
+
+// As launch(), of make_inputs.
+extern "C" int launch_inputs(bool wide, bool reads_half, bool writes_half, bool from_tables, const unsigned int* grid,
+                             const unsigned int* block, const rope::Inputs* inputs) {
+#if ONLY == 64
+    using T = rope::Float64;
+#elif ONLY == 32
+    using T = rope::Float32;
+#elif ONLY == 16
+    using T = rope::Float16;
+#else
+    using T = rope::BFloat16;
+#endif
+    return run_inputs<T>(grid, block, inputs, wide, reads_half, writes_half, from_tables);
+}
+#endif
+extern "C" int64_t size_of_inputs() { return sizeof(rope::Inputs); }
+
 // Return 0; 1 if no kernel has the name, 2 after a misaligned access.
 extern "C" int launch(int dtype, char number, bool wide, bool reads_half, bool writes_half, bool from_tables,
                        const unsigned int* grid, const unsigned int* block, const rope::Call* call) {
@@ -91,13 +135,5 @@ extern "C" int launch(int dtype, char number, bool wide, bool reads_half, bool w
         default: return 1;
     }
     if (!run) return 1;
-    misaligned = false;
-    blockDim = {block[0], block[1], block[2]};
-    for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
-        for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
-            for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
-                for (threadIdx.z = 0; threadIdx.z < block[2]; ++threadIdx.z)
-                    for (threadIdx.y = 0; threadIdx.y < block[1]; ++threadIdx.y)
-                        for (threadIdx.x = 0; threadIdx.x < block[0]; ++threadIdx.x) run(*call);
-    return misaligned ? 2 : 0;
+    return run_threads(grid, block, [&] { run(*call); });
 }

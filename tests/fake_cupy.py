@@ -53,10 +53,10 @@ class ndarray:
         return asarray(self.host)
 
     def __getitem__(self, index):
-        return wrapped(self.host[index])
+        return wrapped(self.host[unwrapped(index)])
 
     def __setitem__(self, index, value):
-        self.host[index] = unwrapped(value)
+        self.host[unwrapped(index)] = unwrapped(value)
 
 
 def _of_host(name):
@@ -124,6 +124,8 @@ class KernelLibrary:
         self.launches = []
 
     def launch(self, name, grid, block, arguments):
+        if "make_inputs" in name:
+            return self.launch_inputs(name, grid, block, arguments)
         pattern = r"rope::rotate<rope::(\w+), (\w+), (\w+), (\w+), (\w+), ([\w:]+)>"
         dtype, *flags, number = re.fullmatch(pattern, name).groups()
         functions = self.functions[DTYPES[dtype]]
@@ -139,6 +141,19 @@ class KernelLibrary:
         address = ctypes.c_void_p(arguments.ctypes.data)
         fault = functions.launch(DTYPES[dtype], number_type, *flags, *sizes, address)
         assert not fault, {1: f"no kernel {name}", 2: "an access of 16 bytes at another address"}[fault]
+
+    def launch_inputs(self, name, grid, block, arguments):
+        dtype, *flags = re.fullmatch(
+            r"rope::make_inputs<rope::(\w+), (\w+), (\w+), (\w+), (\w+)>", name
+        ).groups()
+        functions = self.functions[DTYPES[dtype]]
+        assert arguments.nbytes == functions.size_of_inputs()
+        assert np.prod(block) <= 128
+        self.launches.append((dtype, flags[0] == "true", "inputs", grid, block, Device().id))
+        sizes = (ctypes.c_uint * 3)(*grid, 1), (ctypes.c_uint * 3)(*block)
+        flags = [ctypes.c_bool(flag == "true") for flag in flags]
+        fault = functions.launch_inputs(*flags, *sizes, ctypes.c_void_p(arguments.ctypes.data))
+        assert not fault, "an access of 16 bytes at another address"
 
     def narrow(self, numbers, dtype):
         """Round float32 numbers to 16 bits; return them, and their negatives, both as 16-bit words."""
@@ -199,7 +214,8 @@ def _module():
 
 
 _PACKAGE = "rope_array._backends.cupy"
-_MODULES = {"cupy": _module(), "array_api_compat.cupy": XP, _PACKAGE: None, f"{_PACKAGE}._launch": None}
+_MODULES = {"cupy": _module(), "array_api_compat.cupy": XP}
+_MODULES |= dict.fromkeys([_PACKAGE, f"{_PACKAGE}._launch", f"{_PACKAGE}._inputs"])
 
 
 @contextlib.contextmanager

@@ -28,6 +28,10 @@ MIXED = [("bfloat16", (True, half, not half, False)) for half in BOTH]
 NARROW = [(dtype, (False, True, True, False)) for dtype in ITEMSIZE]
 FLOATS = [("bfloat16", (True, half, half, False), number) for half in BOTH for number in ("float", "double")]
 KERNELS = {_launch.kernel_name(*kernel): kernel for kernel in [*MANY, *MIXED, *NARROW, *FLOATS]}
+INPUTS = {
+    _launch.inputs_name(*kernel): kernel
+    for kernel in (("bfloat16", (True, True, True, False)), ("float32", (False, False, False, True)))
+}
 
 
 def disassemble(option, path):
@@ -39,7 +43,7 @@ def disassemble(option, path):
 def compiled(arch, folder):
     """Compile the kernels as CuPy does, which adds -ftz=true; return their instructions and their usage."""
     program = nvrtc.createProgram(_launch.code(), "rotate.cu", [], [])
-    for name in KERNELS:
+    for name in (*KERNELS, *INPUTS):
         nvrtc.addNameExpression(program, name)
     try:
         nvrtc.compileProgram(program, (f"-arch={arch}", *_launch.OPTIONS, "-ftz=true", "-w"))
@@ -47,7 +51,7 @@ def compiled(arch, folder):
         raise AssertionError(nvrtc.getProgramLog(program)) from None
     path = folder / f"{arch}.cubin"
     path.write_bytes(nvrtc.getCUBIN(program) + b"\0")  # CuPy leaves out the last byte
-    names = {name: nvrtc.getLoweredName(program, name) for name in KERNELS}
+    names = {name: nvrtc.getLoweredName(program, name) for name in (*KERNELS, *INPUTS)}
     sass, usage = (disassemble(option, path) for option in ("-sass", "-res-usage"))
     code = {function.split()[0]: function for function in sass.split("Function : ")[1:]}
     used = {function.split(":")[0]: function for function in usage.split("Function ")[1:]}
@@ -119,3 +123,15 @@ def assert_wide(code):
         accesses = [opcode for opcode in kinds(loop) if opcode.startswith(("LDG", "STG"))]
         if any(opcode.startswith("STG") for opcode in accesses):
             assert {opcode.rpartition(".")[2] for opcode in accesses} == {"128"}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_machine_code_of_inputs(arch, name, folder):
+    """The arguments are not copied to memory; q and k are read and written by 16 bytes."""
+    (_, (is_wide, *_)), (code, used) = INPUTS[name], compiled(arch, folder)[name]
+    assert int(re.search(r"STACK:(\d+)", used).group(1)) <= 160  # a copy takes 900 bytes
+    accesses = kinds(code.values())
+    assert (accesses["STG.E.128"] > 0) == (accesses["LDG.E.128"] > 0) == is_wide
+    assert accesses["MUFU.RSQ"] + accesses["MUFU.SQRT"] > 0  # with steps that make it exact, all by FFMA
+    assert "DFMA" not in accesses

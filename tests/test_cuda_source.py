@@ -122,6 +122,7 @@ def failures(tmp_path_factory):
     def compiled(mutant):
         # Compile some of the kernels, to save time.
         source = "f" if "float_positions" in mutant.case else "t" if mutant.case == "tables" else "i"
+        source = "n" if "inputs" in mutant.case else source
         defines = (f"-DONLY_SOURCE='{source}'",)
         place = folder / str(id(mutant))
         return str(cuda_source.compile_for_host(place, mutant.dtype, mutant.change, defines))

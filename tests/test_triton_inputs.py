@@ -10,6 +10,7 @@ from triton_mutants import INPUT_MUTANTS, installed
 import rope_array as ra
 import rope_array._backends.torch as backend_package
 from rope_array._array_api import cache as cache_checks
+from rope_array._backends._gpu import inputs as _gpu_inputs
 
 pytestmark = pytest.mark.library("torch")
 _TORCH = {**FLOATS, **{name: getattr(torch, name) for name in ("int8", "float8_e4m3fn")}}
@@ -100,7 +101,7 @@ def test_the_last_token_of_a_slot_is_written():
     """By a search in the kernel, and by a sort before the launch, which are in another order of tokens."""
     for limit in (512, 2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(backend_package._triton_inputs, "_MOST_SEARCHED", limit)
+            patch.setattr(_gpu_inputs, "MOST_SEARCHED", limit)
             for tokens in ((7, 1), (3, 4), (2, 70)):
                 _check_last_tokens(tokens)
 

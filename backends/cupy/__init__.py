@@ -7,12 +7,14 @@ from typing import Any
 import cupy
 
 from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends._gpu import Kind, SourceView, is_spaced, view_spaced
+from rope_array._backends._gpu.inputs import serves_dtypes
 from rope_array._spec.plan import Plan
 
-from . import _launch
+from . import _inputs, _launch
 from ._launch import Angles, strides
 
 name = "cuda"
@@ -60,6 +62,34 @@ def rotate(call: Call, outs: Any = None) -> Any:
             for i in apart:
                 ys[i][...] = into[i]
     return ys
+
+
+def attention_inputs(inputs: AttentionCall) -> Any:
+    """Make attention's inputs in one launch; NotImplemented for arrays that the kernel does not serve."""
+    call, norm, write, _, outs = inputs
+    read = () if norm is None else norm.weights
+    read += () if write is None else (write.values, write.slots, *write.caches)
+    is_read = [
+        type(array) is cupy.ndarray and _launch.is_aligned(array) for array in read if array is not None
+    ]
+    if not all(is_read) or not serves_dtypes(call.xs[0], call.source, write):
+        return NotImplemented
+    layout, ops, use_float64 = call.source.layout, call.ops, call.float64[0]
+    ys = tuple(map(cupy.empty_like, call.xs)) if outs is None else outs
+    apart = {i for i, y in enumerate(ys) if not _launch.is_aligned(y)}
+    if layout.pairing != layout.out_pairing:  # threads would overwrite features that they have not read yet
+        apart |= {i for i, x in enumerate(call.xs) if ys[i].data.ptr == x.data.ptr}
+    into = tuple([cupy.empty_like(y) if i in apart else y for i, y in enumerate(ys)])
+    with call.xs[0].device:
+        angles = _sources(call)(use_float64)
+        if angles.plan is not None and angles.arrays and angles.arrays[0].dtype.name.startswith("float"):
+            integers, fraction = call.pos.read(call.lib, ops, use_float64)
+            angles = _of_tables(*cos_sin(integers, fraction, angles.plan, use_float64, ops))
+        if not _inputs.attention_inputs(inputs, into, angles):
+            return NotImplemented
+        for i in apart:
+            ys[i][...] = into[i]
+    return ys, None if write is None else write.caches
 
 
 def _sources(call: Call) -> Callable[[bool], Angles]:

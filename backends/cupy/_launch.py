@@ -24,10 +24,10 @@ from rope_array._spec.plan import Layout, Plan
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
 _SPACED, _INT32, _INT64, _TABLES = range(4)  # rotate.cu's Source
 _NUMBERS = {"float32": "float", "float64": "double"}  # rotate.cu's Number for float positions
-_ARRAY = ["x", "y", "heads", "x_outer", "x_seq", "x_head", "x_feature"]
-_ARRAY += ["y_outer", "y_seq", "y_head", "y_feature"]
+ARRAY = ["x", "y", "heads", "x_outer", "x_seq", "x_head", "x_feature"]
+ARRAY += ["y_outer", "y_seq", "y_head", "y_feature"]
 # rotate.cu's Call.
-CALL = [f"{array}_{member}" for array in "qk" for member in _ARRAY]
+CALL = [f"{array}_{member}" for array in "qk" for member in ARRAY]
 CALL += ["outer", "seq", "heads_per_thread"]
 CALL += ["head_dim", "start", "num_pairs", "pairs_per_block", "copies"]
 CALL += ["source", "first", "outer_step", "seq_step", "positions", "pos_outer", "pos_seq", "pos_coordinate"]
@@ -100,21 +100,34 @@ def launch_rotations(
 ) -> None:
     """Rotate each x of arrays (x, y) of one dtype into its y, on the current device and stream."""
     dtype, itemsize = arrays[0][0].dtype.name, arrays[0][0].itemsize
-    facts = tuple([(x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr) for x, y in arrays])
+    facts = tuple([facts_of(x, y) for x, y in arrays])
     for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, options):
         call = launch.call.copy()
-        for name, piece in zip("qk", launch.pieces, strict=False):
-            x, y = arrays[piece.array]
-            call[f"{name}_x"] = x.data.ptr + piece.rows.x_offset * itemsize
-            call[f"{name}_y"] = y.data.ptr + piece.rows.y_offset * itemsize
-        offsets = launch.pieces[0].rows.source_offsets
-        for name, array, offset in zip(_pointers(angles), angles.arrays, offsets, strict=False):
-            call[name] = array.data.ptr + offset * array.itemsize
-        if angles.plan is not None:
-            call["words"] = _words(angles.plan).data.ptr
-            call["first"] = _signed64(angles.first + offsets[0])
+        set_addresses(call, arrays, angles, launch.pieces)
         # CuPy passes a NumPy array by value if it has a single element, which may be a struct.
-        _kernel(launch.name)(launch.grid, launch.block, (call,))
+        kernel(launch.name)(launch.grid, launch.block, (call,))
+
+
+def set_addresses(
+    call: Any, arrays: Sequence[tuple[Any, Any]], angles: Angles, pieces: Sequence[_Piece] = ()
+) -> None:
+    """Set the addresses of arrays and of a source; without pieces, of whole arrays."""
+    for i, name in enumerate("qk"[: len(pieces or arrays)]):
+        x, y = arrays[pieces[i].array if pieces else i]
+        offsets = (pieces[i].rows.x_offset, pieces[i].rows.y_offset) if pieces else (0, 0)
+        for member, array, offset in zip("xy", (x, y), offsets, strict=True):
+            call[f"{name}_{member}"] = array.data.ptr + offset * array.itemsize
+    source_offsets = pieces[0].rows.source_offsets if pieces else (0, 0)
+    for name, array, offset in zip(_pointers(angles), angles.arrays, source_offsets, strict=False):
+        call[name] = array.data.ptr + offset * array.itemsize
+    if angles.plan is not None:
+        call["words"] = _words(angles.plan).data.ptr
+        call["first"] = _signed64(angles.first + source_offsets[0])
+
+
+def facts_of(x: Any, y: Any) -> tuple[Any, ...]:
+    """Return the plain values of an array and its result that launches depend on."""
+    return (x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr)
 
 
 def strides(x: Any) -> tuple[int, ...]:
@@ -192,20 +205,29 @@ def _has_wide_tables(source: tuple[Any, ...], rows: Rows) -> bool:
 
 
 def _make_launch(
-    pieces: list[_Piece], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout
+    pieces: list[_Piece],
+    source: tuple[Any, ...],
+    dtype: str,
+    itemsize: int,
+    layout: Layout,
+    v_heads: int | None = None,
+    is_normed: bool = False,
 ) -> _Launch | None:
-    """Return the launch for one or two arrays that share their tokens and the width of accesses."""
+    """Return the launch for one or two arrays that share their tokens and the width of accesses.
+
+    `v_heads`: of v, if the launch makes attention's inputs. A thread then norms whole heads, if any.
+    """
     rows, is_wide = pieces[0].rows, pieces[0].is_wide
     reads_half, writes_half = (p == "half" for p in (layout.pairing, layout.out_pairing))
     unit = 16 // itemsize if is_wide else 1
     pairs_of_thread = unit // 2 if is_wide and not (reads_half or writes_half) else unit
     unrotated = layout.head_dim - 2 * layout.num_pairs
-    copies = unrotated > 0 and not all(piece.in_place for piece in pieces)
+    copies = unrotated > 0 and (v_heads is not None or not all(piece.in_place for piece in pieces))
     groups = layout.num_pairs // pairs_of_thread + (unrotated // unit if copies else 0)
     if not groups:
         return None
-    heads = sum(piece.rows.heads for piece in pieces)
-    grid, block, heads_per_thread = configure(rows.outer * rows.seq, heads, groups)
+    heads = sum(piece.rows.heads for piece in pieces) + (v_heads or 0)
+    grid, block, heads_per_thread = configure(rows.outer * rows.seq, heads, 1 if is_normed else groups)
     members: dict[str, int] = {
         "outer": rows.outer,
         "seq": rows.seq,
@@ -220,12 +242,32 @@ def _make_launch(
     for name, piece in zip("qk", pieces, strict=False):
         x_feature, y_feature = piece.features
         numbers = (piece.rows.heads, *piece.rows.x, x_feature, *piece.rows.y, y_feature)
-        members |= {f"{name}_{member}": n for member, n in zip(_ARRAY[2:], numbers, strict=True)}
+        members |= {f"{name}_{member}": n for member, n in zip(ARRAY[2:], numbers, strict=True)}
     call = np.zeros(1, _CALL)  # `transposed` is for gradients, which CuPy does not record
     for member, number in members.items():
         call[member] = number
     flags = (is_wide, reads_half, writes_half, source[0].kind == Kind.TABLES)
-    return _Launch(kernel_name(dtype, flags, source[-1]), grid, block, call, pieces)
+    name = kernel_name(dtype, flags, source[-1]) if v_heads is None else inputs_name(dtype, flags)
+    return _Launch(name, grid, block, call, pieces)
+
+
+def prepare_inputs(
+    arrays: list[Any],
+    rows: list[Rows],
+    source: tuple[Any, ...],
+    x: Any,
+    layout: Layout,
+    v_heads: int,
+    is_normed: bool,
+) -> _Launch:
+    """Return the launch that makes attention's inputs: of q and k by their facts, like x."""
+    is_wide = _is_wide_layout(layout, 16 // x.itemsize)
+    pieces = [_make_piece(i, arrays[i], rows[i], source, x.itemsize, is_wide) for i in range(len(rows))]
+    is_wide = all(piece.is_wide for piece in pieces)
+    pieces = [piece._replace(is_wide=is_wide) for piece in pieces]
+    launch = _make_launch(pieces, source, x.dtype.name, x.itemsize, layout, v_heads, is_normed)
+    assert launch is not None, "a head has features"
+    return launch
 
 
 def _source_members(source: tuple[Any, ...], rows: Rows) -> dict[str, int]:
@@ -288,8 +330,17 @@ def kernel_name(dtype: str, flags: tuple[bool, bool, bool, bool], number: str | 
 
     `number` is the type of float positions in C++.
     """
-    arguments = [f"rope::{_DTYPES[dtype]}", *(str(flag).lower() for flag in flags), number or "rope::Int"]
+    arguments = [f"rope::{_DTYPES[dtype]}", *map(_of_flag, flags), number or "rope::Int"]
     return f"rope::rotate<{', '.join(arguments)}>"
+
+
+def inputs_name(dtype: str, flags: tuple[bool, bool, bool, bool]) -> str:
+    """Return the C++ name of an instance of `make_inputs`."""
+    return f"rope::make_inputs<{', '.join([f'rope::{_DTYPES[dtype]}', *map(_of_flag, flags)])}>"
+
+
+def _of_flag(flag: bool) -> str:
+    return str(flag).lower()
 
 
 # CUDA 12.1 takes lambdas in device functions for code of the host without the last of these.
@@ -304,6 +355,6 @@ def code() -> str:
 
 
 @cache
-def _kernel(name: str) -> Any:
+def kernel(name: str) -> Any:
     """Compile an instance; CuPy caches it for each device, and on disk."""
     return cupy.RawModule(code=code(), options=OPTIONS, name_expressions=(name,)).get_function(name)

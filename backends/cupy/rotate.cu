@@ -345,11 +345,11 @@ ROPE_INLINE void read_table(const void* table, Int at, typename T::Real (&to)[PA
 
 // ---- rows ----
 
-// Call each(array, first head, number of heads) for the thread's heads of q and of k, numbered through: with
+// Call each(array, first head, number of heads, is_k) for the thread's heads of q and of k, numbered through: with
 // 6 heads of q, 2 of k and 4 heads per thread,
 //
 //     heads        q0 q1 q2 q3 | q4 q5 k0 k1
-//     threadIdx.z       0      |      1        calls each(q, 4, 2), then each(k, 0, 2)
+//     threadIdx.z       0      |      1        calls each(q, 4, 2, false), then each(k, 0, 2, true)
 template <class Each>
 ROPE_INLINE void for_arrays(const Call& call, Int begin, const Each& each) {
     const Int end = begin + call.heads_per_thread;
@@ -359,7 +359,7 @@ ROPE_INLINE void for_arrays(const Call& call, Int begin, const Each& each) {
         const Int before = i ? call.q.heads : 0;
         const Int first = begin > before ? begin - before : 0;
         const Int last = end - before < array.heads ? end - before : array.heads;
-        if (first < last) each(array, first, last - first);
+        if (first < last) each(array, first, last - first, i != 0);
     }
 }
 
@@ -373,6 +373,11 @@ struct Cursor {  // a thread's first feature in a row of x and of y
             place.seq * array.x_seq + head * array.x_head + x_feature * array.x_feature),
           y(static_cast<typename T::Stored*>(array.y) + place.outer * array.y_outer + place.seq * array.y_seq +
             head * array.y_head + y_feature * array.y_feature) {}
+};
+
+// Inputs of attention have these steps too: see Steps. A rotation has none.
+struct NoSteps {
+    static constexpr bool ANY = false;
 };
 
 // Call step(n) for n heads at a time: HEADS, a constant, while that many are left, then 1.
@@ -422,7 +427,8 @@ struct Rotation {
         return HALF ? call.pairs_per_block : Piece::SIZE;
     }
 
-    ROPE_INLINE static void run(const Call& call, const Place& place, Int first_head) {
+    template <class Steps>
+    ROPE_INLINE static void run(const Call& call, const Place& place, Int first_head, const Steps& steps) {
         Real cos[PAIRS], sin[PAIRS];
         if constexpr (FROM_TABLES) {
             using Computed = typename T::Computed;
@@ -436,7 +442,7 @@ struct Rotation {
         if (call.transposed) unroll<PAIRS>([&](auto i) ROPE_ALWAYS { sin[i] = product(sin[i], Real{-1}); });
         const Int from = call.start + feature_of<READS_HALF>(call, place.first);
         const Int to = call.start + feature_of<WRITES_HALF>(call, place.first);
-        for_arrays(call, first_head, [&](const Array& array, Int head, Int count) ROPE_ALWAYS {
+        for_arrays(call, first_head, [&](const Array& array, Int head, Int count, bool is_k) ROPE_ALWAYS {
             Cursor<T> row(array, place, head, from, to);
             const Int x_second = second_unit<READS_HALF>(call) * array.x_feature;
             const Int y_second = second_unit<WRITES_HALF>(call) * array.y_feature;
@@ -452,6 +458,10 @@ struct Rotation {
                 unroll<N>([&](auto n) ROPE_ALWAYS {
                     Real x[2 * PAIRS], y[2 * PAIRS];
                     unroll<UNITS>([&](auto u) ROPE_ALWAYS { Piece::unpack(raw[n][u], x + u * Piece::SIZE); });
+                    if constexpr (Steps::ANY) unroll<UNITS>([&](auto u) ROPE_ALWAYS {
+                        const Int feature = from + u * second_unit<READS_HALF>(call);
+                        steps.template norm<Piece::SIZE>(place, is_k, head + n, feature, x + u * Piece::SIZE);
+                    });
                     unroll<PAIRS>([&](auto k) ROPE_ALWAYS {
                         const Real a = x[at<READS_HALF>(k, 0)], b = x[at<READS_HALF>(k, 1)];
                         y[at<WRITES_HALF>(k, 0)] = difference(product(a, cos[k]), product(b, sin[k]));
@@ -461,26 +471,38 @@ struct Rotation {
                         typename Piece::Raw result;
                         Piece::pack(y + u * Piece::SIZE, result);
                         Piece::store(row.y + u * y_second, result);
+                        const Int feature = to + u * second_unit<WRITES_HALF>(call);
+                        if constexpr (Steps::ANY)
+                            steps.template write<Piece::SIZE>(is_k, head + n, feature, y + u * Piece::SIZE);
                     });
                     row.y += array.y_head;
                 });
+                head += N;
             });
         });
     }
 };
 
 // Copy a unit of the features outside the rotated slice; place.first counts these features only.
-template <class T, bool WIDE>
-ROPE_INLINE void copy_features(const Call& call, const Place& place, Int first_head) {
+template <class T, bool WIDE, class Steps>
+ROPE_INLINE void copy_features(const Call& call, const Place& place, Int first_head, const Steps& steps) {
     using Piece = Unit<T, WIDE>;
     const Int feature = place.first < call.start ? place.first : place.first + 2 * call.num_pairs;
-    for_arrays(call, first_head, [&](const Array& array, Int head, Int count) ROPE_ALWAYS {
+    for_arrays(call, first_head, [&](const Array& array, Int head, Int count, bool is_k) ROPE_ALWAYS {
         Cursor<T> row(array, place, head, feature, feature);
         for_heads<4>(count, [&](auto heads) ROPE_ALWAYS {
             constexpr int N = heads;
             typename Piece::Raw raw[N];
             unroll<N>([&](auto n) ROPE_ALWAYS { raw[n] = Piece::load(row.x + n * array.x_head); });
+            if constexpr (Steps::ANY) unroll<N>([&](auto n) ROPE_ALWAYS {
+                typename T::Real x[Piece::SIZE];
+                Piece::unpack(raw[n], x);
+                steps.template norm<Piece::SIZE>(place, is_k, head + n, feature, x);
+                Piece::pack(x, raw[n]);
+                steps.template write<Piece::SIZE>(is_k, head + n, feature, x);
+            });
             unroll<N>([&](auto n) ROPE_ALWAYS { Piece::store(row.y + n * array.y_head, raw[n]); });
+            head += N;
             row.x += N * array.x_head;
             row.y += N * array.y_head;
         });
@@ -497,23 +519,274 @@ ROPE_INLINE Int quotient(Int a, Int b) {
 // threads with 64 bytes each on their way are 40 KiB, enough to keep the memory of an H100 busy.
 constexpr int MAX_THREADS = 128;
 
-// A block has threads for groups of pairs (x), tokens (y) and chunks of heads (z). `Number` is the type of the
-// positions: float, double, or Int for all integers, and for tables.
-template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES, class Number>
-__global__ void __launch_bounds__(MAX_THREADS, 5) rotate(const Call call) {
+// Do the work of a thread: a token, and heads from `first_head` on. threadIdx.x counts groups of pairs.
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES, class Number, class Steps>
+ROPE_INLINE void run_thread(const Call& call, const Place& place, Int first_head, const Steps& steps) {
     using Pairs = Rotation<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES, Number>;
     constexpr int UNIT = Unit<T, WIDE>::SIZE;
-    const Int token = static_cast<Int>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const Int first_head = (static_cast<Int>(blockIdx.y) * blockDim.z + threadIdx.z) * call.heads_per_thread;
-    if (token >= call.outer * call.seq) return;
-    const Int outer = quotient(token, call.seq), seq = token - outer * call.seq;
     const Int rotated = call.num_pairs / Pairs::PAIRS;
     const Int copied = call.copies ? (call.head_dim - 2 * call.num_pairs) / UNIT : 0;
     for (Int i = threadIdx.x; i < rotated + copied; i += blockDim.x) {
         if (i < rotated)
-            Pairs::run(call, {outer, seq, i * Pairs::PAIRS}, first_head);
+            Pairs::run(call, {place.outer, place.seq, i * Pairs::PAIRS}, first_head, steps);
         else
-            copy_features<T, WIDE>(call, {outer, seq, (i - rotated) * UNIT}, first_head);
+            copy_features<T, WIDE>(call, {place.outer, place.seq, (i - rotated) * UNIT}, first_head, steps);
+    }
+}
+
+// Set the place of a thread's token; return whether there is a token.
+ROPE_INLINE bool find_token(const Call& call, Place& place) {
+    const Int token = static_cast<Int>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (token >= call.outer * call.seq) return false;
+    place.outer = quotient(token, call.seq);
+    place.seq = token - place.outer * call.seq;
+    return true;
+}
+
+ROPE_INLINE Int first_head_of_thread(const Call& call) {
+    return (static_cast<Int>(blockIdx.y) * blockDim.z + threadIdx.z) * call.heads_per_thread;
+}
+
+// A block has threads for groups of pairs (x), tokens (y) and chunks of heads (z). `Number` is the type of the
+// positions: float, double, or Int for all integers, and for tables.
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES, class Number>
+__global__ void __launch_bounds__(MAX_THREADS, 5) rotate(const Call call) {
+    Place place{};
+    if (!find_token(call, place)) return;
+    const Int first_head = first_head_of_thread(call);
+    run_thread<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES, Number>(call, place, first_head, NoSteps{});
+}
+
+// ---- attention's inputs: the norm before the rotation, and k and v into caches ----
+
+enum Format : Int { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, E4M3 };
+
+struct Weight {
+    const void* data;  // null: ones
+    Int format, outer, seq, head;
+};
+
+struct Cache {
+    void* data;
+    Int format, outer, seq, head, feature, page, slot;
+    Int page_size, slots;  // 0: no pages; all slots
+    double scale;
+};
+
+// As backends/cupy/_inputs.py writes them.
+struct Inputs {
+    Call call;
+    Array v;  // without y
+    Int v_dim;
+    Weight weights[2];
+    Cache caches[2];  // of k and v
+    Int norm;         // 0: none; its roundings: 1 none, 2 "norm", 3 "steps"
+    double eps, offset, inverse_dim;  // 1 / head_dim
+    const void* slots;  // null: no caches
+    Int slots_are_wide, slots_outer, slots_seq, num_tokens, searches;
+};
+
+// Correctly rounded, of subnormal numbers too: see product().
+#if defined(__CUDACC__)
+ROPE_INLINE float root(float a) {
+    float c;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(c) : "f"(a));
+    return c;
+}
+ROPE_INLINE float ratio(float a, float b) {
+    float c;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+ROPE_INLINE double root(double a) { return __dsqrt_rn(a); }
+#else
+ROPE_INLINE float root(float a) { return __builtin_sqrtf(a); }
+ROPE_INLINE float ratio(float a, float b) { return a / b; }
+ROPE_INLINE double root(double a) { return __builtin_sqrt(a); }
+#endif
+ROPE_INLINE double ratio(double a, double b) { return a / b; }
+
+// Read COUNT adjacent weights.
+template <int COUNT, class Real>
+ROPE_INLINE void read_weights(const Weight& weight, Int at, Real* to) {
+    const auto read = [&](auto convert, auto* from) ROPE_ALWAYS {
+        for (int j = 0; j < COUNT; ++j) to[j] = static_cast<Real>(convert(from[at + j]));
+    };
+    using Half = const unsigned short;
+    switch (weight.format) {
+        case FLOAT64: return read([](double v) ROPE_ALWAYS { return v; }, static_cast<const double*>(weight.data));
+        case FLOAT16: return read(Float16::read, static_cast<Half*>(weight.data));
+        case BFLOAT16: return read(BFloat16::read, static_cast<Half*>(weight.data));
+        default: return read([](float v) ROPE_ALWAYS { return v; }, static_cast<const float*>(weight.data));
+    }
+}
+
+// Return |x| <= 448 rounded to float8_e4m3fn, ties to even: a float32's exponent is 120 larger, its fraction 20 bits
+// longer. Below 2^-6 numbers are multiples of 2^-9, as are the floats around 2^14.
+ROPE_INLINE unsigned char e4m3_of(float x) {
+    const Word32 bits = ScalarOps::bit_cast<Word32>(x), size = bits & 0x7FFFFFFFu, sign = bits >> 24 & 0x80u;
+    if (size > 0x7F800000u) return static_cast<unsigned char>(sign | 0x7Fu);
+    const Word32 normal = ((size + 0x7FFFFu + (size >> 20 & 1u)) >> 20) - (120u << 3);
+    const Word32 small = ScalarOps::bit_cast<Word32>(sum(ScalarOps::bit_cast<float>(size), 16384.0f)) - 0x46800000u;
+    return static_cast<unsigned char>(sign | (size < 0x3C800000u ? small : normal));
+}
+
+ROPE_INLINE signed char int8_of(float x) {
+    if (x != x) return 0;
+    const float rounder = 12582912.0f;  // 1.5 · 2^23: a sum with it is rounded to an integer
+    const float limited = x < -128.0f ? -128.0f : x > 127.0f ? 127.0f : x;
+    return static_cast<signed char>(difference(sum(limited, rounder), rounder));
+}
+
+// Write COUNT features of a cache.
+template <int COUNT, class Real>
+ROPE_INLINE void write_features(const Cache& cache, Int at, const Real* values) {
+    const auto write = [&](auto convert, auto* to) ROPE_ALWAYS {
+        for (int j = 0; j < COUNT; ++j) to[at + j * cache.feature] = convert(values[j]);
+    };
+    const float scale = static_cast<float>(cache.scale);
+    const auto int8 = [=](float v) ROPE_ALWAYS { return int8_of(ratio(v, scale)); };
+    const auto e4m3 = [=](float v) ROPE_ALWAYS {
+        const float scaled = ratio(v, scale);
+        return e4m3_of(scaled < -448.0f ? -448.0f : scaled > 448.0f ? 448.0f : scaled);
+    };
+    switch (cache.format) {
+        case FLOAT64: return write([](double v) ROPE_ALWAYS { return v; }, static_cast<double*>(cache.data));
+        case FLOAT16: return write(Float16::write, static_cast<unsigned short*>(cache.data));
+        case BFLOAT16: return write(BFloat16::write, static_cast<unsigned short*>(cache.data));
+        case INT8: return write(int8, static_cast<signed char*>(cache.data));
+        case E4M3: return write(e4m3, static_cast<unsigned char*>(cache.data));
+        default: return write([](float v) ROPE_ALWAYS { return v; }, static_cast<float*>(cache.data));
+    }
+}
+
+ROPE_INLINE Int slot_at(const Inputs& inputs, Int index) {
+    return inputs.slots_are_wide ? static_cast<const Int*>(inputs.slots)[index]
+                                 : static_cast<const int*>(inputs.slots)[index];
+}
+
+// Return the slot of a token; -1 if there is none, or if a later token has the same.
+ROPE_INLINE Int slot_of(const Inputs& inputs, Int outer, Int seq) {
+    if (!inputs.slots) return -1;
+    const Int index = outer * inputs.slots_outer + seq * inputs.slots_seq, slot = slot_at(inputs, index);
+    for (Int later = inputs.searches ? index + 1 : inputs.num_tokens; later < inputs.num_tokens; ++later)
+        if (slot_at(inputs, later) == slot) return -1;
+    return slot;
+}
+
+// A thread has at most 8 heads of a token, and with a norm all of their features: it reads a head before it writes it.
+template <class T>
+struct Steps {
+    using Real = typename T::Real;
+    static constexpr bool ANY = true;
+    const Inputs& inputs;
+    Int first_head;
+    bool writes[2];  // whether the token has a slot in the cache of k, of v
+    Int rows[2];     // where it begins
+    Real inverse_rms[8];
+
+    ROPE_INLINE Steps(const Inputs& all, const Place& place, Int head) : inputs(all), first_head(head) {
+        const Int slot = slot_of(inputs, place.outer, place.seq);
+        unroll<2>([&](auto i) ROPE_ALWAYS {
+            const Cache& cache = inputs.caches[i];
+            const Int page = slot > 0 && cache.page_size ? quotient(slot, cache.page_size) : 0;
+            writes[i] = slot >= 0 && slot < cache.slots;
+            rows[i] = page * cache.page + (slot - page * cache.page_size) * cache.slot + place.outer * cache.outer +
+                      place.seq * cache.seq;
+        });
+    }
+
+    template <bool WIDE>
+    ROPE_INLINE void find_rms(const Place& place) {
+        const Call& call = inputs.call;
+        for_arrays(call, first_head, [&](const Array& array, Int head, Int count, bool is_k) {
+            for (Int h = head; h < head + count; ++h) {
+                Real total[Unit<T, WIDE>::SIZE];
+                const Cursor<T> row(array, place, h, 0, 0);
+                fold<WIDE, 1>(row.x, array.x_feature, 0, total);
+                for (int n = Unit<T, WIDE>::SIZE; n > 1; n /= 2)
+                    for (int j = 0; j < n / 2; ++j) total[j] = sum(total[j], total[j + n / 2]);
+                const Real mean = product(total[0], static_cast<Real>(inputs.inverse_dim));
+                inverse_rms[is_k * call.q.heads + h - first_head] =
+                    ratio(Real{1}, root(sum(mean, static_cast<Real>(inputs.eps))));
+            }
+        });
+    }
+
+    // Set the sums of the columns `unit`, unit + DISTANCE, unit + 2 · DISTANCE ..., each half added to the other, in
+    // units of columns. The order of all sums is that of rope_array/_array_api/norm.py: 64 columns, folded.
+    template <bool WIDE, int DISTANCE>
+    ROPE_INLINE void fold(const typename T::Stored* x, Int x_feature, int unit, Real* total) const {
+        using Piece = Unit<T, WIDE>;
+        Real part[Piece::SIZE];
+        if constexpr (DISTANCE * Piece::SIZE == 64) {
+            for (int j = 0; j < Piece::SIZE; ++j) total[j] = 0;
+            for (Int at = unit * Piece::SIZE; at < inputs.call.head_dim; at += 64) {
+                Piece::unpack(Piece::load(x + at * x_feature), part);
+                for (int j = 0; j < Piece::SIZE; ++j) total[j] = sum(total[j], product(part[j], part[j]));
+            }
+        } else {
+            fold<WIDE, 2 * DISTANCE>(x, x_feature, unit, total);
+            fold<WIDE, 2 * DISTANCE>(x, x_feature, unit + DISTANCE, part);
+            for (int j = 0; j < Piece::SIZE; ++j) total[j] = sum(total[j], part[j]);
+        }
+    }
+
+    template <int COUNT>
+    ROPE_INLINE void norm(const Place& place, bool is_k, Int head, Int feature, Real* x) const {
+        if (!inputs.norm) return;
+        const Real r = inverse_rms[is_k * inputs.call.q.heads + head - first_head];
+        const Weight& w = inputs.weights[is_k];
+        const Int at = place.outer * w.outer + place.seq * w.seq + head * w.head + feature;
+        Real weight[COUNT];
+        if (w.data) read_weights<COUNT>(w, at, weight);
+        for (int j = 0; j < COUNT; ++j) {
+            x[j] = product(x[j], r);
+            if (inputs.norm == 3) x[j] = T::read(T::write(x[j]));
+            if (w.data && inputs.offset != 0) weight[j] = sum(weight[j], static_cast<Real>(inputs.offset));
+            if (w.data) x[j] = product(x[j], weight[j]);
+            if (inputs.norm > 1) x[j] = T::read(T::write(x[j]));
+        }
+    }
+
+    template <int COUNT>
+    ROPE_INLINE void write(bool is_k, Int head, Int feature, const Real* y) const {
+        if (is_k) write_row<COUNT, 0>(head, feature, y);
+    }
+
+    template <int COUNT, int CACHE>
+    ROPE_INLINE void write_row(Int head, Int feature, const Real* values) const {
+        const Cache& cache = inputs.caches[CACHE];
+        if (!writes[CACHE]) return;
+        const Int at = rows[CACHE] + head * cache.head;
+        write_features<COUNT>(cache, at + feature * cache.feature, values);
+    }
+};
+
+// A parameter that threads read where it is: else each would copy it, as parts are chosen by an index.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+#define ROPE_CONSTANT __grid_constant__
+#else
+#define ROPE_CONSTANT
+#endif
+
+// As rotate(), for the heads of v too, numbered through after those of k. With a norm blockDim.x is 1.
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
+__global__ void __launch_bounds__(MAX_THREADS) make_inputs(const ROPE_CONSTANT Inputs inputs) {
+    const Call& call = inputs.call;
+    const Int first_head = first_head_of_thread(call);
+    Place place{};
+    if (!find_token(call, place)) return;
+    Steps<T> steps(inputs, place, first_head);
+    if (inputs.norm) steps.template find_rms<WIDE>(place);
+    run_thread<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES, Int>(call, place, first_head, steps);
+    const Int before = call.q.heads + call.k.heads, end = first_head + call.heads_per_thread - before;
+    for (Int head = first_head > before ? first_head - before : 0; head < end && head < inputs.v.heads; ++head) {
+        const Cursor<T> row(inputs.v, place, head, 0, 0);
+        for (Int i = threadIdx.x, step = blockDim.x; i < inputs.v_dim; i += step) {
+            const typename T::Real value = T::read(row.x[i * inputs.v.x_feature]);
+            steps.template write_row<1, 1>(head, i, &value);
+        }
     }
 }
 
