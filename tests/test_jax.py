@@ -412,11 +412,11 @@ def test_the_forms_of_all_platforms(platform, narrow):
 
 def test_shard_map_over_positions_alone(narrow):
     """x is the same on each device, its positions are not: the result varies, the gradient is summed."""
-    from rope_array._backends.jax._primitive import _varying_axes
+    from rope_array._backends.jax._varying import varying_axes
 
     def rotate(x, pos):
         y = ROPE.apply(x, pos)
-        assert "parts" in _varying_axes(y)
+        assert "parts" in varying_axes(y)
         return y
 
     mesh = jax.make_mesh((1,), ("parts",), axis_types=(jax.sharding.AxisType.Auto,))

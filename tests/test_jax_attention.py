@@ -1,6 +1,7 @@
 """`attention_inputs` in JAX: bits of NumPy, transforms, donated caches and devices."""
 
 import functools
+import re
 
 import child
 import native_cases
@@ -110,21 +111,36 @@ def test_slots_and_positions(x64):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_donated_caches_are_written_in_place(layout):
-    inputs = on_jax(arrays(layout=layout))
-    run = jax.jit(functools.partial(make, layout=layout), donate_argnums=(5, 6))
-    memory = run.lower(*inputs).compile().memory_analysis()
-    caches = inputs[5:]
-    assert memory.alias_size_in_bytes == sum(cache.nbytes for cache in caches)
-    text = run.lower(*inputs).compile().as_text()
-    for cache in caches:  # in no other order of axes, which would be a copy
-        shape = ",".join(map(str, cache.shape))
-        assert f"f32[{shape}]" in text
-        assert not any(f"f32[{shape}]" in line for line in text.splitlines() if "copy(" in line)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_donated_caches_are_written_in_place(layout, dtype):
+    """Nothing of a cache's size is computed: XLA's scatter would cast a whole cache of bfloat16."""
+    inputs = on_jax(arrays("bfloat16", layout, dtype))
+    compiled = jax.jit(functools.partial(make, layout=layout), donate_argnums=(5, 6)).lower(*inputs).compile()
+    caches, text = inputs[5:], compiled.as_text()
+    assert compiled.memory_analysis().alias_size_in_bytes == sum(cache.nbytes for cache in caches)
+    for cache in caches:
+        shape = f"[{','.join(map(str, cache.shape))}]"
+        results = [line for line in text.splitlines() if re.search(rf" = \w+{re.escape(shape)}", line)]
+        assert all(" parameter(" in line or WRITE_TARGET in line for line in results), results
     addresses = [cache.unsafe_buffer_pointer() for cache in caches]
-    written = run(*inputs)[2:]
+    written = compiled(*inputs)[2:]
     assert all(cache.is_deleted() for cache in caches)
     assert [cache.unsafe_buffer_pointer() for cache in written] == addresses
+
+
+def test_gradients_of_caches():
+    """Rows written have the cache's gradient; what they replace, and rows not written, have none."""
+    inputs = on_jax(arrays("bfloat16"))
+    k_cache = inputs[5]
+
+    def written(v, v_cache):
+        return make(*inputs[:2], v, *inputs[3:5], k_cache, v_cache)[3]
+
+    y, pull = jax.vjp(written, inputs[2], inputs[6])
+    of_v, of_cache = pull(jnp.ones_like(y))
+    is_last = (SLOTS >= 0) & ~np.isin(np.arange(10).reshape(2, 5), [0])  # token 0 is overwritten
+    assert (np.asarray(of_v, np.float32) == is_last[:, None, :, None]).all()
+    assert float(of_cache.astype(jnp.float32).sum()) == y.size - 8 * 2 * 20
 
 
 def test_caches_carried_by_a_scan():
@@ -164,7 +180,7 @@ def test_out_is_refused():
 
 # ---- the C++ kernel ----
 
-TARGET = "rope_array_norm_rotate_1"
+TARGET, WRITE_TARGET = "rope_array_norm_rotate_1", "rope_array_write_1"
 
 
 def calls(function, *arrays):
@@ -222,12 +238,41 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+CACHE, ROWS, AT_SLOTS = normal((3, 2, 4, 8)), normal((5, 2, 8)), np.array([0, 11, -1, 12, 99], np.int32)
+AXES = {"axes": np.array([1, 2], np.int64)}
+WRONG_WRITES = {
+    "no axes": ((CACHE, ROWS, AT_SLOTS), {}),
+    "an axis beyond the cache": ((CACHE, ROWS, AT_SLOTS), {"axes": np.array([1, 4], np.int64)}),
+    "slots as pages": ((CACHE, ROWS, AT_SLOTS), {"axes": np.array([1, 0], np.int64)}),
+    "rows of fewer tokens": ((CACHE, ROWS[:4], AT_SLOTS), AXES),
+    "rows of another dtype": ((CACHE, ROWS.astype(np.int32), AT_SLOTS), AXES),
+    "slots of two axes": ((CACHE, ROWS, AT_SLOTS[None]), AXES),
+    "slots in int8": ((CACHE, ROWS, AT_SLOTS.astype(np.int8)), AXES),
+    "a cache of integers": ((CACHE.astype(np.int32), ROWS.astype(np.int32), AT_SLOTS), AXES),
+    "no slots": ((CACHE, ROWS), AXES),
+}
+
+
+@pytest.mark.parametrize("name", [*WRONG, *WRONG_WRITES])
 def test_operands_that_are_refused(name):
-    operands, attributes = WRONG[name]
-    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    """A program that this library did not make raises an error; nothing is read out of bounds."""
+    operands, attributes = WRONG.get(name) or WRONG_WRITES[name]
+    struct = jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)
+    if name in WRONG:
+        call = jax.ffi.ffi_call(TARGET, struct)
+    else:
+        call = jax.ffi.ffi_call(WRITE_TARGET, struct, input_output_aliases={0: 0})
     with pytest.raises(jax.errors.JaxRuntimeError, match="does not serve these operands"):
         jax.block_until_ready(call(*on_jax(operands), **attributes))
+
+
+def test_slots_outside_of_a_cache_are_not_written():
+    call = jax.ffi.ffi_call(
+        WRITE_TARGET, jax.ShapeDtypeStruct(CACHE.shape, CACHE.dtype), input_output_aliases={0: 0}
+    )
+    expected = CACHE.copy()
+    expected[0, :, 0], expected[2, :, 3] = ROWS[:2]
+    assert_same(np.asarray(call(*on_jax((CACHE, ROWS, AT_SLOTS)), **AXES)), expected)
 
 
 # ---- derivatives ----

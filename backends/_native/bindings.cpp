@@ -115,7 +115,9 @@ NB_MODULE(_kernel, m) {
           nb::arg("source").none(), nb::arg("options").none(), nb::arg("norm").none());
     m.def("make_tables", asleep_at_exit(&make_tables_of_arrays), nb::arg("cos"), nb::arg("sin"), nb::arg("source").none(),
           nb::arg("gated") = false);
-    m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&xla::rotate_in_program)); });
+    m.def("xla_handler", [](bool writes) {
+        return nb::capsule(reinterpret_cast<const void*>(writes ? &xla::write_in_program : &xla::rotate_in_program));
+    });
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level.load()->name; });
     m.def("use_level", &use_level);

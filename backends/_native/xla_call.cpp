@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <numeric>
 
 #include "operands.hpp"
 #include "thread_pool.hpp"
@@ -191,24 +193,84 @@ bool rotate_operands(const CallFrame& frame) {
     return count;
 }
 
+int64_t itemsize_of(int type) {
+    switch (type) {
+        case S8:
+        case F8E4M3FN: return 1;
+        case xla::F16:
+        case xla::BF16: return 2;
+        case xla::F32: return 4;
+        case xla::F64: return 8;
+        default: return 0;
+    }
+}
+
+const Buffer* buffer_at(const Operands& operands, int64_t index) {
+    const bool is_buffer = index < operands.size && operands.types[index] == BUFFER;
+    return is_buffer ? static_cast<const Buffer*>(operands.values[index]) : nullptr;
+}
+
+int64_t product(const int64_t* first, const int64_t* last) { return std::accumulate(first, last, int64_t{1}, std::multiplies<>()); }
+
+// Write rows into a cache of the axes (pages, outer, slots, inner), of which the first may be missing, and the others
+// may be several.
+template <class Slot>
+void write_rows(char* cache, const char* rows, const Slot* slots, int64_t count, int64_t pages, int64_t outer, int64_t size,
+                int64_t inner_bytes) {
+    for (int64_t t = 0; t < count; ++t, rows += outer * inner_bytes) {
+        const int64_t slot = slots[t];
+        if (slot < 0 || slot >= pages * size) continue;
+        char* const to = cache + (slot / size * outer * size + slot % size) * inner_bytes;
+        for (int64_t i = 0; i < outer; ++i)
+            std::memcpy(to + i * size * inner_bytes, rows + i * inner_bytes, static_cast<size_t>(inner_bytes));
+    }
+}
+
+bool write_operands(const CallFrame& frame) {
+    int64_t number;
+    const Buffer *const cache = buffer_at(frame.arguments, 0), *const rows = buffer_at(frame.arguments, 1);
+    const Buffer *const slots = buffer_at(frame.arguments, 2), *const result = buffer_at(frame.results, 0);
+    if (!cache || !rows || !slots || !result || frame.attributes.size != 1) return false;
+    const int64_t* const axes = read_numbers(frame.attributes, 0, number);
+    const int64_t itemsize = itemsize_of(cache->dtype);
+    if (!axes || number != 2 || axes[0] < 0 || axes[0] > 1 || axes[1] < axes[0] || axes[1] >= cache->rank) return false;
+    const int64_t *const shape = cache->shape, *const slot_axis = shape + axes[1], *const end = shape + cache->rank;
+    const int64_t pages = product(shape, shape + axes[0]), outer = product(shape + axes[0], slot_axis);
+    const int64_t inner = product(slot_axis + 1, end), count = slots->rank == 1 ? slots->shape[0] : -1;
+    if (!itemsize || rows->dtype != cache->dtype || result->data != cache->data) return false;
+    if (product(rows->shape, rows->shape + rows->rank) != count * outer * inner) return false;
+    auto write = [&](const auto* numbers) {
+        write_rows(static_cast<char*>(cache->data), static_cast<const char*>(rows->data), numbers, count, pages, outer, *slot_axis,
+                   inner * itemsize);
+        return true;
+    };
+    if (slots->dtype == S32) return write(static_cast<const int32_t*>(slots->data));
+    return slots->dtype == S64 && write(static_cast<const int64_t*>(slots->data));
+}
+
 Error* make_error(const CallFrame& frame, const char* message, int code) {
     ErrorArgs args = {sizeof args, nullptr, message, code};
     return frame.api->create_error(&args);
 }
 
-}  // namespace
-
-Error* rotate_in_program(CallFrame* frame) {
+// Call a function for a frame, or tell XLA the version of the interface.
+Error* run(CallFrame* frame, bool (*serve)(const CallFrame&)) {
     if (frame->extensions && frame->extensions->type == METADATA) {
         reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata->version = {sizeof(Version), nullptr, 0, 1};
         return nullptr;
     }
     try {
-        if (rotate_operands(*frame)) return nullptr;
+        if (serve(*frame)) return nullptr;
         return make_error(*frame, "rope_array's kernel does not serve these operands", INVALID_ARGUMENT);
     } catch (const std::exception& error) {  // no memory for tables
         return make_error(*frame, error.what(), INTERNAL);
     }
 }
+
+}  // namespace
+
+Error* rotate_in_program(CallFrame* frame) { return run(frame, rotate_operands); }
+
+Error* write_in_program(CallFrame* frame) { return run(frame, write_operands); }
 
 }  // namespace rope::xla

@@ -81,7 +81,7 @@ struct Buffer {  // XLA_FFI_Buffer: row-major
 };
 
 // XLA_FFI_DataType
-enum BufferType { S32 = 4, S64 = 5, U32 = 8, F16 = 10, F32 = 11, F64 = 12, BF16 = 16 };
+enum BufferType { S8 = 2, S32 = 4, S64 = 5, U32 = 8, F16 = 10, F32 = 11, F64 = 12, BF16 = 16, F8E4M3FN = 20 };
 
 struct Operands {  // XLA_FFI_Args and XLA_FFI_Rets
     size_t struct_size;
@@ -126,5 +126,11 @@ struct CallFrame {  // XLA_FFI_CallFrame, up to the last field that is read
 // attribute before the plan. Serves int32, int64 and uint32 positions, and tables of the compute dtype; otherwise returns
 // an error. loops/rotate.hpp states the errors of the rotation.
 Error* rotate_in_program(CallFrame* frame);
+
+// Write rows, the second argument, into slots of a cache, the first argument, whose memory the result has. The third
+// argument has the slot of each row, of int32 or int64; slots outside of the cache are not written. The attribute has the
+// number of axes of pages, 0 or 1, and the axis of slots. Rows have the axes of the cache without these, after one of
+// tokens.
+Error* write_in_program(CallFrame* frame);
 
 }  // namespace rope::xla

@@ -17,7 +17,7 @@ from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan, bits_of_floats
 
 # Compiled programs are kept on disk and name it: a change of the operands or words needs another name.
-_TARGET, _NORM_TARGET = "rope_array_rotate_2", "rope_array_norm_rotate_1"
+_TARGET, _NORM_TARGET, _WRITE_TARGET = "rope_array_rotate_2", "rope_array_norm_rotate_1", "rope_array_write_1"
 MAX_SCALES = 256  # of one array: the kernel takes its parts one by one
 
 
@@ -26,8 +26,9 @@ def _register() -> str:
     if _native.kernel is None:
         return _native.unavailable_reason()
     try:
-        for target in (_TARGET, _NORM_TARGET):
-            jax.ffi.register_ffi_target(target, _native.kernel.xla_handler(), platform="cpu")
+        for target in (_TARGET, _NORM_TARGET, _WRITE_TARGET):
+            handler = _native.kernel.xla_handler(target == _WRITE_TARGET)
+            jax.ffi.register_ffi_target(target, handler, platform="cpu")
         jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
     except Exception as error:  # XLA of a later version may refuse the interface's version
         return f"XLA does not take the C++ kernel ({error})"
@@ -102,6 +103,12 @@ def lower_norm(ctx: Any, x: Any, *operands: Any, layout: Layout, plan: Plan | No
     (eps,) = bits_of_floats([norm.eps])
     options = np.array([eps, ROUNDINGS.index(norm.rounding)], np.int64)
     return _rule(_NORM_TARGET, x)(ctx, x, *operands, norm=options, plan=_words(layout, plan, False))
+
+
+def lower_write(ctx: Any, cache: Any, *operands: Any, axes: tuple[int, ...]) -> Any:
+    """Lower the write into a cache to a call of the kernel; XLA copies a cache that is not donated."""
+    rule = jax.ffi.ffi_lowering(_WRITE_TARGET, operand_output_aliases={0: 0})
+    return rule(ctx, cache, *operands, axes=np.array([len(axes) - 1, axes[-1]], np.int64))
 
 
 def _words(layout: Layout, plan: Plan | None, transposed: bool) -> Any:

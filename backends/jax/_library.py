@@ -8,6 +8,8 @@ import jax.numpy as xp
 from rope_array._array_api.library import Library, NumPyOps, numpy_library
 from rope_array._array_api.ops import ArrayOps
 
+from ._cache_write import write
+
 
 class JaxOps(ArrayOps):
     """JAX's operations."""
@@ -52,13 +54,8 @@ class Jax(Library):
     def write_rows(self, cache: Any, order: Any, index: Any, keep: Any, rows: Any, ops: ArrayOps) -> Any:
         """Return a new cache with the rows; under jit, XLA writes into a donated cache."""
         axes = order[: len(index)]  # of slots
-        outside = xp.where(keep, index[0], cache.shape[axes[0]])  # dropped
-        place: list[Any] = [slice(None)] * cache.ndim
-        for axis, numbers in zip(axes, (outside, *index[1:]), strict=True):
-            place[axis] = numbers
-        if len(axes) == 1:  # indices of several axes put tokens first
-            rows = xp.moveaxis(rows, 0, axes[0])
-        return cache.at[tuple(place)].set(rows, mode="drop")
+        slots = index[0] if len(axes) == 1 else index[0] * cache.shape[axes[1]] + index[1]
+        return write(cache, rows, xp.where(keep, slots, -1), axes)
 
 
 LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as xp
-from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -30,6 +29,7 @@ from rope_array._spec.shape_rule import placement
 from . import _custom_call
 from ._forms import FORMS, rotate_members
 from ._library import LIBRARY
+from ._varying import varied_as
 
 rotate_p = Primitive("rope_array_rotate")
 # Narrower integers are cast, in an operation of the size of positions.
@@ -118,10 +118,7 @@ def with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     if meshes:
         source = tuple(_resharded(array, x, meshes[0]) for array in source)
         x = _resharded(x, x, meshes[0])
-    missing = frozenset().union(*map(_varying_axes, source)) - _varying_axes(x)
-    if missing:
-        x = _vary(x, tuple(missing))
-    return x, *source
+    return varied_as(x, *source), *source
 
 
 def _resharded(array: Any, x: Any, mesh: Any) -> Any:
@@ -132,23 +129,6 @@ def _resharded(array: Any, x: Any, mesh: Any) -> Any:
     if _has_explicit_axes(array) and tuple(array_spec) == _explicit_spec(array):
         return array
     return jax.sharding.reshard(array, NamedSharding(mesh, array_spec))
-
-
-def _varying_axes(array: Any) -> frozenset[Any]:
-    """Return the mesh axes of a `shard_map` along which an array varies."""
-    aval = jax.typeof(array)
-    if AxisType.Manual not in aval.sharding.mesh.axis_types:
-        return frozenset()
-    # JAX 0.10 has the second name.
-    return frozenset(aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying)
-
-
-def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
-    """Return x as an array that varies along mesh axes of a `shard_map`."""
-    functions: Any = lax  # its type has the names of one version
-    if hasattr(lax, "pcast"):
-        return functions.pcast(x, axes, to="varying")
-    return functions.pvary(x, axes)  # JAX 0.8
 
 
 # ---- the rules ----
