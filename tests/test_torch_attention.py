@@ -183,11 +183,14 @@ def test_gradients_in_contexts(name):
     assert same(accumulated(CONTEXTS[name], given), pulled(by_call, given))
 
 
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("rounding", ["none", "norm", "steps"])
-def test_a_call_with_a_gradient_has_the_bits_of_one_without(rounding):
+def test_a_call_with_a_gradient_has_the_bits_of_one_without(rounding, mode, fresh_dynamo):
     given = arrays(torch.bfloat16)
-    results = with_caches(*given, rounding=rounding)
+    function = with_caches if mode == "eager" else compiled(with_caches)
+    results = function(*given, rounding=rounding)
     assert results[0].requires_grad
+    assert results[2].count_nonzero()
     with torch.no_grad():
         assert same(tuple(y.detach() for y in results), with_caches(*given, rounding=rounding))
 
