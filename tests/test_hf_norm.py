@@ -4,7 +4,6 @@ tests/test_hf_families.py has the families; here a few tiny models and small mod
 """
 
 import copy
-import functools
 from types import FunctionType, SimpleNamespace
 
 import pytest
@@ -256,7 +255,7 @@ FORMS = {
     "Llama's": (Norm(), ("eps", 0.0, "steps")),
     "Gemma's": (Norm("(n * (1 + w.float())).to(x.dtype)"), ("eps", 1.0, "norm")),
     "rounded once": (Norm("(n * w.float()).to(x.dtype)"), ("eps", 0.0, "norm")),
-    "two numbers": (Norm(scale=2.0), ("eps", 0.0, "steps")),
+    "two numbers": (Norm(eps=1e-7, other=1e-8), ("eps", 0.0, "steps")),
     "wide": (Norm(shape=(32,)), "q_norm (Norm) norms 32 features at once, and a head has 16"),
     "of each head": (Norm(shape=(4, 16)), "has the weights (4, 16): they differ between heads"),
     "LayerNorm": (torch.nn.LayerNorm(16), "is no RMSNorm: it has weight, bias"),
@@ -371,6 +370,20 @@ def read(self, q, k, c):
     return q + total, k
 
 
+def from_normed(self, q, k, c):
+    q = self.q_norm(q)
+    k = self.k_norm(q + k)
+    q, k = rotate(q, k, c)
+    return q, k
+
+
+def in_arguments(self, q, k, c):
+    q = self.q_norm(q)
+    k = self.k_norm(k)
+    q, k = rotate(q, k, c + q.sum())
+    return q, k
+
+
 def of_one(self, q, k, c):
     q = self.q_norm(q)
     q, k = rotate(q, k, c)
@@ -395,6 +408,8 @@ REASONS = {
         "q_norm": "`total = q.sum() if self.first else 0` comes between",
         "k_norm": "`q, k = rotate(q, k, c)`",
     },
+    from_normed: {"q_norm": "`k = self.k_norm(q + k)`", "k_norm": "`q, k = rotate(q, k, c)`"},
+    in_arguments: dict.fromkeys(("q_norm", "k_norm"), "`q, k = rotate(q, k, c + q.sum())` comes between"),
     of_one: {"q_norm": "`q, k = rotate(q, k, c)` comes between"},
     after: {"q_norm": "it comes after the rotation", "k_norm": "it comes after the rotation"},
 }
@@ -432,4 +447,5 @@ def test_a_method_without_source_keeps_its_norms():
     namespace = {"rotate": rotate}
     exec("def method(self, q, k, c):\n    q = self.q_norm(q)\n    return rotate(q, k, c)", namespace)
     assert _norm_code.rewrite(namespace["method"], {"rotate": 2}).code is None
-    assert _norm_code.rewrite(functools.wraps(plain)(lambda: None), {}).code is None
+    changed = plain.__code__.replace(co_names=("other", *plain.__code__.co_names[1:]))  # a file that changed
+    assert _norm_code.rewrite(FunctionType(changed, {}), {"rotate": 2}).code is None
