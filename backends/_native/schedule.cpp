@@ -529,6 +529,7 @@ class Schedule : PositionReader {
                 part.cos += r * rows.cos_row;
                 part.sin += r * rows.sin_row;
                 char* const y = part.y += u * rows.y_run + r * rows.y_row;
+                if (const char* const next = next_block(rows, u, r + part.count)) prefetch_rows(next, rows.x_row, part.count, row);
                 if (loop.stages_x) {
                     copy_rows(part.x, rows.x_row, rows.x_feature, x_block, row, itemsize, part.count, array);
                     part.x = x_block;
@@ -543,6 +544,21 @@ class Schedule : PositionReader {
             }
     }
 
+    // Return the first row of the next block, to prefetch; null for none.
+    static const char* next_block(const Rows& rows, int64_t run, int64_t row) {
+        if (!rows.next_x || row < rows.count) return rows.next_x ? rows.x + run * rows.x_run + row * rows.x_row : nullptr;
+        return run + 1 < rows.runs ? rows.x + (run + 1) * rows.x_run : rows.next_x;
+    }
+
+    static void prefetch_rows(const char* from, int64_t row, int64_t count, int64_t bytes) {
+#if defined(__GNUC__)
+        for (int64_t r = 0; r < count; ++r, from += row)
+            for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch(from + i);
+#else
+        (void)from, (void)row, (void)count, (void)bytes;
+#endif
+    }
+
     // Rotate blocks of gradients back, and compute the gradients of the norm from them.
     void run_gradients(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
@@ -552,7 +568,9 @@ class Schedule : PositionReader {
             for (int64_t r = 0; r < rows.count; r += rows_at_once) {
                 Rows part = rows;
                 part.count = std::min(rows_at_once, rows.count - r);
-                part.x += u * rows.x_run + r * rows.x_row;
+                const char* const from = part.x += u * rows.x_run + r * rows.x_row;
+                const char* const next = next_block(rows, u, r + part.count);
+                if (next) prefetch_rows(next, rows.x_row, part.count, row);
                 part.cos += r * rows.cos_row;
                 part.sin += r * rows.sin_row;
                 if (loop.stages_x) {
@@ -564,6 +582,7 @@ class Schedule : PositionReader {
                 part.y_row = array.width * real_bytes_;
                 level_.rotate_widened[array.dtype](plan_.layout, part, nullptr);
                 const char* const x = array.normed->data + rows.head + u * rows.head_run + r * rows.head_row;
+                if (next && rows.head_row == rows.x_row) prefetch_rows(x + (next - from), rows.x_row, part.count, row);
                 char* const to = rows.y + u * rows.y_run + r * rows.y_row;
                 level_.norm_gradients[array.dtype]({block, x, rows.head_row, to, rows.y_row, part.count, array.width,
                                                     rows.weight_sums + array.normed->weight}, *array.norm);

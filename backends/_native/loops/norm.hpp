@@ -238,31 +238,47 @@ void rotate_normed(const Layout& layout, const Rows& rows, const Norm* norm) {
 
 // ---- gradients ----
 
-// The terms of the mean of h · n over a row, for h = gradient · scale and n = x · factor.
+// The terms of the sum of gradient · scale · x over a row.
 template <class T>
 struct GradientTerm {
     const typename T::Real* gradient;
     const typename T::Real* scale;
     const typename T::Stored* x;
-    typename T::Real factor;
 
     template <int W>
     auto at(int64_t i) const {
         using Real = Vec<typename T::Real, W>;
-        return (load<Real>(gradient + i) * load<Real>(scale + i)) * (T::template read<W>(x + i) * factor);
+        return load<Real>(gradient + i) * load<Real>(scale + i) * T::template read<W>(x + i);
     }
 };
 
+// Add lanes to doubles, in vectors of half the lanes.
+template <int W, class Real>
+ROPE_INLINE void add_doubles(double* to, Real v) {
+    if constexpr (W == 1) {
+        *to += static_cast<double>(v);
+    } else if constexpr (W == 2) {
+        to[0] += static_cast<double>(v[0]);
+        to[1] += static_cast<double>(v[1]);
+    } else {
+        constexpr int H = W / 2;
+        store(to, load<Vec<double, H>>(to) + convert<double, H>(shuffle<Lower, H>(v, v)));
+        store(to + H, load<Vec<double, H>>(to + H) + convert<double, H>(shuffle<Upper, H>(v, v)));
+    }
+}
+
 // Compute the gradients of some features in all rows:
 //
-//     of x         (h - n · mean(h · n)) · factor
-//     of weight    Σ gradient · n over rows; a sum of few rows is added in double
+//     of x         g · scale - x · shift       g = gradient · factor
+//     of weight    Σ g · x over rows           shift = factor³ · mean of gradient · scale · x
+//
+// The sum of up to W rows is added to the others in double.
 template <class T>
 struct NormGradients {
     const GradientRows& rows;
     const typename T::Real* scale;
     const typename T::Real* factors;
-    const typename T::Real* means;
+    const typename T::Real* shifts;
 
     template <int chunk>
     void at(int64_t i) const {
@@ -277,17 +293,15 @@ struct NormGradients {
             auto* const to = reinterpret_cast<typename T::Stored*>(rows.to + r * rows.to_row) + i;
             Real of_x[vectors];
             unroll<vectors>([&](auto v) ROPE_ALWAYS {
-                const Real g = load<Real>(gradient + v * W), n = T::template read<W>(x + v * W) * factors[r];
-                of_x[v] = (g * scales[v] - n * means[r]) * factors[r];
-                sums[v] = sums[v] + g * n;
+                const Real g = load<Real>(gradient + v * W) * factors[r], values = T::template read<W>(x + v * W);
+                of_x[v] = g * scales[v] - values * shifts[r];
+                sums[v] = sums[v] + g * values;
             });
             typename T::Stored unused[W];
             T::template write_two<W>(to, vectors > 1 ? to + W : unused, of_x[0], of_x[vectors - 1]);
         }
         unroll<vectors>([&](auto v) ROPE_ALWAYS {
-            Number numbers[W];
-            store(numbers, sums[v]);
-            for (int k = 0; k < W; ++k) rows.weight[i + v * W + k] += static_cast<double>(numbers[k]);
+            add_doubles<W>(rows.weight + i + v * W, sums[v]);
         });
     }
 };
@@ -297,7 +311,7 @@ void norm_gradients(const GradientRows& all, const Norm& norm) {
     using Number = typename T::Real;
     constexpr int W = T::W;
     const auto* const scale = static_cast<const Number*>(norm.scale);
-    Number factors[W], means[W];
+    Number factors[W], shifts[W];
     for (int64_t r = 0; r < all.count; r += W) {
         GradientRows rows = all;
         rows.count = smaller(W, all.count - r);
@@ -310,10 +324,12 @@ void norm_gradients(const GradientRows& all, const Norm& norm) {
         for (int64_t k = 0; k < rows.count; ++k)
             sums[k] = sum_of_columns<Number, W>(
                 rows.width, GradientTerm<T>{reinterpret_cast<const Number*>(rows.rotated) + k * rows.width, scale,
-                                            reinterpret_cast<const typename T::Stored*>(rows.x + k * rows.x_row), factors[k]});
+                                            reinterpret_cast<const typename T::Stored*>(rows.x + k * rows.x_row)});
         fold_lanes<W>(sums);
-        store(means, sums[0] * static_cast<Number>(1.0 / static_cast<double>(rows.width)));
-        for_chunks<(W > 1 ? 2 * W : 1)>(rows.width, NormGradients<T>{rows, scale, factors, means});
+        const auto factor = load<Vec<Number, W>>(factors);
+        const auto mean = sums[0] * static_cast<Number>(1.0 / static_cast<double>(rows.width));
+        store(shifts, factor * (factor * mean) * factor);
+        for_chunks<(W > 1 ? 2 * W : 1)>(rows.width, NormGradients<T>{rows, scale, factors, shifts});
     }
 }
 
