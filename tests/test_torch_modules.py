@@ -414,3 +414,35 @@ def test_exported_with_a_dynamic_length(make):
         q, pos = normal(2, 2, size, 16), positions_for(module, size)
         for y, expected in zip(program.module()(q, -q, pos), module(q, -q, pos), strict=True):
             assert torch.allclose(y, expected, atol=1e-6)
+
+
+# ---- norm, rotation and caches ----
+
+
+@pytest.mark.parametrize("heads", [None, (4, 2)], ids=["shared", "of each head"])
+def test_attention_inputs_is_one_call_with_the_module_s_weights(heads):
+    """By positions and by a Rotation, with caches, and gradients of both weights."""
+    inputs = changed(ra.torch.AttentionInputs(HALF, heads=heads, eps=1e-3, offset=1.0, seq_axis=-3))
+    q, k, v, pos = normal(5, 4, 16), normal(5, 2, 16, seed=1), normal(5, 2, 16, seed=2), torch.arange(5)
+    options = {"norm": (inputs.q_weight, inputs.k_weight), "eps": 1e-3, "offset": 1.0, "seq_axis": -3}
+    expected = ra.attention_inputs(q, k, pos, HALF, **options)
+    for positions in (pos, inputs.rotation(pos, like=q)):
+        assert all(map(torch.equal, inputs(q, k, positions), expected))
+    sum(y.sum() for y in inputs(q, k, pos)).backward()
+    assert all(weight.grad.any() for weight in inputs.parameters())
+    with torch.no_grad():
+        pages = torch.zeros(2, 8, 2, 16)
+        *_, caches = inputs(q, k, pos, v, cache=tuple(pages), slots=torch.arange(2, 7))
+    assert torch.equal(caches[0][2:7], expected[1])
+    assert torch.equal(pages[1, 2:7], v)
+
+
+def test_attention_inputs_without_a_norm_rotates():
+    inputs = ra.torch.AttentionInputs(HALF, norm=False)
+    q, pos = normal(2, 5, 16), torch.arange(5)
+    assert not list(inputs.parameters())
+    assert torch.equal(inputs(q, None, pos)[0], HALF.apply(q, pos))
+    with pytest.raises(ra.ShapeError, match="a position is no offset"):
+        inputs(q, q, 7)
+    with pytest.raises(ra.SpecError, match="give the numbers of heads of q and of k"):
+        ra.torch.AttentionInputs(HALF, heads=4)
