@@ -13,6 +13,7 @@ slots continue from page to page:
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from rope_array._dynamo import known
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._spec.shape_rule import paired_axes, sequence_axis
 from rope_array._spec.validation import positive, truth
@@ -261,7 +262,7 @@ def stored_values(rows: Any, target: Target, ops: ArrayOps) -> Any:
     Rows of float64 are rounded to float32 first if the cache has narrower floats, as PyTorch and XLA do.
     """
     xp, name = ops.xp, dtype_name(target.cache)
-    limit = QUANTISED.get(name)
+    limit = known(QUANTISED.get(name))
     if limit is not None:
         rows = as_compute(rows, ops)
         # Stored, and an array of rows' shape: XLA would multiply by the reciprocal of a number.
