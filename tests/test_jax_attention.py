@@ -210,7 +210,9 @@ def test_norm_and_rotation_are_one_call_of_the_kernel():
         assert_same(np.asarray(jax.jit(function)(*inputs)), np.asarray(expected))
     x = jnp.asarray(q)
     address, expected = x.unsafe_buffer_pointer(), normed(x, jnp.asarray(w_q))
-    y = jax.jit(normed, donate_argnums=0)(x, jnp.asarray(w_q))
+    donating = jax.jit(normed, donate_argnums=0).lower(x, jnp.asarray(w_q)).compile()
+    assert "copy(" not in donating.as_text()
+    y = donating(x, jnp.asarray(w_q))
     assert y.unsafe_buffer_pointer() == address
     assert_same(np.asarray(y), np.asarray(expected))
 

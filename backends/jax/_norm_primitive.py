@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as xp
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -68,37 +67,27 @@ class HeadNorm:
             scale = scale_of(self.weight, self.norm.offset, x, options.seq_axis, ops)
         if not layout.num_pairs:
             return normalise_by_scale(x, scale, self.norm, ops).astype(x.dtype)
-        y = _norm_rotate((layout, plan, self.norm), *with_type_of_result(x, scale, *source))
+        operands = with_type_of_result(x, scale, *source)
+        y = norm_rotate_p.bind(*operands, layout=layout, plan=plan, norm=self.norm)
         return with_features_of(y, x)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _norm_rotate(fields: Any, *operands: Any) -> Any:
-    return norm_rotate_p.bind(*operands, **_params(fields))
-
-
-def _params(fields: Any) -> dict[str, Any]:
-    return dict(zip(("layout", "plan", "norm"), fields, strict=True))
-
-
-@partial(_norm_rotate.defjvp, symbolic_zeros=True)
-def _jvp(fields: Any, primals: Any, tangents: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, *, layout: Layout, plan: Plan | None, norm: Norm) -> Any:
     """Return the derivative of the map without rounding, in the compute dtype, and round it once.
 
     n = x·r is orthogonal to its change, but for eps: dn = (dx - n · mean(n·dx)) · r.
     """
     (x, scale, *source), (dx, dscale, *dsource) = primals, tangents
-    layout, plan, norm = fields
     ops = LIBRARY.ops(x)
     values = as_compute(x, ops)
     r = inverse_rms(values, norm.eps, ops)
     n, change = values * r, xp.zeros_like(values)
-    if not isinstance(dx, SymbolicZero):
+    if type(dx) is not ad.Zero:
         change = project_p.bind(as_compute(dx, ops), n) * r * scale
-    if not isinstance(dscale, SymbolicZero):
+    if type(dscale) is not ad.Zero:
         change = change + n * dscale
     params = {"layout": layout, "plan": plan, "transposed": False}
-    active = [i for i, tangent in enumerate(dsource) if not isinstance(tangent, SymbolicZero)]
+    active = [i for i, tangent in enumerate(dsource) if type(tangent) is not ad.Zero]
     if not active:
         dy = rotate_p.bind(change, *source, **params)
     else:
@@ -109,7 +98,8 @@ def _jvp(fields: Any, primals: Any, tangents: Any) -> Any:
 
         point = n * scale, *(source[i] for i in active)
         dy = jax.jvp(rotate, point, (change, *(dsource[i] for i in active)))[1]
-    return _norm_rotate(fields, *primals), dy.astype(x.dtype)
+    y = norm_rotate_p.bind(*primals, layout=layout, plan=plan, norm=norm)
+    return y, dy.astype(x.dtype)
 
 
 # ---- dx - n · mean(n·dx), which is its own transpose ----
@@ -198,5 +188,6 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 norm_rotate_p.def_impl(_impl)
 norm_rotate_p.def_abstract_eval(result_type)
+ad.primitive_jvps[norm_rotate_p] = _jvp
 batching.primitive_batchers[norm_rotate_p] = _batch
 mlir.register_lowering(norm_rotate_p, _lower, cacheable=False)  # as the rotation's
