@@ -13,9 +13,9 @@ from collections import Counter
 from _record import ROOT, fill, table
 from _scoreboard_tables import calls_of, counts_table, errors_table, failures, short_table
 from _speed_cases import COPY
+from _targets import CALLS, JUDGES, newest, target_rows
 from _targets import COPY as A_COPY
 from _targets import HEAD as HEAD_OF_TARGETS
-from _targets import JUDGES, newest, target_rows
 
 HEAD = ("implementation", "median", "quartiles", "copies")
 GROWTH = (1, 64, 1024, 16384, 262144, 1048576)  # the tokens shown in the table of growth
@@ -108,6 +108,7 @@ def span(ratios):
 def made(run):
     name = run["bench"].partition("-")[0]
     command = "speed.py --gpu" if name == "gpu" else f"{name}.py"
+    command = f"calls.py {run['bench']}" if run["bench"] in CALLS else command
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
     when = f"on {run['date']}, commit {(run['commit'] or 'unknown')[:10]}"
     return f"Made by `python bench/{command}` {when}, {machine(run)}. Versions: {versions}."
@@ -284,11 +285,11 @@ def patched_models(run, compiled):
     for step, dtype in columns:
         cases = [case for name, case in compiled["numbers"].items() if name.endswith(f"{dtype}, {step}")]
         spans.append(span([case["ratios"]["after / before"] for case in cases]) if cases else "")
-    head = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
-    return table(head, [*rows, ("all, compiled", *spans)], head[1:])
+    return table(HEAD_OF_STEPS, [*rows, ("all, compiled", *spans)], HEAD_OF_STEPS[1:])
 
 
 MODERATE = "moderate, "
+HEAD_OF_STEPS = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
 ENGINES = {
     "llama": "Llama",
     "llama3": "Llama, rule llama3",
@@ -350,6 +351,47 @@ def in_place_summary(run):
     ]
 
 
+# A group of cases, and rows, for each table of attention's inputs.
+THEIRS = ("unfused", "transformers", "transformers compiled")
+TIMES = {
+    "in-place": ("in place", "rotation", "norm + rotation", *THEIRS, "vLLM"),
+    "cached": (
+        "in place",
+        "rotation, index_copy_",
+        "norm + rotation + cache",
+        "unfused + cache",
+        "vLLM + cache",
+    ),
+    "gradients": ("gradient", "norm + rotation", *THEIRS),
+}
+
+
+def attention(group, *columns):
+    """Return a function of a run to the times of rows in the cases of a group."""
+
+    def times(run):
+        cases = {(*name.split(", "),): case["ms"] for name, case in run["numbers"].items() if group in name}
+        rows = [
+            (f"{int(tokens):,}, {dtype}", *(duration(ms[row] / 1e3) if row in ms else "" for row in columns))
+            for (_, dtype, tokens), ms in cases.items()
+        ]
+        return table(("tokens", *columns), rows, columns)
+
+    return times
+
+
+def qwen3_steps(run):
+    """Return the times of Qwen3's steps after `hf.patch`, divided by those before."""
+    steps = {name: case["ratios"] for name, case in run["numbers"].items() if name.startswith("Qwen3")}
+    labels = dict.fromkeys(name.rsplit(", ", 2)[0] for name in steps)
+    columns = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
+    rows = [
+        (label, *(f"{steps[f'{label}, {d}, {step}']['after / before']:.2f}" for step, d in columns))
+        for label in labels
+    ]
+    return table(HEAD_OF_STEPS, rows, HEAD_OF_STEPS[1:])
+
+
 def jitted(run):
     """Return our times in programs of JAX over the array form's, and over a copy's."""
     near, alone = {}, {}
@@ -396,6 +438,11 @@ PAGES = {
         "calls": (calls_of, "scoreboard"),
     },
     "docs/backends.md": {"jitted": (jitted, "jitted")},
+    "docs/in-my-model/attention.md": {
+        **{name: (attention(*columns), "attention-inputs") for name, columns in TIMES.items()},
+        "steps": (qwen3_steps, "attention-inputs"),
+        "origin": (lambda run: [made(run)], "attention-inputs"),
+    },
     "docs/in-my-model/huggingface.md": {"models": (patched_models, "hf-models", "hf-models-compiled")},
     "docs/in-my-model/vllm.md": {"engines": (engines, "vllm-engine"), "in-place": (in_place, "in-place")},
 }
