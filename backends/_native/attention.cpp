@@ -166,9 +166,10 @@ class ParsedWrite {
         if (!is_unique_ && item(write, 5).ptr() != Py_False) return false;
         if (values.is_none() != item(caches, 1).is_none()) return false;
         num_caches = values.is_none() ? 1 : 2;
-        for (size_t i = 0; i < num_caches; ++i) {
+        for (size_t i = 0; i < 2; ++i) {
             double scale;
-            if (!parse_float(item(item(write, 3), i), scale) || scale <= 0 || !library.view(item(caches, i), views[i])) return false;
+            if (!parse_float(item(item(write, 3), i), scale) || scale <= 0) return false;
+            if (i < num_caches && !library.view(item(caches, i), views[i])) return false;
             rows_[i].scale = static_cast<float>(scale);
         }
         return read_slots();
