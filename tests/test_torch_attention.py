@@ -329,6 +329,14 @@ def test_programs_have_the_bits_of_eager_calls(name, backend, dynamic, fresh_dyn
     assert counter.frame_count <= 2
 
 
+@by_weights
+def test_programs_of_symbolic_sizes_take_weights(kind, fresh_dynamo):
+    call, weights = call_of(write=False), arrays(kind=kind, requires_grad=False)[2:]
+    given = *tokens(4, 7), None, None, *weights
+    run = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert same(run(*given), call(*given))
+
+
 @pytest.mark.parametrize("name", ["norm and cache", "all in place", "int8"])
 def test_exported_programs_have_the_bits_of_eager_calls(name):
     """They are PyTorch's own operations, without rope_array's."""

@@ -77,10 +77,11 @@ def _check_weight(name: str, x: Any, weight: Any, seq_axis: int, lib: Library) -
     check_same_device(f"the norm's weight of {name}", weight, name, x, lib)
     axis = heads_axis(x, seq_axis)
     shapes = [(x.shape[-1],), *([(x.shape[axis], x.shape[-1])] if axis >= 0 else [])]
-    if tuple(weight.shape) not in shapes:
+    # Not by `in`, which Dynamo answers with no for sizes that are symbols (PyTorch 2.13).
+    if not any([tuple(weight.shape) == shape for shape in shapes]):
         raise ShapeError(
             f"the norm's weight of {name} has the shape {tuple(weight.shape)}, and {name} {tuple(x.shape)}; "
-            f"give it the shape {' or '.join(map(str, shapes))}. Apply a norm over all heads at once before "
+            f"give it the shape {' or '.join([f'{shape}' for shape in shapes])}. Apply a norm over all heads at once before "
             "this call."
         )
 
