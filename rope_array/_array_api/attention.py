@@ -79,9 +79,10 @@ def _check_weight(name: str, x: Any, weight: Any, seq_axis: int, lib: Library) -
     shapes = [(x.shape[-1],), *([(x.shape[axis], x.shape[-1])] if axis >= 0 else [])]
     # Not by `in`, which Dynamo answers with no for sizes that are symbols (PyTorch 2.13).
     if not any([tuple(weight.shape) == shape for shape in shapes]):
+        served = " or ".join([f"{shape}" for shape in shapes])
         raise ShapeError(
             f"the norm's weight of {name} has the shape {tuple(weight.shape)}, and {name} {tuple(x.shape)}; "
-            f"give it the shape {' or '.join([f'{shape}' for shape in shapes])}. Apply a norm over all heads at once before "
+            f"give it the shape {served}. Apply a norm over all heads at once before "
             "this call."
         )
 
