@@ -350,6 +350,21 @@ def test_exported_programs_have_the_bits_of_eager_calls(name):
     assert not [node for node in function.graph.nodes if "rope_array" in str(node.target)]
 
 
+def test_an_exported_cache_takes_two_tokens():
+    call, weights = call_of(), arrays(kind="of each head", requires_grad=False)[2:]
+    zeros = lambda: [torch.zeros(4, 5, n, WIDTH) for n in (2, 3)]  # noqa: E731
+    length = torch.export.Dim("length", min=2, max=9)
+    by_tokens = {1: length}
+    shapes = *(by_tokens,) * 3, {0: length}, by_tokens, None, None, (None, None)
+    given = *tokens(4, 7), *zeros(), *weights
+    program = torch.export.export(module_of(call), given, dynamic_shapes=shapes).module()
+    results = []
+    for function in (program, call):
+        given = *tokens(2, 1), *zeros(), *weights
+        results.append((*function(*given), *given))
+    assert same(*results)
+
+
 @KERNEL
 def test_training_is_one_operator_each_way_and_keeps_no_normed_head(fresh_dynamo):
     from functorch.compile import make_boxed_func

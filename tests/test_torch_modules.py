@@ -446,3 +446,5 @@ def test_attention_inputs_without_a_norm_rotates():
         inputs(q, q, 7)
     with pytest.raises(ra.SpecError, match="give the numbers of heads of q and of k"):
         ra.torch.AttentionInputs(HALF, heads=4)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'eps'"):
+        inputs(q, None, pos, eps=0.1)

@@ -280,7 +280,13 @@ def _check_gradients(out: Any, x: Any, read: list[Any]) -> None:
     recorded = [tensor for tensor in (x, out, *read) if tensor.requires_grad and torch.is_grad_enabled()]
     if not recorded:
         return
-    if out is not x or any(tensor is not x for tensor in recorded):
+    others = [tensor for tensor in recorded if tensor is not x]
+    if out is x and others:
+        raise ArrayTypeError(
+            f"out is x, and {describe(others[0])} requires a gradient, which a write in place records for x "
+            "alone; omit out, or work under torch.no_grad()."
+        )
+    if out is not x:
         raise ArrayTypeError(
             f"out is given, and {describe(recorded[0])} requires a gradient, which writing into another "
             "array would lose; omit out, rotate in place (out=x), or work under torch.no_grad()."

@@ -244,7 +244,8 @@ def last_of_each(slots: Any, ops: ArrayOps) -> Any:
     xp = ops.xp
     order = xp.argsort(slots, stable=True)
     in_order = xp.take(slots, order, axis=0)
-    is_last = xp.concat([in_order[1:] != in_order[:-1], xp.ones_like(in_order[:1], dtype=xp.bool)], axis=0)
+    # After the last one comes -1. Comparing n - 1 numbers would need 3 tokens in a program of torch.export.
+    is_last = in_order != xp.concat([in_order, xp.full_like(in_order[:1], -1)], axis=0)[1:]
     back = xp.argsort(order, stable=True)
     return xp.where(xp.take(is_last, back, axis=0), slots, xp.full_like(slots, -1))
 

@@ -152,6 +152,7 @@ class AttentionInputs(RotaryEmbedding):
         if not is_rotation:
             self._check_each_token(q, q if k is None else k, positions)
         norm = None if self.q_weight is None else (self.q_weight, self.k_weight)
-        options.update(norm=norm, eps=self.eps, offset=self.offset, rounding=self.rounding)
+        own = {"norm": norm, "eps": self.eps, "offset": self.offset, "rounding": self.rounding}
         rope = None if is_rotation else self.rope
-        return attention_inputs(q, k, positions, rope, v=v, seq_axis=self.seq_axis, **options)
+        # A name of `own` among the options is an error of Python's.
+        return attention_inputs(q, k, positions, rope, v=v, seq_axis=self.seq_axis, **own, **options)
