@@ -39,7 +39,7 @@ bool is_tensor(nb::handle array);
 extern const Library TORCH;
 
 // Register PyTorch's types and functions. Tensors are read by DLPack's exchange table if their type has one and
-// `use_table` is true, otherwise by their Python attributes, as parameters always are. Return whether the table is used.
+// `use_table` is true, otherwise by their Python attributes. Return whether the table is used.
 bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle empty_like, nb::handle num_threads, bool use_table);
 
 }  // namespace rope

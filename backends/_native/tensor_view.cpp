@@ -1,5 +1,4 @@
-// Read PyTorch's tensors by DLPack's C exchange table or, in versions without it and for parameters, by their
-// Python attributes.
+// Read PyTorch's tensors by DLPack's C exchange table or, in versions without it, by their Python attributes.
 #include <nanobind/ndarray.h>
 
 #include <cstring>
@@ -78,7 +77,7 @@ bool view_by_exchange_table(nb::handle tensor, ArrayView& view) {
 }
 
 bool view_memory(nb::handle tensor, ArrayView& view) {
-    const bool by_table = view_by_table && tensor.type().ptr() == tensor_type;
+    const bool by_table = view_by_table && is_tensor(tensor);
     return by_table ? view_by_exchange_table(tensor, view) : view_by_attributes(tensor, view);
 }
 
