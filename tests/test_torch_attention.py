@@ -352,16 +352,18 @@ def test_exported_programs_have_the_bits_of_eager_calls(name):
 
 def test_an_exported_cache_takes_two_tokens():
     call, weights = call_of(), arrays(kind="of each head", requires_grad=False)[2:]
-    zeros = lambda: [torch.zeros(4, 5, n, WIDTH) for n in (2, 3)]  # noqa: E731
-    length = torch.export.Dim("length", min=2, max=9)
-    by_tokens = {1: length}
-    shapes = *(by_tokens,) * 3, {0: length}, by_tokens, None, None, (None, None)
-    given = *tokens(4, 7), *zeros(), *weights
-    program = torch.export.export(module_of(call), given, dynamic_shapes=shapes).module()
+
+    def given(n, start):
+        q, k, v, pos, slots = tokens(n, start)
+        caches = [torch.zeros(4, 5, heads, WIDTH) for heads in (2, 3)]
+        return q[0], k[0], v[0], pos, slots[0], *caches, *weights
+
+    shapes = ({0: torch.export.Dim("length", min=2, max=9)},) * 5 + (None, None, (None, None))
+    program = torch.export.export(module_of(call), given(4, 7), dynamic_shapes=shapes).module()
     results = []
     for function in (program, call):
-        given = *tokens(2, 1), *zeros(), *weights
-        results.append((*function(*given), *given))
+        arguments = given(2, 1)
+        results.append((*function(*arguments), *arguments))
     assert same(*results)
 
 
