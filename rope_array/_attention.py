@@ -47,8 +47,8 @@ def attention_inputs(
         Values for the cache. v is read only, and its width may differ from the head_dim.
     norm : (q_weight, k_weight), optional
         RMSNorm [1]_ of each head before the rotation, over all its features: weights of shape (head_dim,), or
-        (heads, head_dim) for weights of each head; None for a norm without weights. By default there is no
-        norm.
+        (heads, head_dim) for weights of each head. ``(None, None)`` is a norm without weights. By default
+        there is no norm.
     eps : float
         Added to the mean of squares.
     offset : float
@@ -58,16 +58,17 @@ def attention_inputs(
         `torch.nn.functional.rms_norm`; or also the head before it is multiplied by its weight, as by the norm
         of Llama, Qwen3 and GLM. So models of 16 bits keep the values of their norm.
     cache : (k_cache, v_cache), optional
-        Caches of k and of v, of any strides; v_cache is None without v. A cache has the axes of its array,
-        with slots along the sequence axis. With an axis of pages, which comes first, slots continue from page
-        to page: slot s is row ``s % page_size`` of page ``s // page_size``. Of float16, bfloat16, float32,
-        float64, int8 or float8_e4m3fn. Memory outside the slots is not written.
+        Caches of k and of v, of any strides; v_cache is None without v. A cache has the axes of k (of v)
+        that slots do not have, and slots along the sequence axis. With an axis of pages, which comes first,
+        slots continue from page to page: slot s is row ``s % page_size`` of page ``s // page_size``. Of
+        float16, bfloat16, float32, float64, int8 or float8_e4m3fn. Memory outside the slots is not written.
     slots : array of int32 or int64
-        The slot of each token: of shape (S,), or with leading axes of k, such as (B, S). A token with a slot
-        below 0 is not written. If a slot appears twice, its last token is kept.
+        The slot of each token: of shape (S,), or (B, S) for k with a batch. If slots of shape (S,) are given
+        for a batch, the cache has an axis of the batch too. A token with a slot below 0 is not written. If a
+        slot appears twice, its last token is kept.
     scales : (float, float)
-        Numbers by which k and v are divided before they are rounded to int8 or float8_e4m3fn. Larger numbers
-        than these have become the largest.
+        Numbers by which k and v are divided before they are rounded to int8 or float8_e4m3fn. Numbers beyond
+        the dtype's range become its last: -128 and 127, or ±448. NaN becomes 0 in int8.
     cache_seq_axis : int, optional
         The sequence axis of the caches, negative; by default `seq_axis`. -3 for (pages, page_size, heads,
         head_dim), -2 for (pages, heads, page_size, head_dim).
@@ -76,7 +77,8 @@ def attention_inputs(
     seq_axis, backend
         As for `rope_array.apply`.
     out : (array, array), optional
-        Arrays for q and k, as for `rope_array.apply`: ``out=(q, k)`` works in place, also if k is None.
+        Arrays for q and k, as for `rope_array.apply`: ``out=(q, k)`` works in place, also if k is None. Not
+        while PyTorch records a gradient of a weight.
 
     Returns
     -------
@@ -108,7 +110,8 @@ def attention_inputs(
     The norm is ``(x · r) · (weight + offset)`` with ``r = 1 / sqrt(Σ x² / head_dim + eps)``. Its sum has one
     order, so the bits do not depend on the backend, the batch or the number of threads. If the squares exceed
     the largest float32, the head becomes 0, as in the models. The gradients of q, k and the weights are those
-    of the map without `rounding`. Caches have a gradient in JAX only.
+    of the map without `rounding`. Caches have a gradient in JAX only. The bits of a JAX program of array
+    operations, as on GPUs, may differ: see docs/numerics.md.
 
     References
     ----------
@@ -140,11 +143,21 @@ def attention_inputs(
         if plan.max_position is not None:
             _dispatch.check_max_position(q, pos, plan.max_position)
         source = (pos, plan, None)
+    if norm is None and (rounding != "none" or offset != 0.0):
+        raise SpecError(
+            f"{'rounding' if rounding != 'none' else 'offset'} is given, and norm is None; give the weights, "
+            "norm=(q_weight, k_weight), or norm=(None, None) for a norm without weights."
+        )
     norm_fields = None if norm is None else (norm, eps, offset, rounding)
     cache_fields = None
     if cache is not None or v is not None or slots is not None:
         axis = seq_axis if cache_seq_axis is None else cache_seq_axis
         cache_fields = (cache, v, slots, scales, axis, unique_slots)
+    elif cache_seq_axis is not None or unique_slots is not False or scales != (1.0, 1.0):
+        raise SpecError(
+            "scales, cache_seq_axis or unique_slots is given, and cache is None; give "
+            "cache=(k_cache, v_cache), or omit them."
+        )
     outs = out if k is not None else _out_of_q(out)
     ys, caches = _dispatch.attention_inputs(xs, source, (seq_axis,), norm_fields, cache_fields, outs, backend)
     if k is None:

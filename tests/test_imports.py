@@ -214,8 +214,8 @@ MAY_IMPORT = {
     # Folders for the users of one library.
     "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
     "._dispatch ._rope .hf .torch torch",
-    "torch": "._attention ._errors ._spec ._array_api.position_input ._array_api.source ._rope ._rotation "
-    ".torch torch",
+    "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
+    "._rope ._rotation .torch torch",
     "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",

@@ -446,5 +446,14 @@ def test_attention_inputs_without_a_norm_rotates():
         inputs(q, q, 7)
     with pytest.raises(ra.SpecError, match="give the numbers of heads of q and of k"):
         ra.torch.AttentionInputs(HALF, heads=4)
+    for options, text in (
+        ({"eps": -1.0}, "eps is -1.0"),
+        ({"rounding": "bits"}, "rounding is 'bits'"),
+        ({"heads": (0, 2)}, "heads is"),
+        ({"norm": False, "heads": (4, 2)}, "norm is False"),
+        ({"norm": "yes"}, "norm is 'yes'"),
+    ):
+        with pytest.raises(ra.SpecError, match=text):
+            ra.torch.AttentionInputs(HALF, **options)
     with pytest.raises(TypeError, match="multiple values for keyword argument 'eps'"):
         inputs(q, None, pos, eps=0.1)

@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 
+from rope_array._array_api.norm import checked_norm
 from rope_array._attention import attention_inputs
 from rope_array._errors import SpecError, describe
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
+from rope_array._spec.validation import truth
 
 from ._rotary import RotaryEmbedding
 
@@ -37,7 +39,7 @@ class AttentionInputs(RotaryEmbedding):
     Raises
     ------
     SpecError
-        As for `RotaryEmbedding`; or `heads` is no pair of numbers.
+        As for `RotaryEmbedding`; or an argument of the norm has no meaning.
 
     Examples
     --------
@@ -64,9 +66,12 @@ class AttentionInputs(RotaryEmbedding):
         dtype: Any = None,
     ) -> None:
         super().__init__(rope, seq_axis=seq_axis)
-        self.eps, self.offset, self.rounding = eps, offset, rounding
-        if heads is not None and not (isinstance(heads, tuple) and len(heads) == 2):
+        _, self.eps, self.offset, self.rounding = checked_norm(((None, None), eps, offset, rounding), 2)
+        is_pair = isinstance(heads, tuple) and len(heads) == 2
+        if heads is not None and not (is_pair and all(type(count) is int and count > 0 for count in heads)):
             raise SpecError(f"heads is {describe(heads)}; give the numbers of heads of q and of k, (8, 2).")
+        if not truth("norm", norm) and heads is not None:
+            raise SpecError(f"heads is {heads}, and norm is False; omit one of them.")
         for name, count in zip(("q_weight", "k_weight"), heads or (None, None), strict=True):
             shape = (rope.head_dim,) if count is None else (count, rope.head_dim)
             weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if norm else None
@@ -151,8 +156,10 @@ class AttentionInputs(RotaryEmbedding):
         is_rotation = isinstance(positions, Rotation)
         if not is_rotation:
             self._check_each_token(q, q if k is None else k, positions)
-        norm = None if self.q_weight is None else (self.q_weight, self.k_weight)
-        own = {"norm": norm, "eps": self.eps, "offset": self.offset, "rounding": self.rounding}
+        own: dict[str, Any] = {"norm": None, "eps": self.eps, "offset": 0.0, "rounding": "none"}
+        if self.q_weight is not None:
+            weights = self.q_weight, self.k_weight
+            own |= {"norm": weights, "offset": self.offset, "rounding": self.rounding}
         rope = None if is_rotation else self.rope
         # A name of `own` among the options is an error of Python's.
         return attention_inputs(q, k, positions, rope, v=v, seq_axis=self.seq_axis, **own, **options)
