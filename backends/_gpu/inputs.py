@@ -4,6 +4,7 @@ All are arranged together, so that a program or thread finds a head of k, its we
 by the same indices. A weight has no stride along tokens, and a cache none along the tokens of slots.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from . import Ints, Rows, SourceView, Strided, arrange_together
 
 # If a slot appears twice, its last token is written. A decode step has few tokens: each program compares its
 # slots with all of them, without another launch. From here on, a stable sort by array operations marks the
-# others with -1 before the launch: about ten launches, little beside the bytes of so many tokens, where
-# comparing each token with each other would grow with their square.
+# others with -1 before the launch. That takes about ten launches, less time than so many tokens need; the
+# comparisons would grow with the square of the tokens.
 MOST_SEARCHED = 512
 
 
@@ -44,7 +45,10 @@ class InputRows(NamedTuple):
 
 
 def serves_dtypes(x: Any, source: Source, write: CacheWrite | None) -> bool:
-    """Return whether the compute dtype of x is that of the call, and its results are rounded once."""
+    """Return whether a kernel that computes in the compute dtype of x rounds each result once.
+
+    It does not for tables of float64 and x of float32, nor for float64 in narrower caches.
+    """
     if not computes_in_float64(x):
         return not (isinstance(source, Tables) and computes_in_float64(source.cos))
     return write is None or all(cache is None or computes_in_float64(cache) for cache in write.caches)
@@ -81,6 +85,11 @@ def arrange_inputs(
     return InputRows(xs, rows[count : 2 * count], rows[-1] if len(targets) > 1 else None, slots)
 
 
+def contiguous_strides(shape: Ints) -> Ints:
+    """Return the strides, in elements, of an array whose elements are adjacent and in order."""
+    return tuple([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
+
+
 def page_size(target: Target) -> int:
     """Return how many slots a page of a cache has; 0 without pages."""
     return int(target.cache.shape[target.slot_axis]) if target.pages else 0
@@ -93,21 +102,18 @@ def _with_slots(view: SourceView, shape: Ints) -> SourceView:
     def widened(numbers: Ints, fill: int) -> Ints:
         return (*numbers[:-1], *(fill,) * (ndim - len(numbers)), *numbers[-1:])
 
-    of_slots: list[int] = []
-    size = 1
-    for n in reversed(shape):
-        of_slots.insert(0, size)
-        size *= n
-    own = [(view.shape, steps) for steps in view.strides] + [(shape, tuple(of_slots))]
+    shapes_and_strides = [(view.shape, steps) for steps in view.strides] + [
+        (shape, contiguous_strides(shape))
+    ]
     strides = [
         tuple([0 if n == 1 else step for n, step in zip(widened(sizes, 1), widened(steps, 0), strict=True)])
-        for sizes, steps in own
+        for sizes, steps in shapes_and_strides
     ]
     return SourceView(view.kind, tuple(map(max, widened(view.shape, 1), widened(shape, 1))), tuple(strides))
 
 
 def _row_strides(target: Target, strides: Callable[[Any], Ints]) -> Ints:
-    """Return the strides of a cache along the axes of its rows, 0 along those of tokens."""
+    """Return the strides of a cache along the axes of x: 0 along the axes of tokens."""
     of_rows, axes = [0] * target.x.ndim, iter(target.order[len(target.pages) + 1 :])
     for axis in (*target.free, target.x.ndim - 1):
         of_rows[axis] = strides(target.cache)[next(axes)]

@@ -138,11 +138,7 @@ class ParsedNorm {
 
     template <class From, class Number>
     static void read_numbers(const char* from, int64_t stride, int64_t width, Number* to) {
-        for (int64_t k = 0; k < width; ++k, from += stride) {
-            From number;
-            std::memcpy(&number, from, sizeof number);
-            to[k] = static_cast<Number>(number);
-        }
+        for (int64_t k = 0; k < width; ++k, from += stride) to[k] = static_cast<Number>(read_as<From>(from));
     }
 
     nb::handle weights_;
@@ -190,11 +186,11 @@ class ParsedWrite {
 
     const ArrayView& slots_view() const { return slots_view_; }
     static CacheRows of_head(const CacheRows& rows, int axis, int64_t head, int num_axes) {
-        CacheRows of = rows;
-        of.data += head * rows.head_stride[axis];
-        std::copy(rows.head_stride + axis + 1, rows.head_stride + num_axes, of.head_stride + axis);
-        std::copy(rows.slots_stride + axis + 1, rows.slots_stride + num_axes, of.slots_stride + axis);
-        return of;
+        CacheRows head_rows = rows;
+        head_rows.data += head * rows.head_stride[axis];
+        std::copy(rows.head_stride + axis + 1, rows.head_stride + num_axes, head_rows.head_stride + axis);
+        std::copy(rows.slots_stride + axis + 1, rows.slots_stride + num_axes, head_rows.slots_stride + axis);
+        return head_rows;
     }
 
     nb::handle caches, values;
@@ -218,18 +214,12 @@ class ParsedWrite {
         return true;
     }
 
-    template <class Int>
-    static int64_t read_as(const char* from) {
-        Int value;
-        std::memcpy(&value, from, sizeof value);
-        return value;
-    }
-
     // Set a slot to -1 if a later token has it too: rows are written in any order. Seen slots are kept in a table of
     // open addressing, at the first free place from their hash on.
     void drop_overwritten() {
         const size_t count = slots_.size();
-        if (count < 2 || std::is_sorted(slots_.begin(), slots_.end(), [](int64_t a, int64_t b) { return a <= b; })) return;
+        const bool increases = std::adjacent_find(slots_.begin(), slots_.end(), std::greater_equal<>()) == slots_.end();
+        if (increases) return;
         int bits = 1;
         while ((size_t{1} << bits) < 2 * count) ++bits;
         std::vector<int64_t> seen(size_t{1} << bits, -1);
@@ -254,7 +244,7 @@ class ParsedWrite {
         return rows.is_copy || (rows.dtype != NUM_CACHE_DTYPES && array.dtype != F64);
     }
 
-    // Match the axes of x with those of slots and of the cache, and check the slots.
+    // Match the axes of x with the axes of slots and of the cache, and check the slots.
     bool set_axes(CacheRows& rows, const ArrayView& view, const Array& array) {
         const int num_tokens = slots_view_.num_axes, num_free = array.num_axes - num_tokens, last = view.num_axes - 1;
         const int num_pages = view.num_axes - num_free - 2;
@@ -302,17 +292,17 @@ int heads_axis(const Array& array) {
 
 // Remove the axis of heads from an array, at one head.
 Array of_head(const Array& array, int axis, int64_t head) {
-    Array of = array;
-    of.x += head * array.x_stride[axis];
-    of.y += head * array.y_stride[axis];
-    --of.num_axes;
-    if (of.seq_axis > axis) --of.seq_axis;
-    for (int a = axis; a < of.num_axes; ++a) {
-        of.shape[a] = array.shape[a + 1];
-        of.x_stride[a] = array.x_stride[a + 1];
-        of.y_stride[a] = array.y_stride[a + 1];
+    Array head_array = array;
+    head_array.x += head * array.x_stride[axis];
+    head_array.y += head * array.y_stride[axis];
+    --head_array.num_axes;
+    if (head_array.seq_axis > axis) --head_array.seq_axis;
+    for (int a = axis; a < head_array.num_axes; ++a) {
+        head_array.shape[a] = array.shape[a + 1];
+        head_array.x_stride[a] = array.x_stride[a + 1];
+        head_array.y_stride[a] = array.y_stride[a + 1];
     }
-    return of;
+    return head_array;
 }
 
 // Return the caches that are written, as a tuple.
@@ -321,17 +311,19 @@ nb::object written_caches(const ParsedWrite& write) {
 }
 
 NormedX normed_of_head(const NormedX& normed, const Array& array, int axis, int64_t head) {
-    NormedX of = normed;
-    of.data += head * normed.stride[axis];
-    of.weight += static_cast<size_t>(head * array.width);
-    std::copy(normed.stride + axis + 1, normed.stride + array.num_axes, of.stride + axis);
-    return of;
+    NormedX head_x = normed;
+    head_x.data += head * normed.stride[axis];
+    head_x.weight += static_cast<size_t>(head * array.width);
+    std::copy(normed.stride + axis + 1, normed.stride + array.num_axes, head_x.stride + axis);
+    return head_x;
 }
 
 class AttentionCall {
   public:
+    Call call;
+
     AttentionCall(const Library& library, const ParsedSource& parsed, size_t num_xs, bool has_values)
-        : library_(library), parsed_(parsed), num_xs_(num_xs), call(library, parsed, num_xs + has_values) {}
+        : call(library, parsed, num_xs + has_values), library_(library), parsed_(parsed), num_xs_(num_xs) {}
 
     // Set v, which is the last array.
     bool parse_values(nb::handle values, int64_t seq_axis) {
@@ -406,13 +398,13 @@ class AttentionCall {
             }
             const int axis = heads_axis(array);
             for (int64_t h = 0; h < heads_of(i); ++h, ++next) {
-                Array& of = arrays[next] = of_head(array, axis, h);
+                Array& head_array = arrays[next] = of_head(array, axis, h);
                 norms[next] = ParsedNorm::of_head(*array.norm, h, array);
-                of.norm = &norms[next];
-                if (array.normed) of.normed = &(normed[next] = normed_of_head(*array.normed, array, axis, h));
+                head_array.norm = &norms[next];
+                if (array.normed) head_array.normed = &(normed[next] = normed_of_head(*array.normed, array, axis, h));
                 if (!array.cache) continue;
                 caches[next] = ParsedWrite::of_head(*array.cache, axis, h, array.num_axes);
-                of.cache = &caches[next];
+                head_array.cache = &caches[next];
             }
         }
         run(arrays);
@@ -429,9 +421,6 @@ class AttentionCall {
     const Library& library_;
     const ParsedSource& parsed_;
     const size_t num_xs_;
-
-  public:
-    Call call;
 };
 
 }  // namespace

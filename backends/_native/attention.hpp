@@ -6,14 +6,14 @@
 namespace rope {
 
 // Norm and rotate a tuple of one or two arrays, and write the caches of k and v; return the results and the caches, or
-// NotImplemented with nothing written. The arguments are those of AttentionCall in rope_array/_array_api/attention.py;
+// NotImplemented with nothing written. The arguments are the fields of AttentionCall in rope_array/_array_api/attention.py;
 // `checked` and `gated` as for rotate_arrays() in bindings.cpp.
 nanobind::object attention_inputs(nanobind::handle x, nanobind::handle source, nanobind::handle options,
                                   nanobind::handle norm, nanobind::handle write, nanobind::handle out, bool checked,
                                   bool gated);
 
 // Return the gradients of arrays and of their weights (None for none) from the gradients of results; NotImplemented for
-// calls that are not served. The source is that of the call for positions, and its adjoint for tables.
+// calls that are not served. `source` is the call's source for positions, and its adjoint for tables.
 nanobind::object attention_gradients(nanobind::handle gradients, nanobind::handle x, nanobind::handle source,
                                      nanobind::handle options, nanobind::handle norm);
 

@@ -107,7 +107,7 @@ struct Norm {
 };
 
 // Rows for the gradients of the norm; distances are in bytes. `rotated` are gradients of the results, rotated back, in
-// contiguous rows of the compute dtype. The gradient of x goes `to`, that of the weight is added to `weight`.
+// contiguous rows of the compute dtype. The gradient of x is written to `to`, the weight's gradient added to `weight`.
 struct GradientRows {
     const char* rotated;
     const char* x;
@@ -119,8 +119,6 @@ struct GradientRows {
 };
 
 enum CacheDType : int { CACHE_F32, CACHE_F16, CACHE_BF16, CACHE_E4M3, CACHE_I8, NUM_CACHE_DTYPES };
-
-constexpr int64_t CACHE_ITEMSIZE[NUM_CACHE_DTYPES] = {4, 2, 2, 1, 1};
 
 struct Level {
     const char* name;

@@ -43,7 +43,7 @@ struct ArrayLoop {
     const Array* array;
     int64_t x_stride[MAX_AXES], y_stride[MAX_AXES], slots_stride[MAX_AXES], head_stride[MAX_AXES];
     Axis free[MAX_AXES];
-    int num_free = 0, num_source_axes = 0;
+    int num_free = 0;
     int64_t rows_per_position = 1;
     bool stages_x, stages_y;  // whether features are copied to scratch, and from scratch
 
@@ -151,13 +151,6 @@ class PositionReader {
             for (int64_t c = 0; c < n; ++c) f(first + r * stride + c * source_.coordinate);
     }
 
-    template <class Number>
-    static Number read_as(const char* from) {
-        Number value;
-        std::memcpy(&value, from, sizeof value);
-        return value;
-    }
-
     int64_t read_integer(const char* from) const {
         if (source_.kind == UINT32) return read_as<uint32_t>(from);
         return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
@@ -253,7 +246,6 @@ class Schedule : PositionReader {
   private:
     void classify_axes(ArrayLoop& loop, const Array& array) const {
         loop.array = &array;
-        loop.num_source_axes = num_source_axes_;
         bool is_paired[MAX_AXES] = {};
         for (int k = 0; k < num_source_axes_; ++k) {
             const int a = paired_axis(source_.num_axes, array.seq_axis, source_axes_[k]);
@@ -494,9 +486,9 @@ class Schedule : PositionReader {
     }
 
     // Set the first slot, and the offset in the cache or in the x that was normed.
-    static void set_places(const ArrayLoop& loop, Rows& rows, const int64_t* index) {
+    void set_places(const ArrayLoop& loop, Rows& rows, const int64_t* index) const {
         if (loop.array->cache) rows.slots = loop.array->cache->slots;
-        for (int k = 0; k < loop.num_source_axes; ++k) {
+        for (int k = 0; k < num_source_axes_; ++k) {
             rows.slots += index[k] * loop.slots_stride[k];
             rows.head += index[k] * loop.head_stride[k];
         }
@@ -519,28 +511,41 @@ class Schedule : PositionReader {
     //                      '----norm, rotate--> [block --copy-->] y --copy--> cache of y's dtype
     void run_normed(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
+        const int64_t itemsize = ITEMSIZE[array.dtype], row = array.width * itemsize;
+        char* const y_block = rows.blocks + block_bytes(loop);
+        for_each_block(loop, rows, [&](Rows& block, int64_t run, int64_t first, const char*) {
+            char* const y = block.y;
+            if (array.cache && !array.cache->is_copy) store_in_cache(loop, rows, block, run, first);
+            if (!array.rotates) return;
+            if (loop.stages_y) block.y = y_block, block.y_row = row;
+            level_.rotate_normed[array.dtype](plan_.layout, block, array.norm);
+            if (loop.stages_y) copy_rows(y_block, row, itemsize, y, rows.y_row, rows.y_feature, block.count, array);
+            if (array.cache && array.cache->is_copy) copy_to_cache(array, rows, run, first, block.count);
+        });
+    }
+
+    // Call f(block, run, first row, next) for each block of rows. `next` is the first row of x in the next block, which
+    // is prefetched; null for none. The block's x is copied to scratch if it is staged.
+    template <class F>
+    void for_each_block(const ArrayLoop& loop, const Rows& rows, const F& f) const {
+        const Array& array = *loop.array;
         const int64_t itemsize = ITEMSIZE[array.dtype], row = array.width * itemsize, rows_at_once = block_rows(loop);
-        char *const x_block = rows.blocks, *const y_block = x_block + block_bytes(loop);
         for (int64_t u = 0; u < rows.runs; ++u)
             for (int64_t r = 0; r < rows.count; r += rows_at_once) {
-                Rows part = rows;
-                part.count = std::min(rows_at_once, rows.count - r);
-                part.x += u * rows.x_run + r * rows.x_row;
-                part.cos += r * rows.cos_row;
-                part.sin += r * rows.sin_row;
-                char* const y = part.y += u * rows.y_run + r * rows.y_row;
-                if (const char* const next = next_block(rows, u, r + part.count)) prefetch_rows(next, rows.x_row, part.count, row);
+                Rows block = rows;
+                block.count = std::min(rows_at_once, rows.count - r);
+                block.x += u * rows.x_run + r * rows.x_row;
+                block.y += u * rows.y_run + r * rows.y_row;
+                block.cos += r * rows.cos_row;
+                block.sin += r * rows.sin_row;
+                const char* const next = next_block(rows, u, r + block.count);
+                if (next) prefetch_rows(next, rows.x_row, block.count, row);
                 if (loop.stages_x) {
-                    copy_rows(part.x, rows.x_row, rows.x_feature, x_block, row, itemsize, part.count, array);
-                    part.x = x_block;
-                    part.x_row = row;
+                    copy_rows(block.x, rows.x_row, rows.x_feature, rows.blocks, row, itemsize, block.count, array);
+                    block.x = rows.blocks;
+                    block.x_row = row;
                 }
-                if (array.cache && !array.cache->is_copy) store_in_cache(loop, rows, part, u, r);
-                if (!array.rotates) continue;
-                if (loop.stages_y) part.y = y_block, part.y_row = row;
-                level_.rotate_normed[array.dtype](plan_.layout, part, array.norm);
-                if (loop.stages_y) copy_rows(y_block, row, itemsize, y, rows.y_row, rows.y_feature, part.count, array);
-                if (array.cache && array.cache->is_copy) copy_to_cache(array, rows, u, r, part.count);
+                f(block, u, r, next);
             }
     }
 
@@ -562,47 +567,37 @@ class Schedule : PositionReader {
     // Rotate blocks of gradients back, and compute the gradients of the norm from them.
     void run_gradients(const ArrayLoop& loop, const Rows& rows) const {
         const Array& array = *loop.array;
-        const int64_t row = array.width * ITEMSIZE[array.dtype], rows_at_once = block_rows(loop);
-        char *const x_block = rows.blocks, *const block = x_block + block_bytes(loop);
-        for (int64_t u = 0; u < rows.runs; ++u)
-            for (int64_t r = 0; r < rows.count; r += rows_at_once) {
-                Rows part = rows;
-                part.count = std::min(rows_at_once, rows.count - r);
-                const char* const from = part.x += u * rows.x_run + r * rows.x_row;
-                const char* const next = next_block(rows, u, r + part.count);
-                if (next) prefetch_rows(next, rows.x_row, part.count, row);
-                part.cos += r * rows.cos_row;
-                part.sin += r * rows.sin_row;
-                if (loop.stages_x) {
-                    copy_rows(part.x, rows.x_row, rows.x_feature, x_block, row, ITEMSIZE[array.dtype], part.count, array);
-                    part.x = x_block;
-                    part.x_row = row;
-                }
-                part.y = block;
-                part.y_row = array.width * real_bytes_;
-                level_.rotate_widened[array.dtype](plan_.layout, part, nullptr);
-                const char* const x = array.normed->data + rows.head + u * rows.head_run + r * rows.head_row;
-                if (next && rows.head_row == rows.x_row) prefetch_rows(x + (next - from), rows.x_row, part.count, row);
-                char* const to = rows.y + u * rows.y_run + r * rows.y_row;
-                level_.norm_gradients[array.dtype]({block, x, rows.head_row, to, rows.y_row, part.count, array.width,
-                                                    rows.weight_sums + array.normed->weight}, *array.norm);
-            }
+        const int64_t row = array.width * ITEMSIZE[array.dtype];
+        char* const rotated = rows.blocks + block_bytes(loop);
+        for_each_block(loop, rows, [&](Rows& block, int64_t run, int64_t first, const char* next) {
+            char* const to = block.y;
+            block.y = rotated;
+            block.y_row = array.width * real_bytes_;
+            level_.rotate_widened[array.dtype](plan_.layout, block, nullptr);
+            const char* const x = array.normed->data + rows.head + run * rows.head_run + first * rows.head_row;
+            const char* const gradient = rows.x + run * rows.x_run + first * rows.x_row;
+            if (next && rows.head_row == rows.x_row) prefetch_rows(x + (next - gradient), rows.x_row, block.count, row);
+            level_.norm_gradients[array.dtype]({rotated, x, rows.head_row, to, rows.y_row, block.count, array.width,
+                                                rows.weight_sums + array.normed->weight}, *array.norm);
+        });
     }
 
     // Write a block of rows into a cache of another dtype than x's.
-    void store_in_cache(const ArrayLoop& loop, const Rows& rows, Rows part, int64_t run, int64_t first) const {
+    void store_in_cache(const ArrayLoop& loop, const Rows& rows, Rows block, int64_t run, int64_t first) const {
         const Array& array = *loop.array;
-        char* const block = rows.blocks + 2 * block_bytes(loop);
+        char* const widened = rows.blocks + 2 * block_bytes(loop);
         const int64_t row = array.width * real_bytes_;
         if (array.rotates) {
-            part.y = block;
-            part.y_row = row;
-            level_.rotate_widened[array.dtype](plan_.layout, part, array.norm);
+            block.y = widened;
+            block.y_row = row;
+            level_.rotate_widened[array.dtype](plan_.layout, block, array.norm);
         } else {
-            for (int64_t i = 0; i < part.count; ++i) level_.widen[array.dtype](part.x + i * part.x_row, array.width, block + i * row);
+            for (int64_t i = 0; i < block.count; ++i)
+                level_.widen[array.dtype](block.x + i * block.x_row, array.width, widened + i * row);
         }
-        for_each_slot(array, rows, run, first, part.count, [&](int64_t i, char* to) {
-            level_.store[array.cache->dtype](reinterpret_cast<const float*>(block + i * row), to, array.width, array.cache->scale);
+        for_each_slot(array, rows, run, first, block.count, [&](int64_t i, char* to) {
+            const auto* const numbers = reinterpret_cast<const float*>(widened + i * row);
+            level_.store[array.cache->dtype](numbers, to, array.width, array.cache->scale);
         });
     }
 

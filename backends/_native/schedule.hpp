@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -109,6 +110,14 @@ struct Source {
 
     bool has_floats() const { return kind == FLOAT32 || kind == FLOAT64; }
 };
+
+// Read a number that may be unaligned.
+template <class Number>
+Number read_as(const char* from) {
+    Number number;
+    std::memcpy(&number, from, sizeof number);
+    return number;
+}
 
 // Return the axis of x that axis j of a source, or of slots, of `num_axes` axes pairs with: seq_axis for the last, the
 // other axes in order.

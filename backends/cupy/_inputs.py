@@ -8,7 +8,13 @@ from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.cache import last_of_each
 from rope_array._array_api.library import dtype_name
 from rope_array._array_api.norm import ROUNDINGS
-from rope_array._backends._gpu.inputs import MOST_SEARCHED, InputRows, arrange_inputs, page_size
+from rope_array._backends._gpu.inputs import (
+    MOST_SEARCHED,
+    InputRows,
+    arrange_inputs,
+    contiguous_strides,
+    page_size,
+)
 
 from . import _launch
 from ._launch import Angles, strides
@@ -88,12 +94,7 @@ def _facts(array: Any) -> Any:
 
 def _contiguous(array: Any) -> Any:
     """Return an array whose elements are adjacent, in order."""
-    size = 1
-    steps: list[int] = []
-    for n in reversed(array.shape):
-        steps.insert(0, size)
-        size *= n
-    return array if strides(array) == tuple(steps) else array.copy()
+    return array if strides(array) == contiguous_strides(array.shape) else array.copy()
 
 
 def _prepare(inputs: AttentionCall, ys: Any, angles: Angles) -> _Prepared | None:

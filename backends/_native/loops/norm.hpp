@@ -70,7 +70,7 @@ struct SquareTerm {
     }
 };
 
-// Compute 1 / sqrt(mean of squares + eps) of up to T::W rows together: the latency of a root is that of many products.
+// Compute 1 / sqrt(mean of squares + eps) of up to T::W rows together: a root takes as long as many products.
 template <class T>
 inline void inverse_rms(const char* x, int64_t x_row, int64_t count, int64_t width, double eps, typename T::Real* factors) {
     using Number = typename T::Real;
