@@ -151,7 +151,7 @@ def slots_fault(name, kills, change):
 
 
 def first_of_each(slots):
-    """Return slots without those of later tokens."""
+    """Return slots, with -1 for a token whose slot an earlier token has."""
     first = np.unique(slots, return_index=True)[1]
     return np.where(np.isin(np.arange(slots.size), first).reshape(slots.shape), slots, -1)
 

@@ -298,7 +298,7 @@ def test_a_norm_without_weights():
 
 
 def rotate(q, k, c, norms=(None, None)):
-    """Stands for a rotation: another order of norms and additions would give other numbers."""
+    """Return sums in place of a rotation: another order of norms and additions would give other numbers."""
     q, k = (x if norm is None else norm(x) for norm, x in zip(norms, (q, k), strict=True))
     return q + c, k + 2 * c
 

@@ -714,7 +714,7 @@ struct Steps {
     }
 
     // Set the sums of the columns `unit`, unit + DISTANCE, unit + 2 · DISTANCE ..., each half added to the other, in
-    // units of columns. The order of all sums is that of rope_array/_array_api/norm.py: 64 columns, folded.
+    // units of columns. All sums have the order of rope_array/_array_api/norm.py: 64 columns, folded.
     template <bool WIDE, int DISTANCE>
     ROPE_INLINE void fold(const typename T::Stored* x, Int x_feature, int unit, Real* total) const {
         using Piece = Unit<T, WIDE>;
@@ -770,7 +770,7 @@ struct Steps {
 #define ROPE_CONSTANT
 #endif
 
-// As rotate(), for the heads of v too, numbered through after those of k. With a norm blockDim.x is 1.
+// As rotate(), for the heads of v too, numbered after the heads of k. With a norm blockDim.x is 1.
 template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
 __global__ void __launch_bounds__(MAX_THREADS) make_inputs(const ROPE_CONSTANT Inputs inputs) {
     const Call& call = inputs.call;

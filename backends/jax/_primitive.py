@@ -95,7 +95,7 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
 
 
 def with_features_of(y: Any, x: Any) -> Any:
-    """Split the features of y along explicit mesh axes as those of x, which `_resharded` gathered."""
+    """Split the features of y along explicit mesh axes as the features of x, which `_resharded` gathered."""
     splits_features = any(_explicit_spec(x)[x.ndim - 1 :])
     return jax.sharding.reshard(y, jax.typeof(x).sharding) if splits_features else y
 

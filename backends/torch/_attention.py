@@ -5,7 +5,7 @@ checked=False, gated=False)``, which returns the results and the caches, or NotI
 written. It may have ``attention_gradients(grads, xs, source, options, norm)``, which returns the gradients of
 xs and of the weights, None for weights that are None; or NotImplemented. It takes the adjoint of tables.
 
-Without a norm the gradient is that of a rotation, and the rotation's functions record it.
+Without a norm, the rotation's own functions record the gradient.
 """
 
 from collections.abc import Callable

@@ -155,7 +155,7 @@ def _cache_numbers(targets: list[Target], k: Rows, v: Rows | None, unit: int) ->
 
 
 def _arguments(xs: Any, norm: Norm | None, write: CacheWrite | None, prepared: _InputsLaunch) -> Any:
-    """Return the tensors that the kernel takes after those of a rotation; x for a tensor that it ignores."""
+    """Return the tensors that the kernel takes in addition to a rotation; x for a tensor that it ignores."""
     given = (None,) * len(xs) if norm is None else norm.weights
     weights = [x if weight is None else weight.contiguous() for x, weight in zip(xs, given, strict=True)]
     if write is None:

@@ -559,7 +559,7 @@ def _inverse_rms(x, present, x_feature, HEAD_DIM: tl.constexpr, EPS: tl.constexp
             halves = tl.reshape(total, (total.shape[0], total.shape[1], 2, size >> (fold + 1)))
             total = tl.sum(halves, axis=2)
     mean = total * (1.0 / HEAD_DIM) + EPS
-    # The _rn functions, which round as IEEE 754 has it, are of float32; those of float64 always do.
+    # The _rn functions, which round as IEEE 754 requires, exist for float32; float64 is always rounded so.
     return 1.0 / tl.sqrt(mean) if tl.float64 == REAL else tl.div_rn(1.0, tl.sqrt_rn(mean))
 
 
@@ -568,7 +568,7 @@ def _squares(
     x, present, x_feature, START: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, REAL: tl.constexpr
 ):
     """Return the squares of features from START on; zeros after the last."""
-    # Addresses and mask have the form of those of _load_pairs, so that the compiler loads a head once.
+    # Addresses and mask are written as in _load_pairs, so that the compiler loads a head once.
     column = tl.arange(0, SIZE)
     mask = present & (column < min(SIZE, HEAD_DIM - START))[None, None, :]
     value = tl.load(x + (column[None, None, :] + START) * x_feature, mask).to(REAL)

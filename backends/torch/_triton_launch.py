@@ -337,7 +337,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any, more: Any = ()) -> None:
-    """Run the launches of a call on the device of its arrays; `more`: arguments after those of the source."""
+    """Run the launches of a call on the device of its arrays; `more`: arguments after the source's."""
     device = xs[0].device
     if interpreted or device.index == torch.cuda.current_device():
         return _run_here(launches, xs, ys, source, kernel, more)

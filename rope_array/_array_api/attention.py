@@ -28,7 +28,7 @@ class AttentionCall(NamedTuple):
     write
         The caches, or None.
     targets
-        The cache of k and that of v, with their axes; empty without caches.
+        The caches of k and of v, with their axes; empty without caches.
     outs
         Arrays for the results, or None.
     """
@@ -43,7 +43,7 @@ class AttentionCall(NamedTuple):
 def check_attention_call(
     call: Call, norm: Norm | None, write: CacheWrite | None, out: tuple[Any, ...] | None
 ) -> AttentionCall:
-    """Check what the check of a rotation leaves: weights, v, caches and results."""
+    """Check weights, v, caches and results; `call` is checked as a rotation."""
     xs, lib, seq_axis = call.xs, call.lib, call.options.seq_axis
     weights = () if norm is None else tuple(weight for weight in norm.weights if weight is not None)
     arrays = xs if write is None or write.values is None else (*xs, write.values)

@@ -83,7 +83,7 @@ class Target(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The axes of the cache, those of slots first."""
+        """The axes of the cache, the axes of slots first."""
         slots = (*self.pages, self.slot_axis)
         return (*slots, *(a for a in range(self.cache.ndim) if a not in slots))
 
@@ -122,7 +122,7 @@ def checked_write(fields: tuple[Any, ...], k: Any) -> CacheWrite:
 
 
 def check_cache(write: CacheWrite, k: Any, seq_axis: int, lib: Library) -> list[Target]:
-    """Check caches, v and slots before anything is computed; return the cache of k and that of v."""
+    """Check caches, v and slots before anything is computed; return the targets of k and of v."""
     if not lib.has_caches:
         raise ArrayTypeError(
             f"cache is given, and arrays of {lib.name} are not written into; caches serve NumPy, PyTorch, "
@@ -258,7 +258,7 @@ def _rows(target: Target, x: Any, ops: ArrayOps) -> Any:
 
 
 def stored_values(rows: Any, target: Target, ops: ArrayOps) -> Any:
-    """Return rows in the dtype of a cache; numbers beyond those of a quantised dtype become its largest.
+    """Return rows in the dtype of a cache; numbers beyond the range of a quantised dtype become its last.
 
     Rows of float64 are rounded to float32 first if the cache has narrower floats, as PyTorch and XLA do.
     """
