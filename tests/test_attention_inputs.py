@@ -473,6 +473,16 @@ def test_the_last_token_of_a_slot_remains_if_rows_are_written_in_any_order(monke
         assert not cache[0, 1:3].any()
 
 
+def test_the_last_token_of_a_slot_remains_if_tokens_are_in_another_order_in_memory():
+    """The C++ kernel follows the memory: here the first tokens of both batches, then the second tokens."""
+    k = normal("numpy", 5, 2, 1, 4).swapaxes(0, 1)  # batch, tokens, heads, features
+    slots, cache = np.arange(10).reshape(2, 5), np.zeros((10, 1, 4), np.float32)
+    slots[0, 4] = slots[1, 0]
+    _, y, _ = ra.attention_inputs(k, k, 0, ra.RoPE(4), seq_axis=-3, cache=(cache, None), slots=slots)
+    assert (cache[5] == y[1, 0]).all()
+    assert not cache[4].any()
+
+
 @KERNEL
 @pytest.mark.parametrize("cache_dtype", ["float16", "bfloat16", "float32", *SCALES])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
