@@ -11,6 +11,7 @@ from torch_cases import IGNORED, NEEDS_COMPILER, NIGHTLY, compiled, forward_ad, 
 
 import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
+from rope_array._backends import _native
 
 torch = pytest.importorskip("torch")
 from torch import func  # noqa: E402
@@ -139,6 +140,31 @@ def in_place(*given):
     ys = by_call(q, k, *(weight.detach() for weight in given[2:]), out=(q, k))
     assert ys[0] is q
     return ys
+
+
+@KERNEL
+def test_threads_of_the_kernel_change_no_bits_of_gradients(level, monkeypatch):
+    _native.kernel.share_out_from(0)
+    xs, pos = [normal("torch", 1, 1_500, n, WIDTH, seed=n) for n in HEADS.values()], torch.arange(1_500)
+    leaves = [array.requires_grad_() for array in (*xs, normal("torch", WIDTH), normal("torch", 2, WIDTH))]
+    gradients = []
+    for threads in ("1", "4"):
+        monkeypatch.setenv("ROPE_ARRAY_NUM_THREADS", threads)
+        ys = by_call(*leaves, pos=pos)
+        gradients.append(torch.autograd.grad(ys, leaves, of_ones(ys)))
+    assert same(*gradients)
+
+
+@KERNEL
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_writes_into_caches_are_counted(backend):
+    """So a backward sees that a saved cache has changed."""
+    k, caches = normal("torch", 5, 2, WIDTH), (torch.zeros(8, 2, WIDTH), torch.zeros(8, 2, WIDTH))
+    for count in (1, 2):  # of the calls without `backend`, the second takes the fast entry
+        ra.attention_inputs(
+            k, k, POS, ROPE, v=k, cache=caches, slots=torch.arange(5), seq_axis=-3, backend=backend
+        )
+        assert [cache._version for cache in caches] == [count, count]
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
