@@ -474,9 +474,9 @@ def test_the_last_token_of_a_slot_remains_if_rows_are_written_in_any_order(monke
 
 
 def test_the_last_token_of_a_slot_remains_if_tokens_are_in_another_order_in_memory():
-    """The C++ kernel follows the memory: here the first tokens of both batches, then the second tokens."""
-    k = normal("numpy", 5, 2, 1, 4).swapaxes(0, 1)  # batch, tokens, heads, features
-    slots, cache = np.arange(10).reshape(2, 5), np.zeros((10, 1, 4), np.float32)
+    """The C++ kernel follows the memory: here the first tokens of all batches, then the second tokens."""
+    k = normal("numpy", 5, 20, 1, 4).swapaxes(0, 1)  # batch, tokens, heads, features
+    slots, cache = np.arange(100).reshape(20, 5), np.zeros((100, 1, 4), np.float32)
     slots[0, 4] = slots[1, 0]
     _, y, _ = ra.attention_inputs(k, k, 0, ra.RoPE(4), seq_axis=-3, cache=(cache, None), slots=slots)
     assert (cache[5] == y[1, 0]).all()

@@ -145,7 +145,8 @@ def in_place(*given):
 @KERNEL
 def test_threads_of_the_kernel_change_no_bits_of_gradients(level, monkeypatch):
     _native.kernel.share_out_from(0)
-    xs, pos = [normal("torch", 1, 1_500, n, WIDTH, seed=n) for n in HEADS.values()], torch.arange(1_500)
+    count = 30_000  # so many that the threads work at once
+    xs, pos = [normal("torch", 1, count, n, WIDTH, seed=n) for n in HEADS.values()], torch.arange(count)
     leaves = [array.requires_grad_() for array in (*xs, normal("torch", WIDTH), normal("torch", 2, WIDTH))]
     gradients = []
     for threads in ("1", "4"):
