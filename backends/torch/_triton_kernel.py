@@ -78,24 +78,37 @@ def rotate_rows(
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
 ):  # fmt: skip
     outer, token, chunk = _place(seq, chunks, TOKENS)
+    if not STRIDED:
+        x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
+    # The loads of q and k come before the angles, which take as long as a load, and before the first store: a
+    # load would wait for a store that it might read.
+    x, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
+    q_a, q_b, q_before, q_after = _load_heads(
+        x, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, COPIES, WIDTH
+    )
+    if HEADS1 > 0:
+        x, present1 = _rows(x1, outer, token, seq, chunk, heads1, x1_outer, x1_seq, x1_head, UNIT, HEADS1)
+        k_a, k_b, k_before, k_after = _load_heads(
+            x, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, COPIES, WIDTH
+        )
     cos, sin = _angles(
         first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
         coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
     )  # fmt: skip
-    _rotate_array(
-        x0, y0, cos, sin, outer, token, seq, chunk, heads0,
-        x0_outer, x0_seq, x0_head, x0_feature,
-        y0_outer, y0_seq, y0_head, y0_feature,
-        UNIT, STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL,
-        TOKENS, HEADS0, WIDTH,
+    if IN_PLACE and READS_HALF != WRITES_HALF:
+        tl.debug_barrier()  # a thread writes features that another thread reads
+    y, present0 = _rows(y0, outer, token, seq, chunk, heads0, y0_outer, y0_seq, y0_head, UNIT, HEADS0)
+    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL)
+    _store_heads(
+        y, q_a, q_b, q_before, q_after, present0, y0_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
+        WRITES_HALF, COPIES, TOKENS, HEADS0, WIDTH,
     )  # fmt: skip
     if HEADS1 > 0:
-        _rotate_array(
-            x1, y1, cos, sin, outer, token, seq, chunk, heads1,
-            x1_outer, x1_seq, x1_head, x1_feature,
-            y1_outer, y1_seq, y1_head, y1_feature,
-            UNIT, STRIDED, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, WRITES_HALF, COPIES, IN_PLACE, REAL,
-            TOKENS, HEADS1, WIDTH,
+        y, present1 = _rows(y1, outer, token, seq, chunk, heads1, y1_outer, y1_seq, y1_head, UNIT, HEADS1)
+        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL)
+        _store_heads(
+            y, k_a, k_b, k_before, k_after, present1, y1_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
+            WRITES_HALF, COPIES, TOKENS, HEADS1, WIDTH,
         )  # fmt: skip
 
 
@@ -238,36 +251,12 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _rotate_array(
-    x, y, cos, sin, outer, token, seq, chunk, heads,
-    x_outer, x_seq, x_head, x_feature,
-    y_outer, y_seq, y_head, y_feature,
-    UNIT: tl.constexpr, STRIDED: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr,
-    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr,
-    COPIES: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Rotate a chunk of the heads of some tokens: tiles of shape (tokens, heads, features)."""
-    x, present = _rows(x, outer, token, seq, chunk, heads, x_outer, x_seq, x_head, UNIT, HEADS)
-    y, present = _rows(y, outer, token, seq, chunk, heads, y_outer, y_seq, y_head, UNIT, HEADS)
-    if not STRIDED:
-        x_feature, y_feature = 1, 1
+def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr):
+    """Return the pairs of some heads, rotated by the angles of their tokens, in REAL."""
     if PAIRS > 0:
-        dtype = x.dtype.element_ty
-        cos, sin = cos[:, None, :], sin[:, None, :]
-        a, b = _load_pairs(x, present, x_feature, START, PAIRS, BLOCKS, READS_HALF, WIDTH)
-        a, b = a.to(REAL), b.to(REAL)
-        rotated_a = (a * cos - b * sin).to(dtype)
-        rotated_b = (b * cos + a * sin).to(dtype)
-        if IN_PLACE and READS_HALF != WRITES_HALF:
-            tl.debug_barrier()  # a thread writes features that another thread reads
-        _store_pairs(
-            y, rotated_a, rotated_b, present, y_feature, START, PAIRS, BLOCKS, WRITES_HALF, TOKENS, HEADS,
-            WIDTH,
-        )  # fmt: skip
-    if COPIES:
-        _copy_features(x, y, present, x_feature, y_feature, 0, START)
-        _copy_features(x, y, present, x_feature, y_feature, START + 2 * PAIRS, HEAD_DIM)
+        a, b, cos, sin = a.to(REAL), b.to(REAL), cos[:, None, :], sin[:, None, :]
+        a, b = a * cos - b * sin, b * cos + a * sin
+    return a, b
 
 
 @triton.jit
@@ -335,13 +324,53 @@ def _first_features(
 
 
 @triton.jit
-def _copy_features(x, y, present, x_feature, y_feature, BEGIN: tl.constexpr, END: tl.constexpr):
+def _load_heads(
+    x, present, x_feature, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCKS: tl.constexpr, HALF: tl.constexpr, COPIES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the pairs of some heads; the features before and after the slice too if COPIES."""
+    a, b, before, after = 0, 0, 0, 0
+    if PAIRS > 0:
+        a, b = _load_pairs(x, present, x_feature, START, PAIRS, BLOCKS, HALF, WIDTH)
+    if COPIES:
+        before = _load_features(x, present, x_feature, 0, START)
+        after = _load_features(x, present, x_feature, START + 2 * PAIRS, HEAD_DIM)
+    return a, b, before, after
+
+
+@triton.jit
+def _load_features(x, present, x_feature, BEGIN: tl.constexpr, END: tl.constexpr):
+    """Return some features; 0 if END is BEGIN."""
+    values = 0
     if END > BEGIN:
-        width: tl.constexpr = triton.next_power_of_2(END - BEGIN)
-        feature = tl.arange(0, width)
+        feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
         mask = present & (feature < END - BEGIN)[None, None, :]
-        at = (BEGIN + feature)[None, None, :]
-        tl.store(y + at * y_feature, tl.load(x + at * x_feature, mask), mask)
+        values = tl.load(x + (BEGIN + feature)[None, None, :] * x_feature, mask)
+    return values
+
+
+@triton.jit
+def _store_heads(
+    y, a, b, before, after, present, y_feature, scale, HEAD_DIM: tl.constexpr, START: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr, COPIES: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write heads in the dtype of y; the features outside of the slice too if COPIES."""
+    if PAIRS > 0:
+        a, b = _stored(a, scale, y.dtype.element_ty), _stored(b, scale, y.dtype.element_ty)
+        _store_pairs(y, a, b, present, y_feature, START, PAIRS, BLOCKS, HALF, TOKENS, HEADS, WIDTH)
+    if COPIES:
+        _store_features(y, before, present, y_feature, scale, 0, START)
+        _store_features(y, after, present, y_feature, scale, START + 2 * PAIRS, HEAD_DIM)
+
+
+@triton.jit
+def _store_features(y, values, present, y_feature, scale, BEGIN: tl.constexpr, END: tl.constexpr):
+    if END > BEGIN:
+        feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
+        mask = present & (feature < END - BEGIN)[None, None, :]
+        values = _stored(values, scale, y.dtype.element_ty)
+        tl.store(y + (BEGIN + feature)[None, None, :] * y_feature, values, mask)
 
 
 # ---- attention's inputs: norm, rotation, and k and v into caches ----
@@ -397,21 +426,16 @@ def make_inputs(
     SEARCHES: tl.constexpr,  # look for a later token with the slot
 ):  # fmt: skip
     outer, token, chunk = _place(seq, chunks, TOKENS)
-    cos, sin = _angles(
-        first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
-        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
-    )  # fmt: skip
     if not STRIDED:
         x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
         v_feature, kc_feature, vc_feature = 1, 1, 1
-    # All loads come before the first store: a load would wait for a store that it might read, and q, k and v
-    # may be views of one array.
+    # As in rotate_rows, all loads come before the first store: q, k and v may be views of one array.
     x, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
     weight = _weight_rows(
         weight0, outer, token, seq, chunk, heads0, w0_outer, w0_seq, w0_head, WEIGHT0, HEADS0
     )
-    q_a, q_b, q_before, q_after = _rotated_heads(
-        x, weight, cos, sin, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL, WIDTH,
+    q_a, q_b, q_before, q_after = _normed_heads(
+        x, weight, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL, WIDTH,
         NORM, EPS, OFFSET, WEIGHT0,
     )  # fmt: skip
     if HEADS1 > 0:
@@ -419,8 +443,8 @@ def make_inputs(
         weight = _weight_rows(
             weight1, outer, token, seq, chunk, heads1, w1_outer, w1_seq, w1_head, WEIGHT1, HEADS1
         )
-        k_a, k_b, k_before, k_after = _rotated_heads(
-            x, weight, cos, sin, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL,
+        k_a, k_b, k_before, k_after = _normed_heads(
+            x, weight, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL,
             WIDTH, NORM, EPS, OFFSET, WEIGHT1,
         )  # fmt: skip
     if CACHED:
@@ -431,6 +455,13 @@ def make_inputs(
     if HEADS2 > 0:
         x, present2 = _rows(v, outer, token, seq, chunk, heads2, v_outer, v_seq, v_head, CACHE_UNIT, HEADS2)
         values = _load_features(x, present2, v_feature, 0, V_DIM)
+    cos, sin = _angles(
+        first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
+        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
+    )  # fmt: skip
+    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL)
+    if HEADS1 > 0:
+        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL)
     if IN_PLACE and (READS_HALF != WRITES_HALF or NORM > 0):
         tl.debug_barrier()  # a thread writes features that another thread reads
     y, present0 = _rows(y0, outer, token, seq, chunk, heads0, y0_outer, y0_seq, y0_head, UNIT, HEADS0)
@@ -496,54 +527,32 @@ def _weight_rows(
 
 
 @triton.jit
-def _rotated_heads(
-    x, weight, cos, sin, present, x_feature, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
+def _normed_heads(
+    x, weight, present, x_feature, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
     BLOCKS: tl.constexpr, HALF: tl.constexpr, REAL: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
     EPS: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Return the pairs of normed heads, rotated, and the features before and after the slice, in REAL."""
-    dtype = x.dtype.element_ty
-    r = 1.0
+    """Return the pairs of normed heads, and the features before and after the slice."""
+    a, b, before, after = _load_heads(
+        x, present, x_feature, HEAD_DIM, START, PAIRS, BLOCKS, HALF, True, WIDTH
+    )
     if NORM > 0:
+        dtype = x.dtype.element_ty
         r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL)
-    weight_present = present if WEIGHT == 2 else tl.full((1, 1, 1), 1, tl.int1)
-    a, b = 0, 0
-    if PAIRS > 0:
-        a, b = _load_pairs(x, present, x_feature, START, PAIRS, BLOCKS, HALF, WIDTH)
-        a, b = a.to(REAL), b.to(REAL)
-        if NORM > 0:
-            w_a, w_b = 1.0, 1.0
-            if WEIGHT > 0:
-                w_a, w_b = _load_pairs(weight, weight_present, 1, START, PAIRS, BLOCKS, HALF, WIDTH)
+        w_a, w_b, w_before, w_after = 1.0, 1.0, 1.0, 1.0
+        if WEIGHT > 0:
+            weight_present = present if WEIGHT == 2 else tl.full((1, 1, 1), 1, tl.int1)
+            w_a, w_b, w_before, w_after = _load_heads(
+                weight, weight_present, 1, HEAD_DIM, START, PAIRS, BLOCKS, HALF, True, WIDTH
+            )
+        if PAIRS > 0:
             a = _normed(a, r, w_a, dtype, REAL, NORM, OFFSET, WEIGHT)
             b = _normed(b, r, w_b, dtype, REAL, NORM, OFFSET, WEIGHT)
-        cos, sin = cos[:, None, :], sin[:, None, :]
-        rotated_a = a * cos - b * sin
-        b = b * cos + a * sin
-        a = rotated_a
-    before = _normed_features(
-        x, weight, r, present, weight_present, x_feature, 0, START, REAL, NORM, OFFSET, WEIGHT
-    )
-    after = _normed_features(
-        x, weight, r, present, weight_present, x_feature, START + 2 * PAIRS, HEAD_DIM, REAL, NORM, OFFSET,
-        WEIGHT,
-    )  # fmt: skip
+        if START > 0:
+            before = _normed(before, r, w_before, dtype, REAL, NORM, OFFSET, WEIGHT)
+        if START + 2 * PAIRS < HEAD_DIM:
+            after = _normed(after, r, w_after, dtype, REAL, NORM, OFFSET, WEIGHT)
     return a, b, before, after
-
-
-@triton.jit
-def _normed_features(
-    x, weight, r, present, weight_present, x_feature, BEGIN: tl.constexpr, END: tl.constexpr,
-    REAL: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
-):  # fmt: skip
-    """Return some features of normed heads in REAL; 0 if END is BEGIN."""
-    values = 0
-    if END > BEGIN:
-        values = _load_features(x, present, x_feature, BEGIN, END).to(REAL)
-        if NORM > 0:
-            w = _load_features(weight, weight_present, 1, BEGIN, END) if WEIGHT > 0 else 1.0
-            values = _normed(values, r, w, x.dtype.element_ty, REAL, NORM, OFFSET, WEIGHT)
-    return values
 
 
 @triton.jit
@@ -582,7 +591,7 @@ def _normed(
     value, r, weight, dtype: tl.constexpr, REAL: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    value = value * r
+    value = value.to(REAL) * r
     if NORM == 3:
         value = value.to(dtype).to(REAL)
     if WEIGHT > 0:
@@ -591,38 +600,6 @@ def _normed(
             weight = weight + OFFSET
         value = value * weight
     return value if NORM == 1 else value.to(dtype).to(REAL)
-
-
-@triton.jit
-def _store_heads(
-    y, a, b, before, after, present, y_feature, scale, HEAD_DIM: tl.constexpr, START: tl.constexpr,
-    PAIRS: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr, COPIES: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Write heads in the dtype of y; the features outside of the slice too if COPIES."""
-    if PAIRS > 0:
-        a, b = _stored(a, scale, y.dtype.element_ty), _stored(b, scale, y.dtype.element_ty)
-        _store_pairs(y, a, b, present, y_feature, START, PAIRS, BLOCKS, HALF, TOKENS, HEADS, WIDTH)
-    if COPIES:
-        _store_features(y, before, present, y_feature, scale, 0, START)
-        _store_features(y, after, present, y_feature, scale, START + 2 * PAIRS, HEAD_DIM)
-
-
-@triton.jit
-def _load_features(x, present, x_feature, BEGIN: tl.constexpr, END: tl.constexpr):
-    feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
-    return tl.load(
-        x + (BEGIN + feature)[None, None, :] * x_feature, present & (feature < END - BEGIN)[None, None, :]
-    )
-
-
-@triton.jit
-def _store_features(y, values, present, y_feature, scale, BEGIN: tl.constexpr, END: tl.constexpr):
-    if END > BEGIN:
-        feature = tl.arange(0, triton.next_power_of_2(END - BEGIN))
-        mask = present & (feature < END - BEGIN)[None, None, :]
-        values = _stored(values, scale, y.dtype.element_ty)
-        tl.store(y + (BEGIN + feature)[None, None, :] * y_feature, values, mask)
 
 
 @triton.jit
