@@ -121,12 +121,16 @@ def _place(seq, chunks, TOKENS: tl.constexpr):
     #     program    0   1   2   3   4   5 | 6   7 ...
     #     chunk      0   1   0   1   0   1 | 0   1
     #     tile       0   0   1   1   2   2 | 3   3       of all tokens: outer = tile // tiles
+    # Most launches have one chunk, or one index along `outer`: branches skip divisions, whose 35 instructions
+    # each all loads would wait for.
     tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)
-    program = tl.program_id(0)
-    chunk, tile = (program % chunks).to(tl.int64), program // chunks
-    outer = (tile // tiles).to(tl.int64)
-    token = (tile % tiles).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    return outer, token, chunk
+    tile, chunk, outer = tl.program_id(0), 0, 0
+    if chunks > 1:
+        chunk, tile = tile % chunks, tile // chunks
+    if tile >= tiles:
+        outer, tile = tile // tiles, tile % tiles
+    token = tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    return outer.to(tl.int64), token, chunk.to(tl.int64)
 
 
 @triton.jit
