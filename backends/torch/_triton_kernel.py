@@ -6,9 +6,11 @@ A program takes a few tokens and a chunk of their heads. It computes cos and sin
 them, and rotates all of its heads in both arrays, in tiles:
 
     cos, sin    (TOKENS, WIDTH)               a column for each pair, up to a power of two
-    a, b        (TOKENS, HEADS, WIDTH)        the two features of each pair
+    a, b        (HEADS, TOKENS, WIDTH)        the two features of each pair
     half pairing          a at START + pair, b `per_block` features later: two loads
-    interleaved pairing   one load of (TOKENS, HEADS, 2 * WIDTH) features a0 b0 a1 b1 ..., split into a and b
+    interleaved pairing   one load of (HEADS, TOKENS, 2 * WIDTH) features a0 b0 a1 b1 ..., split into a and b
+
+The compiler gives neighbouring threads the last axes: a thread has all heads of few tokens, and few angles.
 
 The angles are the same float operations as in rope_array/_array_api/angles.py; the integer steps differ but
 give the same bits. Each product and sum is rounded, as on the CPU: the kernel is compiled with
@@ -258,7 +260,7 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
 def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr):
     """Return the pairs of some heads, rotated by the angles of their tokens, in REAL."""
     if PAIRS > 0:
-        a, b, cos, sin = a.to(REAL), b.to(REAL), cos[:, None, :], sin[:, None, :]
+        a, b, cos, sin = a.to(REAL), b.to(REAL), cos[None, :, :], sin[None, :, :]
         a, b = a * cos - b * sin, b * cos + a * sin
     return a, b
 
@@ -267,12 +269,12 @@ def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr):
 def _rows(
     x, outer, token, seq, chunk, heads, x_outer, x_seq, x_head, UNIT: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Return the addresses of a chunk of the heads of some tokens, (tokens, heads, 1), and which exist."""
+    """Return the addresses of a chunk of the heads of some tokens, (heads, tokens, 1), and which exist."""
     x_outer, x_seq, x_head = x_outer.to(tl.int64), x_seq.to(tl.int64), x_head.to(tl.int64)
     head = chunk * HEADS + tl.arange(0, HEADS)
-    present = (token < seq)[:, None, None] & (head < heads)[None, :, None]
-    x += (outer * (x_outer * UNIT) + token * (x_seq * UNIT))[:, None, None]
-    return x + (head * (x_head * UNIT))[None, :, None], present
+    present = (head < heads)[:, None, None] & (token < seq)[None, :, None]
+    x += (outer * (x_outer * UNIT) + token * (x_seq * UNIT))[None, :, None]
+    return x + (head * (x_head * UNIT))[:, None, None], present
 
 
 @triton.jit
@@ -306,7 +308,7 @@ def _store_pairs(
     else:
         feature = tl.arange(0, 2 * WIDTH)
         mask = present & (feature < 2 * PAIRS)[None, None, :]
-        pairs = tl.reshape(tl.join(a, b), (TOKENS, HEADS, 2 * WIDTH))
+        pairs = tl.reshape(tl.join(a, b), (HEADS, TOKENS, 2 * WIDTH))
         tl.store(y + (START + feature)[None, None, :] * y_feature, pairs, mask)
 
 
@@ -484,7 +486,7 @@ def make_inputs(
             k_cache, outer, token, seq, chunk, heads1, kc_outer, kc_seq, kc_head, CACHE_UNIT, HEADS1
         )
         y += _slot_offset(slot, K_PAGE, kc_page, kc_slot, CACHE_UNIT)
-        present1 = present1 & ((slot >= 0) & (slot < kc_slots))[:, None, None]
+        present1 = present1 & ((slot >= 0) & (slot < kc_slots))[None, :, None]
         _store_heads(
             y, k_a, k_b, k_before, k_after, present1, kc_feature, k_scale, HEAD_DIM, START, PAIRS, BLOCKS,
             WRITES_HALF, True, TOKENS, HEADS1, WIDTH,
@@ -494,7 +496,7 @@ def make_inputs(
             v_cache, outer, token, seq, chunk, heads2, vc_outer, vc_seq, vc_head, CACHE_UNIT, HEADS2
         )
         y += _slot_offset(slot, V_PAGE, vc_page, vc_slot, CACHE_UNIT)
-        present2 = present2 & ((slot >= 0) & (slot < vc_slots))[:, None, None]
+        present2 = present2 & ((slot >= 0) & (slot < vc_slots))[None, :, None]
         _store_features(y, values, present2, vc_feature, v_scale, 0, V_DIM)
 
 
@@ -517,7 +519,7 @@ def _slot_offset(slot, PAGE: tl.constexpr, page_stride, slot_stride, UNIT: tl.co
     if PAGE > 0:
         offset = slot % PAGE * (slot_stride.to(tl.int64) * UNIT)
         offset += slot // PAGE * (page_stride.to(tl.int64) * UNIT)
-    return offset[:, None, None]
+    return offset[None, :, None]
 
 
 @triton.jit
