@@ -69,7 +69,7 @@ def compiled(
 
 
 def assert_efficient(code, launch, arch, dtype, share, least_bits=128):
-    """Assert wide accesses, no stack, and instructions that take a share of the time of the bytes."""
+    """Assert wide accesses, loads before stores, and instructions that take a share of the time of the bytes."""
     itemsize = DTYPES[dtype].itemsize
     constants = constants_of(launch)
     rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
@@ -78,11 +78,16 @@ def assert_efficient(code, launch, arch, dtype, share, least_bits=128):
     assert code.widths("LDG")[128] >= accesses or least_bits < 128
     assert min(code.widths("STG")) >= least_bits
     assert min(code.widths("LDG")) >= 32
+    assert re.fullmatch("L+S+", loads_and_stores(code))
     assert code.stack == 0
     assert code.registers <= 160
     assert code.per_pair <= share * itemsize * ISSUED[arch]
     # The bits of the CPU: no fused operation, and none that takes subnormal numbers as zero.
     assert not re.search(r"LDL|STL|FFMA|DFMA|FMUL\.FTZ|FADD\.FTZ", " ".join(code.instructions))
+
+
+def loads_and_stores(code):
+    return "".join(name[0] for name in code.order if name.startswith(("LDG", "STG")))
 
 
 CASES = [
@@ -229,8 +234,7 @@ def test_inputs_are_read_once_before_anything_is_written(name, arch, tmp_path):
     most, options = INPUTS[name]
     code = compile_inputs(arch, tmp_path, **options)
     assert min(code.widths("STG")) >= (64 if "cache" in name else 128)
-    order = "".join(text[0] for text in code.order if text.startswith(("LDG", "STG")))
-    assert re.fullmatch("L+S+", order)
+    assert re.fullmatch("L+S+", loads_and_stores(code))
     if name != "interleaved":  # whose columns and pairs are different loads
         read = 48 * 128 * (4 if name == "float32" else 2) / 16  # accesses of a token
         assert code.widths("LDG")[128] <= read / (128 if name == "float32" else 64) + 6

@@ -126,7 +126,8 @@ def _place(seq, chunks, TOKENS: tl.constexpr):
     # Most launches have one chunk, or one index along `outer`: branches skip divisions, whose 35 instructions
     # each all loads would wait for.
     tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)
-    tile, chunk, outer = tl.program_id(0), 0, 0
+    tile = tl.program_id(0)
+    chunk, outer = tile * 0, tile * 0
     if chunks > 1:
         chunk, tile = tile % chunks, tile // chunks
     if tile >= tiles:
@@ -436,37 +437,47 @@ def make_inputs(
         x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
         v_feature, kc_feature, vc_feature = 1, 1, 1
     # As in rotate_rows, all loads come before the first store: q, k and v may be views of one array.
-    x, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
-    weight = _weight_rows(
-        weight0, outer, token, seq, chunk, heads0, w0_outer, w0_seq, w0_head, WEIGHT0, HEADS0
+    q, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
+    q_a, q_b, q_before, q_after = _load_heads(
+        q, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, True, WIDTH
     )
-    q_a, q_b, q_before, q_after = _normed_heads(
-        x, weight, present0, x0_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL, WIDTH,
-        NORM, EPS, OFFSET, WEIGHT0,
+    w0_a, w0_b, w0_before, w0_after = _load_weights(
+        weight0, outer, token, seq, chunk, heads0, w0_outer, w0_seq, w0_head, WEIGHT0, HEADS0, HEAD_DIM,
+        START, PAIRS, BLOCKS, READS_HALF, WIDTH,
     )  # fmt: skip
     if HEADS1 > 0:
-        x, present1 = _rows(x1, outer, token, seq, chunk, heads1, x1_outer, x1_seq, x1_head, UNIT, HEADS1)
-        weight = _weight_rows(
-            weight1, outer, token, seq, chunk, heads1, w1_outer, w1_seq, w1_head, WEIGHT1, HEADS1
+        k, present1 = _rows(x1, outer, token, seq, chunk, heads1, x1_outer, x1_seq, x1_head, UNIT, HEADS1)
+        k_a, k_b, k_before, k_after = _load_heads(
+            k, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, True, WIDTH
         )
-        k_a, k_b, k_before, k_after = _normed_heads(
-            x, weight, present1, x1_feature, HEAD_DIM, START, PAIRS, BLOCKS, READS_HALF, REAL,
-            WIDTH, NORM, EPS, OFFSET, WEIGHT1,
+        w1_a, w1_b, w1_before, w1_after = _load_weights(
+            weight1, outer, token, seq, chunk, heads1, w1_outer, w1_seq, w1_head, WEIGHT1, HEADS1, HEAD_DIM,
+            START, PAIRS, BLOCKS, READS_HALF, WIDTH,
         )  # fmt: skip
+    if HEADS2 > 0:
+        x, present2 = _rows(v, outer, token, seq, chunk, heads2, v_outer, v_seq, v_head, CACHE_UNIT, HEADS2)
+        values = _load_features(x, present2, v_feature, 0, V_DIM)
     if CACHED:
         index = outer * slots_outer + token * slots_seq
         slot = tl.load(slots + index, token < seq, other=-1).to(tl.int64)
         if SEARCHES:
             slot = _slots_of_last_tokens(slot, index, slots, num_tokens)
-    if HEADS2 > 0:
-        x, present2 = _rows(v, outer, token, seq, chunk, heads2, v_outer, v_seq, v_head, CACHE_UNIT, HEADS2)
-        values = _load_features(x, present2, v_feature, 0, V_DIM)
     cos, sin = _angles(
         first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
         coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
     )  # fmt: skip
+    if NORM > 0:
+        q_a, q_b, q_before, q_after = _normed_heads(
+            q_a, q_b, q_before, q_after, w0_a, w0_b, w0_before, w0_after, q, present0, x0_feature, HEAD_DIM,
+            START, PAIRS, REAL, NORM, EPS, OFFSET, WEIGHT0,
+        )  # fmt: skip
     q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL)
     if HEADS1 > 0:
+        if NORM > 0:
+            k_a, k_b, k_before, k_after = _normed_heads(
+                k_a, k_b, k_before, k_after, w1_a, w1_b, w1_before, w1_after, k, present1, x1_feature,
+                HEAD_DIM, START, PAIRS, REAL, NORM, EPS, OFFSET, WEIGHT1,
+            )  # fmt: skip
         k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL)
     if IN_PLACE and (READS_HALF != WRITES_HALF or NORM > 0):
         tl.debug_barrier()  # a thread writes features that another thread reads
@@ -523,41 +534,39 @@ def _slot_offset(slot, PAGE: tl.constexpr, page_stride, slot_stride, UNIT: tl.co
 
 
 @triton.jit
-def _weight_rows(
-    weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, AXES: tl.constexpr, HEADS: tl.constexpr
-):
-    """Return the addresses of the weights of some heads, or the address of the weights that all share."""
-    if AXES == 2:
-        weight, _ = _rows(weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, 1, HEADS)
-    return weight
+def _load_weights(
+    weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, AXES: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+    HALF: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of some heads, or the weights that all share, as _load_heads; ones without axes."""
+    a, b, before, after = 1.0, 1.0, 1.0, 1.0
+    if AXES > 0:
+        present = tl.full((1, 1, 1), 1, tl.int1)
+        if AXES == 2:
+            weight, present = _rows(weight, outer, token, seq, chunk, heads, w_outer, w_seq, w_head, 1, HEADS)
+        a, b, before, after = _load_heads(
+            weight, present, 1, HEAD_DIM, START, PAIRS, BLOCKS, HALF, True, WIDTH
+        )
+    return a, b, before, after
 
 
 @triton.jit
 def _normed_heads(
-    x, weight, present, x_feature, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCKS: tl.constexpr, HALF: tl.constexpr, REAL: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
+    a, b, before, after, w_a, w_b, w_before, w_after, x, present, x_feature, HEAD_DIM: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, REAL: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Return the pairs of normed heads, and the features before and after the slice."""
-    a, b, before, after = _load_heads(
-        x, present, x_feature, HEAD_DIM, START, PAIRS, BLOCKS, HALF, True, WIDTH
-    )
-    if NORM > 0:
-        dtype = x.dtype.element_ty
-        r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL)
-        w_a, w_b, w_before, w_after = 1.0, 1.0, 1.0, 1.0
-        if WEIGHT > 0:
-            weight_present = present if WEIGHT == 2 else tl.full((1, 1, 1), 1, tl.int1)
-            w_a, w_b, w_before, w_after = _load_heads(
-                weight, weight_present, 1, HEAD_DIM, START, PAIRS, BLOCKS, HALF, True, WIDTH
-            )
-        if PAIRS > 0:
-            a = _normed(a, r, w_a, dtype, REAL, NORM, OFFSET, WEIGHT)
-            b = _normed(b, r, w_b, dtype, REAL, NORM, OFFSET, WEIGHT)
-        if START > 0:
-            before = _normed(before, r, w_before, dtype, REAL, NORM, OFFSET, WEIGHT)
-        if START + 2 * PAIRS < HEAD_DIM:
-            after = _normed(after, r, w_after, dtype, REAL, NORM, OFFSET, WEIGHT)
+    """Norm the pairs of heads, and their features before and after the slice."""
+    dtype = x.dtype.element_ty
+    r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL)
+    if PAIRS > 0:
+        a = _normed(a, r, w_a, dtype, REAL, NORM, OFFSET, WEIGHT)
+        b = _normed(b, r, w_b, dtype, REAL, NORM, OFFSET, WEIGHT)
+    if START > 0:
+        before = _normed(before, r, w_before, dtype, REAL, NORM, OFFSET, WEIGHT)
+    if START + 2 * PAIRS < HEAD_DIM:
+        after = _normed(after, r, w_after, dtype, REAL, NORM, OFFSET, WEIGHT)
     return a, b, before, after
 
 
