@@ -48,6 +48,7 @@ INTERNALS = (
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication",
     "jax._src.export._export.serialization_registry",
     "jax._src.export._export.deserialization_registry",
+    "triton.knobs.runtime",
     "triton.runtime.driver.driver.active.get_current_device",
     "triton.runtime.driver.driver.active.get_current_stream",
 )

@@ -3,7 +3,9 @@
 tests/test_conformance.py runs the suite over the backend too.
 """
 
+import collections
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import child
@@ -111,6 +113,11 @@ def test_one_launch_rotates_q_and_k_and_one_their_gradients(name, launched):
     assert [launch.index0 != launch.index1 for launch in (*rotations, *launched)] == [True, True]
 
 
+def misaligned(x):
+    """Return a copy at an address that is no multiple of 16, which Triton compiles another kernel for."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+
 def test_a_repeated_call_is_recognised():
     """The fast entry, which makes no checks, serves a call whose checks have passed, and no other."""
     source = Positions(POS.clone(), ROPE._plan)
@@ -125,7 +132,9 @@ def test_a_repeated_call_is_recognised():
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
         *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63, [1] * 5)),
         *((q, source, axis) for axis in (-3, 0, 1.0)),
-        (torch._neg_view(q), source, -2),
+        *((x, source, -2) for x in (torch._neg_view(q), torch._efficientzerotensor(q.shape, dtype=q.dtype))),
+        (misaligned(q), source, -2),
+        (q, source._replace(values=misaligned(POS)), -2),
         (q, Positions(POS, ra.RoPE(16)._plan), -2),
     ]
     for x, of, axis in other_calls:
@@ -170,6 +179,40 @@ def test_another_start_or_base_uses_the_same_launch(start, launched):
         for pos in (range(start, start + 5), start, range(start + 9, start + 14), start + 9):
             assert_same_bits(x, pos, ra.RoPE(16, base=base))
     assert len({id(launch) for launch in launched}) == 2
+
+
+def with_caches():
+    q, caches = normal(5, 4, 16), (torch.zeros(8, 2, 16), torch.zeros(8, 2, 16))
+    options = dict(seq_axis=-3, norm=(torch.ones(16), torch.ones(16)), cache=caches, slots=torch.arange(5))
+    ra.attention_inputs(q, q[:, :2], POS, ROPE, v=q[:, 2:], **options, backend="triton")
+
+
+LAUNCHED = {name: partial(CALLS[name].run, "triton") for name in ("half", "half, by tables", "five axes")}
+LAUNCHED |= {"a range": partial(CALLS["a range"].run, "triton"), "attention's inputs": with_caches}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_compiled_kernel_gets_the_addresses_of_its_tensors(name, monkeypatch):
+    """And the same numbers. The interpreter, and the first launch of a GPU, get the tensors themselves."""
+    calls, run, recorded = [], _triton_launch._run_here, []
+    monkeypatch.setattr(_triton_launch, "_run_here", lambda *call: calls.append(call))
+    LAUNCHED[name]()
+    launches, *arrays, _, more = calls[-1]
+
+    def record(*arguments, **options):
+        recorded.append(arguments)
+
+    run(launches, *arrays, collections.defaultdict(lambda: record), more)
+    first, *others = ((*launch.numbers, *launch.constants) for launch in launches)
+    assert recorded[0][-len(first) :] == first
+    expected = [
+        (None, *(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[: -len(first)]))
+        for arguments in recorded
+    ]
+    recorded.clear()
+    run([launch._replace(compiled=[record]) for launch in launches], *arrays, None, more)
+    assert recorded == expected
+    assert len(others) == (name == "five axes")
 
 
 def test_tensors_of_other_devices_are_handed_to_this_backend(monkeypatch):
@@ -311,8 +354,7 @@ def test_another_stream_keeps_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
-        monkeypatch.setattr(_triton_launch, "_stream", lambda device, stream=stream: stream)
-        assert _triton_launch._words(plan, SecondGPU) is words
+        assert _triton_launch._words(plan, SecondGPU, stream) is words
         assert recorded == expected
 
 
@@ -321,13 +363,12 @@ def test_a_capture_needs_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     plan = ra.RoPE(16, base=3.0)._plan
     with pytest.raises(ra.BackendError, match="before the capture"):
-        _triton_launch._words(plan, SecondGPU)
+        _triton_launch._words(plan, SecondGPU, 5)
     words = torch.zeros(1)
     plan.derived.on_devices[SecondGPU] = (words, 5)
-    monkeypatch.setattr(_triton_launch, "_stream", lambda device: 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
     for _ in range(2):
-        assert _triton_launch._words(plan, SecondGPU) is words
+        assert _triton_launch._words(plan, SecondGPU, 5) is words
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 

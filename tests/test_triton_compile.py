@@ -15,10 +15,12 @@ it has 64: that takes a third more instructions, and on an H200 a quarter less t
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import gpu_compile
 import pytest
 import torch
+import triton
 from gpu_compile import constants_of
 from triton.backends.compiler import GPUTarget
 
@@ -193,6 +195,34 @@ def test_one_launch_and_enough_programs(tokens_first):
         assert rows * 128 * DTYPES[dtype].itemsize <= 65536
         assert launch.programs * rows <= 2 * sum(x.numel() // 128 for x in xs)
         assert _triton_launch.options_of(launch) == {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+
+
+def test_a_launch_passes_the_arguments_that_triton_passes(monkeypatch):
+    """To a compiled kernel's `run`, which Triton does not document; but for hooks, if there are none."""
+    xs, source, recorded = q_and_k("bfloat16"), source_of({}), []
+    (launch,) = gpu_compile.launches(xs, source, -3)
+    kernel = gpu_compile.compile_for(GPUTarget("cuda", 90, 32), launch, xs, source)
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 2**20},
+        load_binary=lambda *binary: ("a module", "a function", 0, 0, 1024),
+    )
+    run = SimpleNamespace(utils=utils, get_current_device=lambda: 0)
+    run.launcher_cls = lambda *compiled: lambda *arguments: recorded.append(arguments)
+    monkeypatch.setattr(triton.runtime.driver, "_active", run)
+    addresses_and_start = tuple(range(16, 24))
+    launch_at = _triton_launch._launcher(kernel, launch)
+    launch_at(3, *addresses_and_start)
+    numbers = (*launch.numbers, *launch.constants)
+    kernel[(launch.programs, 1, 1)](*addresses_and_start, *numbers, stream=3)
+    ours, of_triton = recorded
+    assert ours == (*of_triton[:6], None, None, None, *addresses_and_start, *numbers)
+    assert of_triton[9:] == ours[9:]
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patch:
+            patch.setattr(triton.knobs.runtime, name, print)
+            launch_at(3, *addresses_and_start)
+            assert print in recorded[-1]
+    kernel.module = None  # there is none to unload
 
 
 # ---- attention's inputs ----

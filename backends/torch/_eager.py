@@ -83,7 +83,7 @@ def why_call_declined(source: Any, recorded: bool, mapped: bool = False) -> str 
     return None
 
 
-def _active_interceptor(mapped: bool) -> str | None:
+def _active_interceptor(mapped: bool = False) -> str | None:
     """Return why PyTorch's operations are intercepted, or None."""
     if not CAN_DETECT_MODES:
         return "this version of PyTorch does not report whether its operations are transformed"
@@ -130,11 +130,9 @@ def try_kernel(kernel: Any, x: Any, source: Source, options: OptionFields, out: 
 
     Where a gradient is recorded, `out` must be None; else it may be memory that PyTorch allows to write.
     """
-    if is_recorded(source[:2]):
-        return NotImplemented
-    if is_recorded(x if type(x) is tuple else (x,)):
+    if is_recorded((*(x if type(x) is tuple else (x,)), *source[:2])):
         return try_recorded(kernel, x, source, options) if out is None else NotImplemented
-    if why_call_declined(source, False) is not None:
+    if _active_interceptor() is not None:
         return NotImplemented
     if out is None:
         return kernel.rotate(x, source, options, None)

@@ -21,8 +21,8 @@ from ._library import LIBRARY
 from ._triton_kernel import make_inputs
 from ._triton_launch import TritonLaunch
 
-_CACHES = (*_triton_launch.FLOATS, torch.int8, torch.float8_e4m3fn)
-_INTEGERS = (torch.int32, torch.int64)
+# The dtypes of slots, of v and of caches.
+_OTHERS = (*_triton_launch.FLOATS, torch.int8, torch.float8_e4m3fn, torch.int32, torch.int64)
 
 
 class _InputsLaunch(NamedTuple):
@@ -62,19 +62,21 @@ def attention_inputs(inputs: AttentionCall, source: Source) -> Any:
 def _key(inputs: AttentionCall, ys: Any, tensors: list[Any], caches: list[Any], source: Source) -> Any:
     """Return the metadata of a call that the kernel serves, or None."""
     (call, norm, write, _, _), device = inputs, ys[0].device
-    base = _triton_launch.key_of(call.xs, source, call.options, ys, True)
-    floats = [_triton_launch.tensor_key(x, device, _triton_launch.FLOATS) for x in tensors if x is not None]
-    others = [_triton_launch.tensor_key(x, device, (*_CACHES, *_INTEGERS)) for x in caches if x is not None]
-    given = [x for x in (*tensors, *caches) if x is not None]
-    addresses = _triton_launch.addresses_of((*given, *source[:2]))
-    if base is None or addresses is None or None in floats or None in others:
+    floats, others = ([x for x in group if x is not None] for group in (tensors, caches))
+    given, of_source = (*floats, *others), _triton_launch.tensors_of(source)
+    base = _triton_launch.key_of(call.xs, (*call.xs, *of_source), source, call.options, ys, True)
+    metadata = _triton_launch.metadata_of(given, device)
+    addresses = None if metadata is None else _triton_launch.addresses_of((*given, *of_source))
+    if base is None or metadata is None or addresses is None:
+        return None
+    if not all([x.dtype in _triton_launch.FLOATS for x in floats] + [x.dtype in _OTHERS for x in others]):
         return None
     if any(0 in x.shape for x in given) or not _gpu_inputs.serves_dtypes(call.xs[0], call.source, write):
         return None
     memory = _triton_launch.memory_key(given, (), source, addresses)
     in_place = [x.data_ptr() == y.data_ptr() for x, y in zip(call.xs, ys, strict=True)]
     numbers = None if norm is None else (*norm[1:], *(w is None for w in norm.weights))
-    return base, *floats, *others, numbers, write and write[4:], *in_place, memory
+    return base, *metadata, numbers, write and write[4:], *in_place, memory
 
 
 # ---- from a call to its launch ----

@@ -5,8 +5,8 @@ recognised by its metadata: shapes, strides, dtypes, device and layout. Its laun
 key, so a repeat of the call allocates its result and launches.
 """
 
-from functools import cache
-from operator import is_
+from functools import cache, reduce
+from operator import eq, is_, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +21,12 @@ from rope_array._backends._gpu import Kind, Rows, SourceView
 from rope_array._internals import internal
 from rope_array._spec.plan import Layout, Plan, TurnsPlan
 
-from ._library import LIBRARY, PLAIN_TYPES, is_lazy
+from ._library import LIBRARY, PLAIN_TYPES
 from ._triton_kernel import rotate_rows
 
 transposes_tables = True
+_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+_NEWEST_READ = (3, 9)  # up to which a compiled kernel's `run` is known to take the arguments of `_launcher`
 interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -52,7 +54,7 @@ class TritonLaunch(NamedTuple):
     numbers: tuple[int, ...]
     constants: tuple[Any, ...]
     num_warps: int
-    compiled: list[Any]  # the function that launches the compiled kernel, once there is one
+    compiled: list[Any]  # the function of `_launcher`, once there is a compiled kernel
 
 
 _launches: dict[Any, list[TritonLaunch]] = {}
@@ -67,11 +69,12 @@ def rotate(
     """
     xs = x if type(x) is tuple else (x,)
     outs = None if out is None else out if type(out) is tuple else (out,)
-    key = key_of(xs, source, options, outs, checked)
-    addresses = None if key is None else addresses_of((*xs, *source[:2]))
+    read = (*xs, *tensors_of(source))
+    key = key_of(xs, read, source, options, outs, checked)
+    addresses = None if key is None else addresses_of(read)
     if key is None or addresses is None:
         return NotImplemented
-    ys = [torch.empty_like(x) for x in xs] if outs is None else outs
+    ys = (*map(torch.empty_like, xs),) if outs is None else outs
     key = (*key, transposed, *memory_key(xs, ys, source, addresses))
     launches = _launches.get(key)
     if launches is None:
@@ -85,60 +88,73 @@ def rotate(
         run(launches, xs, ys, source, rotate_rows)
     if out is not None:
         return out
-    return tuple(ys) if type(x) is tuple else ys[0]
+    return ys if type(x) is tuple else ys[0]
 
 
 # ---- the key of a call ----
 
 
-def key_of(xs: Any, source: Any, options: OptionFields, outs: Any, checked: bool) -> tuple[Any, ...] | None:
-    """Return the metadata of a call that the kernel serves, or None."""
+def key_of(
+    xs: Any, read: Any, source: Source, options: OptionFields, outs: Any, checked: bool
+) -> tuple[Any, ...] | None:
+    """Return the metadata of a call that the kernel serves, or None.
+
+    `read`: xs, and the tensors of the source.
+    """
     if type(options[0]) is not int or not xs or type(xs[0]) not in PLAIN_TYPES:
         return None
-    device = xs[0].device
-    tensor_keys = [tensor_key(x, device, FLOATS) for x in xs]
-    if isinstance(source, Tables):
-        tensor_keys += [tensor_key(table, device, FLOATS) for table in source[:2]]
-        source_key: Any = source.layout
-    else:
-        source_key = _positions_key(source, device)
     in_place = outs is not None and len(outs) == len(xs) and all(map(is_, outs, xs))
-    if outs is not None and not in_place:
-        if not checked:
-            return None
-        tensor_keys += [tensor_key(out, device, FLOATS) for out in outs]
-    if in_place and not checked and not _are_apart((*xs, *source[:2])):
+    is_written = outs is not None and not in_place
+    source_key = source.layout if isinstance(source, Tables) else _positions_key(source)
+    if source_key is None or (is_written and not checked):
         return None
-    key = (device, *tensor_keys, source_key, *options, outs is None, in_place)
-    return None if None in key else key
+    device = xs[0].device
+    metadata = metadata_of((*read, *outs) if is_written else read, device)
+    if metadata is None or (in_place and not checked and not _are_apart(read)):
+        return None
+    return device, source_key, *options, outs is None, in_place, *metadata
+
+
+def tensors_of(source: Source) -> tuple[Any, ...]:
+    """Return the tensors of a source that the kernel reads."""
+    if isinstance(source, Tables):
+        return source[:2]
+    return source[:1] if isinstance(source[0], torch.Tensor) else ()
 
 
 def _are_apart(tensors: Any) -> bool:
     """Return whether tensors have a memory each; if not, the checks find out whether they overlap."""
-    memories = [t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor)]
+    memories = [t.untyped_storage().data_ptr() for t in tensors]
     return len({*memories}) == len(memories)
 
 
-def tensor_key(x: Any, device: Any, dtypes: Any) -> Any:
-    """Return the metadata of a tensor whose memory the kernel can read, or None."""
-    if type(x) not in PLAIN_TYPES or x.device != device or x.layout is not torch.strided:
+def metadata_of(tensors: Any, device: Any) -> list[Any] | None:
+    """Return the metadata of tensors; None if the kernel cannot read the memory of one.
+
+    A zero tensor has no address, by which `addresses_of` finds it.
+    """
+    metadata: list[Any] = []
+    try:
+        for x in tensors:
+            if type(x) not in PLAIN_TYPES or x.device != device or x.is_neg():
+                return None
+            metadata += x.shape, x.stride(), x.dtype
+    except RuntimeError:  # of a layout without strides
         return None
-    if x.dtype not in dtypes or is_lazy(x):
-        return None
-    return x.shape, x.stride(), x.dtype
+    return metadata
 
 
-def _positions_key(source: Positions, device: Any) -> Any:
-    """Return the metadata of positions with exact angles that the kernel reads itself, or None."""
+def _positions_key(source: Positions) -> Any:
+    """Return the facts of positions with exact angles that the kernel reads itself, or None."""
     values, plan, inv_freq = source
     if inv_freq is not None or not plan.exact:
         return None
     coordinates = plan.coordinates and plan.coordinates.number
     if isinstance(values, torch.Tensor):
-        if values.dtype.is_floating_point and not plan.takes_fractions:
+        dtype = values.dtype
+        if dtype not in _POSITIONS or (dtype.is_floating_point and not plan.takes_fractions):
             return None
-        values_key = tensor_key(values, device, _POSITIONS)
-        return values_key and (values_key, plan.layout, coordinates)
+        return plan.layout, coordinates
     if coordinates is not None or not _gpu.is_spaced(values):
         return None
     return (range, len(values), values.step, plan.layout) if type(values) is range else (int, plan.layout)
@@ -146,40 +162,36 @@ def _positions_key(source: Positions, device: Any) -> Any:
 
 def reads(source: Positions, device: Any) -> bool:
     """Return whether the kernel reads positions as they are."""
-    return _positions_key(source, device) is not None
+    return _positions_key(source) is not None and metadata_of(tensors_of(source), device) is not None
 
 
-def addresses_of(values: Any) -> list[int] | None:
-    """Return the addresses of the tensors among values; None if a tensor has no memory.
+def addresses_of(tensors: Any) -> list[int] | None:
+    """Return the addresses of tensors; None if a tensor has no memory.
 
     Its memory was freed, as fully sharded training does, or it is a BatchedTensor of is_grads_batched.
     """
-    addresses = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            try:
-                address = value.data_ptr()
-            except RuntimeError:
-                return None
-            if not address and value.numel():
-                return None
-            addresses.append(address)
+    try:
+        addresses = [*map(torch.Tensor.data_ptr, tensors)]
+    except RuntimeError:
+        return None
+    if 0 in addresses and any(not a and t.numel() for a, t in zip(addresses, tensors, strict=True)):
+        return None
     return addresses
 
 
 def memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[Any, ...]:
     """Return the facts of memory that Triton compiles for; `addresses` are of xs and of the source.
 
-    The results that are in place, and addresses modulo 16. For AMD also the tensors in memory of less than
-    2 GiB, whose offsets have 32 bits.
+    The results that are in place, and addresses modulo 16 unless all are 0. For AMD also the tensors in
+    memory of less than 2 GiB, whose offsets have 32 bits.
     """
-    written = [y.data_ptr() for y in ys]
-    in_place = [written[i] == addresses[i] for i in range(len(ys))]
-    small: list[bool] = []
+    written = [*map(torch.Tensor.data_ptr, ys)]
+    memories = addresses + written
+    key = *map(eq, written, addresses), *([a % 16 for a in memories] if reduce(or_, memories) % 16 else ())
     if torch.version.hip:
-        tensors = (t for t in (*xs, *ys, *source[:2]) if isinstance(t, torch.Tensor))
-        small = [tensor.untyped_storage().nbytes() < 2**31 for tensor in tensors]
-    return *in_place, *[address % 16 for address in (*addresses, *written)], *small
+        tensors = (*xs, *ys, *tensors_of(source))
+        key += tuple([tensor.untyped_storage().nbytes() < 2**31 for tensor in tensors])
+    return key
 
 
 # ---- from a call to its launches ----
@@ -346,7 +358,9 @@ def run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any
 
 
 def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any, more: Any) -> None:
-    source_arrays, words, position = _source_arguments(source, xs[0].device)
+    device = xs[0].device
+    stream = None if interpreted else _current_stream()(device.index)
+    source_arrays, words, position = _source_arguments(source, device, stream)
     for launch in launches:
         i, j, read, start = launch.index0, launch.index1, source_arrays, position
         arrays: Any = (xs[i], ys[i], xs[j], ys[j])
@@ -356,23 +370,56 @@ def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kerne
                 start += launch.offsets[-1]
             else:
                 read = tuple(map(_from, source_arrays, launch.offsets[4:]))
-        arguments = (*arrays, *read, words, *more, start, *launch.numbers, *launch.constants)
+        pointers = (*arrays, *read, words)
         if launch.compiled:
-            launch.compiled[0](*arguments)
+            launch.compiled[0](stream, *map(torch.Tensor.data_ptr, pointers), *map(_address_of, more), start)
             continue
+        arguments = (*pointers, *more, start, *launch.numbers, *launch.constants)
         compiled = kernel[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
         if hasattr(compiled, "__getitem__"):  # Triton does not document it
-            launch.compiled.append(compiled[(launch.programs, 1, 1)])
+            launch.compiled.append(_launcher(compiled, launch))
 
 
-def _source_arguments(source: Any, device: Any) -> tuple[tuple[Any, Any], Any, int]:
+def _launcher(compiled: Any, launch: TritonLaunch) -> Any:
+    """Return `launch(stream, *arguments)` for a compiled kernel, with addresses in place of tensors.
+
+    Triton asks the driver about the address of each tensor. At each launch its function makes an object for
+    hooks, which profilers set; if there are none, `run`, which it calls, launches in half the time.
+    """
+    rest, programs = (*launch.numbers, *launch.constants), launch.programs
+    with_hooks, runtime = compiled[(programs, 1, 1)], internal("triton.knobs.runtime")
+    if runtime is None or _VERSION > _NEWEST_READ:
+        return lambda stream, *arguments: with_hooks(*arguments, *rest, stream=stream)
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch_at(stream: Any, *arguments: Any) -> None:
+        if _has_hooks(runtime):
+            with_hooks(*arguments, *rest, stream=stream)
+        else:
+            run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *rest)
+
+    return launch_at
+
+
+def _has_hooks(runtime: Any) -> bool:
+    """Return whether Triton calls a function at each launch; newer versions have chains of them."""
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def _address_of(argument: Any) -> Any:
+    """Return the address of a tensor; a number as it is."""
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+def _source_arguments(source: Any, device: Any, stream: Any) -> tuple[tuple[Any, Any], Any, int]:
     """Return the two arrays of a source, the plan's constants, and the first of spaced positions.
 
     Tables have no constants, and spaced positions no arrays: the kernel gets another array, which it ignores.
     """
     if isinstance(source, Tables):
         return (source.cos, source.sin), source.cos, 0
-    values, words = source.values, _words(source.plan, device)
+    values, words = source.values, _words(source.plan, device, stream)
     if isinstance(values, torch.Tensor):
         return (values, values), words, 0
     return (words, words), words, values.start if type(values) is range else values
@@ -388,16 +435,15 @@ def _from(tensor: Any, offset: int) -> Any:
     return tensor if not tensor.numel() else tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
 
 
-def _words(plan: Plan, device: Any) -> Any:
-    """Return the constants of a plan on a device, copied there once."""
-    words, stream = plan.derived.on_devices.get(device, (None, None))
-    if device.type == "cuda":
+def _words(plan: Plan, device: Any, stream: Any) -> Any:
+    """Return the constants of a plan on a device, copied there once; `stream`: the current one of a GPU."""
+    words, first_stream = plan.derived.on_devices.get(device, (None, None))
+    if stream is not None:
         _gpu.check_capture(words, torch.cuda.is_current_stream_capturing())
     if words is None:
         words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
-        stream = _stream(device) if device.type == "cuda" else None
         plan.derived.on_devices[device] = (words, stream)
-    elif stream is not None and stream != _stream(device):
+    elif first_stream not in (None, stream):
         # The memory belongs to the first stream: it must not be reused while this stream reads it.
         words.record_stream(torch.cuda.current_stream(device))
     return words
@@ -431,11 +477,6 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan:
     rows[4] = _gpu.bits_of_amplitude(plan)
     turns_plan.derived.on_devices[device] = rows, None
     return turns_plan
-
-
-def _stream(device: Any) -> Any:
-    """Return the current stream of a GPU as a number."""
-    return _current_stream()(device.index)
 
 
 @cache

@@ -44,15 +44,13 @@ def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> A
     """
     if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
         return NotImplemented
-    if _native.kernel is not None:
-        y = _native.kernel.rotate(x, fields, options, out, UNCHECKED, FORWARD, GATED)
-        if y is not NotImplemented:
-            return y
-    xs = x if type(x) is tuple else (x,)
-    if not xs[0].is_cpu:
+    if not (x[0] if type(x) is tuple else x).is_cpu:
         return triton.try_fast(x, fields, options, out)
-    if _native.kernel is None or out is not None or not is_recorded(xs):
+    if _native.kernel is None:
         return NotImplemented
+    y = _native.kernel.rotate(x, fields, options, out, UNCHECKED, FORWARD, GATED)
+    if y is not NotImplemented or out is not None or not is_recorded(x if type(x) is tuple else (x,)):
+        return y
     return _eager.try_recorded(_native.kernel, x, as_source(fields), options)
 
 
