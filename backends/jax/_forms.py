@@ -40,13 +40,34 @@ def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: 
     return _select_slice(y.astype(x.dtype), x, feature, layout)
 
 
-def _at_features(table: Any, layout: Layout) -> Any:
-    """Return a table with a number for each feature of x; zeros at the features outside of the slice."""
+def _rotate_pairs_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate interleaved pairs as `_rotate_in_place`, but without a choice by the number of a feature.
+
+    Its condition is an array: XLA for GPUs makes it in a kernel of its own if x is large, and the loop over x
+    reads it. So the partner is a sum, of the partners of first and of second members, each with -0.0 at the
+    other features, which changes no sum:
+
+        x   a0  b0  a1  b1    partner   -b0 -0.0  -b1 -0.0
+                                     + -0.0   a0 -0.0   a1
+
+    Outside of the slice the partner is -0.0, cos is 1 and sin is 0.
+    """
+    before, after = layout.start, layout.head_dim - layout.stop
+    a, b = (x[..., start : layout.stop : 2] for start in (before, before + 1))
+    first, second = (b, -a) if transposed else (-b, a)
+    first, second = _padded(first, before, after + 1, -0.0, 1), _padded(second, before + 1, after, -0.0, 1)
+    cos, sin = _at_features(cos, layout, 1.0), _at_features(sin, layout)
+    y = x.astype(cos.dtype) * cos + (first + second).astype(cos.dtype) * sin
+    return y.astype(x.dtype)
+
+
+def _at_features(table: Any, layout: Layout, outside: float = 0.0) -> Any:
+    """Return a table with a number for each feature of x; `outside` at the features outside of the slice."""
     if layout.pairing == "interleaved":
         table = xp.repeat(table, 2, axis=-1)  # a broadcast, which XLA reads in the loop over x
     else:
         table = xp.concat([table, table], axis=-1)
-    return _padded(table, layout.start, layout.head_dim - layout.stop)
+    return _padded(table, layout.start, layout.head_dim - layout.stop, outside)
 
 
 def _join_halves(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
@@ -95,9 +116,13 @@ def _rotate_halves(x: Any, cos: Any, sin: Any, layout: Layout, transposed: bool)
     return [first.astype(x.dtype), second.astype(x.dtype)]
 
 
-def _padded(array: Any, before: int, after: int) -> Any:
-    """Return an array with zeros before and after its last axis; negative numbers cut elements off."""
-    return lax.pad(array, xp.zeros((), array.dtype), [(0, 0, 0)] * (array.ndim - 1) + [(before, after, 0)])
+def _padded(array: Any, before: int, after: int, value: float = 0.0, between: int = 0) -> Any:
+    """Return an array with a value before, after and between the elements of its last axis.
+
+    Negative numbers before and after cut elements off.
+    """
+    widths = [(0, 0, 0)] * (array.ndim - 1) + [(before, after, between)]
+    return lax.pad(array, xp.asarray(value, array.dtype), widths)
 
 
 def _by_pairing(half: Any, interleaved: Any) -> Any:
@@ -118,7 +143,7 @@ _OPS = ArrayOps(xp, False, {})  # its other fields are for making angles
 FORMS = {
     None: _by_pairing(half=rotate_members, interleaved=rotate_members),
     "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_members),
-    "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
-    "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
+    "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_pairs_in_place),
+    "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_pairs_in_place),
     "tpu": _by_pairing(half=_rotate_in_place, interleaved=_rotate_in_place),
 }
