@@ -71,7 +71,7 @@ def compiled(
 
 
 def assert_efficient(code, launch, arch, dtype, share, least_bits=128):
-    """Assert wide accesses, loads before stores, and instructions that take a share of the time of the bytes."""
+    """Assert wide accesses, loads before stores, and instructions that take a share of the bytes' time."""
     itemsize = DTYPES[dtype].itemsize
     constants = constants_of(launch)
     rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
