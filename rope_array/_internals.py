@@ -45,6 +45,7 @@ INTERNALS = (
     "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES",
     "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE",
     "torch._inductor.config.cpp_wrapper",
+    "torch._subclasses.functional_tensor.FunctionalTensorMode",
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication",
     "jax._src.export._export.serialization_registry",
     "jax._src.export._export.deserialization_registry",

@@ -50,7 +50,7 @@ class MachineCode(NamedTuple):
 def launches(xs, source, seq_axis=-2, in_place=False, transposed=False):
     """Return the launches of a call. Its tensors are on the CPU; on a GPU the launches are the same."""
     ys = xs if in_place else [torch.empty_like(x) for x in xs]
-    return _triton_launch._prepare(xs, ys, source, CallOptions(seq_axis), transposed)
+    return _triton_launch.prepare(xs, ys, source, CallOptions(seq_axis), transposed)
 
 
 def inputs_launch(xs, source, seq_axis, norm=None, write=None, in_place=False):
@@ -58,8 +58,8 @@ def inputs_launch(xs, source, seq_axis, norm=None, write=None, in_place=False):
     call = check_call(xs, source, (seq_axis,), LIBRARY)
     inputs = check_attention_call(call, norm, write, xs if in_place else None)
     ys = xs if in_place else [torch.empty_like(x) for x in xs]
-    prepared = _triton_inputs._prepare(inputs, ys, source)
-    more = _triton_inputs._arguments(xs, norm, write, prepared)
+    prepared = _triton_inputs.prepare(inputs, ys, source)
+    more = _triton_inputs.arguments_of(xs, norm, write, prepared)
     return prepared.launch, [f"*{_TYPES[x.dtype]}" if isinstance(x, torch.Tensor) else "fp32" for x in more]
 
 

@@ -452,7 +452,7 @@ def test_the_operators_pass_pytorch_s_checks(source):
     q, k, *weights = arrays(requires_grad=False)
     cos_sin = ROPE.rotation(POS, like=q)
     by_source = Tables(*cos_sin, cos_sin.layout) if source == "by" else Positions(POS, ROPE._plan)
-    operators, arguments = attention._operators_for(by_source)
+    operators, arguments = attention._operators_for(by_source, None)
     given = weights, 0.01, 1.0, "steps", *arguments, -3
     caches = [torch.zeros(3, 4, 2, WIDTH) for _ in range(2)]
     write = caches, k, torch.tensor([[1, -1, 11, 3, 3]] * 2), [1.0, 1.0], -3, False

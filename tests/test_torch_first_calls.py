@@ -81,7 +81,7 @@ CASES = """
         # It reads a plan that another process has written.
         ra.apply(torch.ones(4), 0)  # loads the backend of PyTorch
         x, pos = torch.arange(32.0).reshape(2, 16), torch.tensor([3, 10**9])
-        (y,) = torch.ops.rope_array.rotate_at([x], pos, sys.argv[1], False, -2)
+        (y,) = torch.ops.rope_array.rotate_at([x], pos, None, sys.argv[1], False, -2)
         assert torch.equal(y, ra.RoPE(16, base=77.0, attention_factor=1.25).apply(x, pos))
 
     in_a_process(imports_no_compiler)

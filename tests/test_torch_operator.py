@@ -40,14 +40,14 @@ def text_of(rope):
 
 
 def rotate_in_place(x):
-    torch.ops.rope_array.rotate_at_([x], POS, text_of(HALF), False, -2)
+    torch.ops.rope_array.rotate_at_([x], POS, None, text_of(HALF), False, -2)
 
 
 @pytest.mark.parametrize("name", ["features inside", "three axes"])
 def test_the_operators_pass_pytorch_s_checks(name):
     rope, pos = ROPES[name], POS[:, None] + torch.arange(3) if name == "three axes" else POS
     _, start, stop, pairing, out_pairing, _, blocks = rope._plan.layout
-    by_positions = pos, text_of(rope), False, -2
+    by_positions = pos, None, text_of(rope), False, -2
     by_tables = *rope.rotation(pos, like=normal(1)), start, stop, pairing, out_pairing, blocks, -2
     for op, source in (("rotate_at", by_positions), ("rotate_by", by_tables)):
         for name_of_op in (op, f"{op}_"):

@@ -354,7 +354,7 @@ def test_another_stream_keeps_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
     for stream, expected in ((5, []), (7, ["the other stream"])):
-        assert _triton_launch._words(plan, SecondGPU, stream) is words
+        assert _triton_launch.words_on(plan, SecondGPU, stream) is words
         assert recorded == expected
 
 
@@ -363,12 +363,12 @@ def test_a_capture_needs_the_constants(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     plan = ra.RoPE(16, base=3.0)._plan
     with pytest.raises(ra.BackendError, match="before the capture"):
-        _triton_launch._words(plan, SecondGPU, 5)
+        _triton_launch.words_on(plan, SecondGPU, 5)
     words = torch.zeros(1)
     plan.derived.on_devices[SecondGPU] = (words, 5)
     monkeypatch.setattr(_gpu, "_CAPTURED", [])
     for _ in range(2):
-        assert _triton_launch._words(plan, SecondGPU, 5) is words
+        assert _triton_launch.words_on(plan, SecondGPU, 5) is words
     assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 

@@ -148,7 +148,7 @@ def arrange_together(arrays: Sequence[Strided], seq_axis: int, source: SourceVie
     tokens = _merged([axis for axis in axes if any(axis.strides[first_of_source:])], len(arrays))
     heads = _merged([axis for axis in axes if not any(axis.strides[first_of_source:])], len(arrays))
     unit = _Axis((1,) * len(arrays), (0,) * (first_of_source + len(source.strides)))
-    different = [axis for axis in heads if len({*axis.sizes}) > 1]
+    different = [axis for axis in heads if any([size != axis.sizes[0] for size in axis.sizes])]
     if len(different) > 1:
         return None
     # The axis with the shortest stride is last: neighbours in memory are rotated together.

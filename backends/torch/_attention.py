@@ -22,18 +22,22 @@ from rope_array._backends import _native
 from rope_array._dynamo import known
 
 from ._compiled import (
+    DEVICES,
     LAYOUT,
     NAMESPACE,
     OPTIONS,
     TAGS,
     arguments_of,
     empty_like,
+    on_gpu,
     read_positions,
     read_source,
     read_tables,
     refuse_cpp_wrapper,
     refuse_gradients,
     refuse_tangents,
+    show_on_gpu,
+    words_of,
 )
 from ._eager import why_call_declined
 from ._gradient import (
@@ -61,11 +65,23 @@ def inputs_by_operations(
 
     `stored`: see `ArrayOps.stored`; for operations of an operator that a compiler traces.
     """
-    call = check_call(tuple(xs), source, options, LIBRARY)._replace(ops=operations_on(xs[0], *stored))
-    inputs = check_attention_call(call, norm, write, outs)
     return make_by_parts(
-        lambda call: rotate_by_operations(call.xs, call.source, options, FORWARD, *stored), inputs
+        lambda call: rotate_by_operations(call.xs, call.source, options, FORWARD, *stored),
+        _checked(xs, source, options, norm, write, outs, *stored),
     )
+
+
+def _checked(
+    xs: Any,
+    source: Source,
+    options: CallOptions,
+    norm: Norm | None,
+    write: CacheWrite | None,
+    outs: Any,
+    *stored: Any,
+) -> AttentionCall:
+    call = check_call(tuple(xs), source, options, LIBRARY)._replace(ops=operations_on(xs[0], *stored))
+    return check_attention_call(call, norm, write, outs)
 
 
 def gradients_by_operations(
@@ -265,8 +281,9 @@ def attention_traced(inputs: AttentionCall, by_kernel: bool) -> Any:
     is_rotation = norm is None and (recorded or (write is None and outs is None))
     if is_rotation or not _are_plain(inputs) or not (by_kernel or (recorded and write is None)):
         return NotImplemented
-    operators, source = _operators_for(read_source(call, call.float64[0]))
-    arguments = (*_norm_arguments(norm), *source, *call.options)
+    source = read_source(call, call.float64[0])
+    operators, source_arguments = _operators_for(source, words_of(source) if by_kernel else None)
+    arguments = (*_norm_arguments(norm), *source_arguments, *call.options)
     caches = None if write is None else write.caches
     if recorded:
         ys = tuple(operators.recorded(_kept(call.xs, outs), *arguments, by_kernel))
@@ -302,9 +319,10 @@ def _write_arguments(write: CacheWrite | None) -> tuple[Any, ...]:
 
 
 class _Traced(NamedTuple):
-    """A kernel for `AttentionFunction`, whose calls a compiler traces."""
+    """A kernel for `AttentionFunction`, whose calls a compiler traces; see `_compiled._Traced`."""
 
     by_kernel: bool
+    words: Any
 
     def attention_inputs(
         self, xs: Any, source: Source, options: CallOptions, norm: Norm, *others: Any
@@ -312,16 +330,17 @@ class _Traced(NamedTuple):
         """Norm and rotate tensors of a checked call into new tensors."""
         if not self.by_kernel:
             return inputs_by_operations(xs, source, options, norm, None, None, materialize)
-        operators, arguments = _operators_for(source)
+        operators, arguments = _operators_for(source, self.words)
         return operators.plain(xs, *_norm_arguments(norm), *arguments, *options), None
 
     def attention_gradients(
         self, grads: Any, xs: Any, source: Source, options: CallOptions, norm: Norm
     ) -> Pair:
         """Return the gradients of xs and of the weights."""
-        if not self.by_kernel or is_recorded((*grads, *xs, *norm.weights)):
+        is_served = self.by_kernel and not on_gpu(xs[0])  # no kernel of a GPU has the gradients
+        if not is_served or is_recorded((*grads, *xs, *norm.weights)):
             return gradients_by_operations(grads, xs, source, options, norm, materialize)
-        operators, arguments = _operators_for(source)
+        operators, arguments = _operators_for(source, None)
         results = operators.gradients(grads, xs, *_norm_arguments(norm), *arguments, *options)
         of_weights = iter(results[len(xs) :])
         return results[: len(xs)], [None if weight is None else next(of_weights) for weight in norm.weights]
@@ -331,9 +350,12 @@ class _Traced(NamedTuple):
 
 
 def _run(call: tuple[Any, ...], write: CacheWrite | None, outs: Any) -> list[Any]:
-    """Make results by the C++ kernel, or by PyTorch's operations for a call that it declines."""
+    """Make results by a kernel, or by PyTorch's operations for a call that it declines."""
     xs, source, options, norm = call
-    results = _native.kernel.attention_inputs(xs, source, options, norm, write, outs, UNCHECKED, GATED)
+    if xs[0].is_cpu:
+        results = _native.kernel.attention_inputs(xs, source, options, norm, write, outs, UNCHECKED, GATED)
+    else:
+        results = _run_on_gpu(*call, write, outs)
     if results is NotImplemented:
         read = (*xs, *source.arrays, *_weights(norm))
         refuse_tangents(read)
@@ -343,6 +365,19 @@ def _run(call: tuple[Any, ...], write: CacheWrite | None, outs: Any) -> list[Any
             refuse_gradients(read)
         results = inputs_by_operations(xs, source, options, norm, write, outs)
     return list(results[0])
+
+
+def _run_on_gpu(
+    xs: Any, source: Source, options: CallOptions, norm: Norm | None, write: CacheWrite | None, outs: Any
+) -> Any:
+    """Make results by the Triton kernel; the call is checked again, now that addresses are known."""
+    from . import _triton_inputs  # which imports Triton
+
+    refuse_tangents((*xs, *source.arrays, *_weights(norm)))
+    results = _triton_inputs.attention_inputs(_checked(xs, source, options, norm, write, outs), source)
+    if results is not NotImplemented:
+        count_writes((*(outs or ()), *_caches(write)))
+    return results
 
 
 def _run_gradients(grads: Any, xs: Any, source: Source, options: CallOptions, norm: Norm) -> list[Any]:
@@ -364,9 +399,9 @@ class _Operators(NamedTuple):
     gradients: Any
 
 
-def _operators_for(source: Source) -> tuple[_Operators, tuple[Any, ...]]:
+def _operators_for(source: Source, words: Any) -> tuple[_Operators, tuple[Any, ...]]:
     """Return the operators for a source, and the source as their arguments."""
-    arguments = arguments_of(source, FORWARD)
+    arguments = arguments_of(source, FORWARD, words)
     return (_BY_TABLES, arguments) if isinstance(source, Tables) else (_BY_POSITIONS, arguments[:-1])
 
 
@@ -383,28 +418,36 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     def parse(xs: Any, weights: Any, *others: Any) -> Any:
         (eps, offset, rounding), others = others[:3], others[3:]
         norm = Norm(tuple(weights), eps, offset, rounding) if rounding else None
-        return tuple(xs), *read(xs, *others)[:2], norm
+        source, options, _, words = read(xs, *others)
+        return (tuple(xs), source, options, norm), words
 
     def run_in_place(outs: Any, xs: Any, *arguments: Any) -> None:
         caches, values, slots, scales, seq_axis, unique_slots = arguments[-6:]
         write = CacheWrite((*caches, None)[:2], values, slots, tuple(scales), seq_axis, unique_slots)
-        _run(parse(xs or outs, *arguments[:-6]), write if caches else None, tuple(outs))
+        _run(parse(xs or outs, *arguments[:-6])[0], write if caches else None, tuple(outs))
 
     def with_gradient(*arguments: Any) -> list[Any]:
-        xs, source, options, norm = parse(*arguments[:-1])
-        kernel = _Traced(arguments[-1])
+        (xs, source, options, norm), words = parse(*arguments[:-1])
+        kernel = _Traced(arguments[-1], words)
         call = kernel, _Traced.attention_gradients, source, options, norm, None, (CHECKED,)
         return list(_record(call, *xs, *norm.weights))
 
     def without_gradient(*arguments: Any) -> list[Any]:
-        return list(_Traced(arguments[-1]).attention_inputs(*parse(*arguments[:-1]))[0])
+        call, words = parse(*arguments[:-1])
+        return list(_Traced(arguments[-1], words).attention_inputs(*call)[0])
+
+    def show(*arguments: Any) -> Any:
+        from . import _triton_traced
+
+        call, words = parse(*arguments)
+        return _triton_traced.launch_inputs(_checked(*call, None, None), words)
 
     # Rules for the vmap of batched gradients.
     def run_operations(*arguments: Any) -> list[Any]:
-        return list(inputs_by_operations(*parse(*arguments), None, None)[0])
+        return list(inputs_by_operations(*parse(*arguments)[0], None, None)[0])
 
     def run_gradient_operations(grads: Any, *arguments: Any) -> list[Any]:
-        of_xs, of_weights = gradients_by_operations(grads, *parse(*arguments))
+        of_xs, of_weights = gradients_by_operations(grads, *parse(*arguments)[0])
         return [*of_xs, *_given(of_weights)]
 
     given = f"{_NORM}, {source}, {OPTIONS}"
@@ -416,13 +459,13 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     }
     plain, in_place, recorded, gradients = schemas
     rules = [
-        (plain, "CPU", lambda *arguments: _run(parse(*arguments), None, None)),
+        *((plain, device, lambda *arguments: _run(parse(*arguments)[0], None, None)) for device in DEVICES),
         (plain, "Batched", run_operations),
-        (in_place, "CPU", run_in_place),
+        *((in_place, device, run_in_place) for device in DEVICES),
         (recorded, "CompositeExplicitAutograd", without_gradient),
         (recorded, "Autograd", with_gradient),
         (recorded, "Batched", lambda *arguments: run_operations(*arguments[:-1])),
-        (gradients, "CPU", lambda grads, *arguments: _run_gradients(tuple(grads), *parse(*arguments))),
+        (gradients, "CPU", lambda grads, *arguments: _run_gradients(tuple(grads), *parse(*arguments)[0])),
         (gradients, "Batched", run_gradient_operations),
     ]
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
@@ -430,6 +473,7 @@ def _define(name: str, source: str, read: Any) -> _Operators:
             NAMESPACE.define(operator + schema, tags=TAGS)
         for operator, key, rule in rules:
             NAMESPACE.impl(operator, rule, key)
+        show_on_gpu(plain, show)
         fakes: tuple[Any, ...] = (empty_like, refuse_cpp_wrapper, empty_like, _empty_gradients)
         for operator, fake in zip(schemas, fakes, strict=True):
             torch.library.register_fake(f"rope_array::{operator}", fake, lib=NAMESPACE)
@@ -441,8 +485,8 @@ def _empty_gradients(grads: Any, xs: Any, weights: Any, *arguments: Any) -> list
     return empty_like([*xs, *_given(weights)])
 
 
-def _read_forward_positions(xs: Any, pos: Any, plan: str, *options: Any) -> tuple[Any, ...]:
-    return read_positions(xs, pos, plan, FORWARD, *options)
+def _read_forward_positions(xs: Any, pos: Any, words: Any, plan: str, *options: Any) -> tuple[Any, ...]:
+    return read_positions(xs, pos, words, plan, FORWARD, *options)
 
 
 _NORM = "Tensor?[] weights, float eps, float offset, str rounding"  # without a norm, rounding is empty
@@ -450,5 +494,5 @@ _CACHES = (
     "Tensor(b!)[] caches, Tensor? values, Tensor? slots, float[] scales, int cache_seq_axis, "
     "bool unique_slots"
 )
-_BY_POSITIONS = _define("attention_at", "Tensor pos, str plan", _read_forward_positions)
+_BY_POSITIONS = _define("attention_at", "Tensor pos, Tensor? words, str plan", _read_forward_positions)
 _BY_TABLES = _define("attention_by", f"Tensor cos, Tensor sin, {LAYOUT}", read_tables)

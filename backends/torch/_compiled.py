@@ -1,8 +1,9 @@
 """Calls that torch.compile traces: by our operators (torch.ops.rope_array), or by PyTorch's own operations.
 
-On the CPU our operators call the C++ kernel. Elsewhere the compiler joins PyTorch's operations into one loop.
-If a gradient is recorded, the operator `*_recorded` serves, on every device; its backward rotates by the
-adjoint and saves no x. Without it the compiler would differentiate each operation, in several loops.
+On the CPU our operators call the C++ kernel, on a GPU the Triton kernel, whose launch the compiler may see:
+_triton_traced.py. Elsewhere the compiler joins PyTorch's operations into one loop. If a gradient is recorded,
+the operator `*_recorded` serves, on every device; its backward rotates by the adjoint and saves no x. Without
+it the compiler would differentiate each operation, in several loops.
 
 The arguments of operators are tensors, numbers and text, which PyTorch's caches can store: a program that
 another process compiled carries its plan.
@@ -10,6 +11,7 @@ another process compiled carries its plan.
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +19,9 @@ from torch.autograd import forward_ad
 
 from rope_array import _dynamo
 from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.out import check_outs
-from rope_array._array_api.position_input import split_floats
+from rope_array._array_api.position_input import parse, split_floats
 from rope_array._array_api.source import Call, CallOptions, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends import _native
@@ -59,12 +62,13 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
         if use_float64 not in call.float64:
             continue
         source = read_source(call, use_float64)
+        kernel = _Traced(by_kernel, words_of(source) if by_kernel else None)
         for recorded in (False, True):
             members = [i for i, key in enumerate(keys) if key == (use_float64, recorded)]
             if members:
                 xs = [call.xs[i] for i in members]
                 rotate_group = _rotate_and_record if recorded else _rotate_unrecorded
-                for i, y in zip(members, rotate_group(xs, source, call.options, by_kernel), strict=True):
+                for i, y in zip(members, rotate_group(xs, source, call.options, kernel), strict=True):
                     ys[i] = y
     return tuple(ys)
 
@@ -72,7 +76,8 @@ def rotate_traced(call: Call, by_kernel: bool) -> tuple[Any, ...]:
 def rotate_traced_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rotate the arrays of a call by the kernel, into `outs`."""
     if _is_one_call_in_place(call, outs):
-        operators, arguments = _operators_for(read_source(call, call.float64[0]), False)
+        source = read_source(call, call.float64[0])
+        operators, arguments = _operators_for(source, False, words_of(source))
         operators.in_place(call.xs, *arguments, *call.options)
     else:  # all results exist before the first is written: an out may overlap another x
         for out, y in zip(outs, rotate_traced(call, by_kernel=True), strict=True):
@@ -111,41 +116,76 @@ def _takes_fractions(plan: Plan) -> bool:
 # ---- the rotation of tensors of one compute dtype, by positions or by tables of that dtype ----
 
 
-def _rotate_unrecorded(
-    xs: Any, source: Source, options: CallOptions, by_kernel: bool, transposed: bool = False
-) -> Any:
-    """Rotate tensors by an operator that records no gradient, or by PyTorch's operations."""
-    if by_kernel:
-        operators, arguments = _operators_for(source, transposed)
-        return operators.plain(xs, *arguments, *options)
-    return rotate_by_operations(xs, source, options, transposed, materialize)
-
-
-def _rotate_and_record(
-    xs: Any, source: Source, options: CallOptions, by_kernel: bool, transposed: bool = False
-) -> Any:
-    """Rotate tensors by the operator that records their gradient."""
-    operators, arguments = _operators_for(source, transposed)
-    return operators.recorded(xs, *arguments, *options, by_kernel)
-
-
 class _Traced(NamedTuple):
-    """A kernel for `RotationFunction`, whose calls a compiler traces."""
+    """A kernel for `RotationFunction`, whose calls a compiler traces.
+
+    Attributes
+    ----------
+    by_kernel
+        Whether the kernel's operators rotate, or PyTorch's operations.
+    words
+        See `words_of`.
+    """
 
     by_kernel: bool
+    words: Any
 
     def rotate(
         self, xs: Any, source: Source, options: CallOptions, outs: None, checked: bool, transposed: bool
     ) -> tuple[Any, ...]:
         """Rotate tensors of a checked call into new tensors."""
-        return tuple(_rotate_unrecorded(xs, source, options, self.by_kernel, transposed))
+        return tuple(_rotate_unrecorded(xs, source, options, self, transposed))
+
+
+def _rotate_unrecorded(
+    xs: Any, source: Source, options: CallOptions, kernel: _Traced, transposed: bool = False
+) -> Any:
+    """Rotate tensors by an operator that records no gradient, or by PyTorch's operations."""
+    if kernel.by_kernel:
+        operators, arguments = _operators_for(source, transposed, kernel.words)
+        return operators.plain(xs, *arguments, *options)
+    return rotate_by_operations(xs, source, options, transposed, materialize)
+
+
+def _rotate_and_record(
+    xs: Any, source: Source, options: CallOptions, kernel: _Traced, transposed: bool = False
+) -> Any:
+    """Rotate tensors by the operator that records their gradient."""
+    operators, arguments = _operators_for(source, transposed, kernel.words)
+    return operators.recorded(xs, *arguments, *options, kernel.by_kernel)
 
 
 def _rotate_back_traced(
     kernel: _Traced, grads: Any, source: Source, options: CallOptions, transposed: bool
 ) -> Any:
     """Rotate gradients, and record the gradient of this rotation."""
-    return _rotate_and_record(grads, source, options, kernel.by_kernel, transposed)
+    return _rotate_and_record(grads, source, options, kernel, transposed)
+
+
+def make_tables_traced(source: Positions, like: Any) -> Any:
+    """Return cos and sin by the kernel on a GPU: (1, 0) of each pair, rotated; NotImplemented for others."""
+    if why_call_unserved((like,), source) is not None or source.inv_freq is not None or not source.plan.exact:
+        return NotImplemented
+    use_float64, ops = computes_in_float64(like), LIBRARY.ops(like)
+    values, _ = parse(source.values, like, LIBRARY).read(LIBRARY, ops, use_float64, split=False)
+    if values.dtype.is_floating_point and not _takes_fractions(source.plan):
+        return NotImplemented
+    values = values if values.dtype.is_floating_point else ops.cast(values, torch.int64)
+    _make_units(source.plan)
+    plan = source.plan.derived.units
+    units = torch.arange(plan.layout.head_dim, device=like.device) < plan.layout.num_pairs
+    units = units.to(torch.float64 if use_float64 else torch.float32)
+    shape = values.shape if plan.coordinates is None else values.shape[:-1]
+    at_plan = Positions(values, plan)
+    kernel = _Traced(True, words_of(at_plan))
+    (y,) = _rotate_unrecorded([units.expand(*shape, -1)], at_plan, CallOptions(), kernel)
+    return y.chunk(2, -1)
+
+
+@_dynamo.traced_constant
+def _make_units(plan: Plan) -> None:
+    """Set `plan.derived.units`, which the caller reads as an attribute."""
+    plan.of_units()
 
 
 # ---- plans as text ----
@@ -188,23 +228,33 @@ def _rotate_by_kernel(
     xs: Any, source: Source, options: CallOptions, transposed: bool, outs: Any = None
 ) -> list[Any]:
     refuse_tangents((*xs, *source.arrays))
-    ys = _native.kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
+    kernel = _kernel_for(xs[0])
+    ys = kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
         source = type(source)(*contiguous, *source[len(contiguous) :])
-        ys = _native.kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
+        ys = kernel.rotate(tuple(xs), source, options, outs, CHECKED, transposed)
     if ys is NotImplemented:
         raise BackendError(
-            "the C++ kernel declines a call of a compiled program: the memory of an array was freed "
+            "the kernel declines a call of a compiled program: the memory of an array was freed "
             "meanwhile, or another version of rope_array compiled the program. Compile it anew."
         )
     return list(ys)
 
 
+def _kernel_for(x: Any) -> Any:
+    if x.is_cpu:
+        return _native.kernel
+    from . import _triton_launch  # which imports Triton
+
+    return _triton_launch
+
+
 def _rotate_in_place_by_kernel(xs: Any, source: Source, options: CallOptions, transposed: bool) -> None:
     """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
-    xs = tuple(xs)
-    ys = _native.kernel.rotate(xs, source, options, xs, UNCHECKED, transposed, GATED)
+    xs, ys = tuple(xs), NotImplemented
+    if xs[0].is_cpu:
+        ys = _native.kernel.rotate(xs, source, options, xs, UNCHECKED, transposed, GATED)
     if ys is NotImplemented:
         refuse_gradients((*xs, *source.arrays))
         check_outs(xs, xs, xs, source.arrays, LIBRARY)
@@ -245,31 +295,58 @@ class _Operators(NamedTuple):
     recorded: Any
 
 
-def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[Any, ...]]:
+def _operators_for(source: Source, transposed: bool, words: Any) -> tuple[_Operators, tuple[Any, ...]]:
     """Return the operators for a source, and the source as their arguments."""
-    return _BY_TABLES if isinstance(source, Tables) else _BY_POSITIONS, arguments_of(source, transposed)
+    arguments = arguments_of(source, transposed, words)
+    return _BY_TABLES if isinstance(source, Tables) else _BY_POSITIONS, arguments
 
 
-def arguments_of(source: Source, transposed: bool) -> tuple[Any, ...]:
+def arguments_of(source: Source, transposed: bool, words: Any) -> tuple[Any, ...]:
     """Return a source as the arguments of operators."""
     if isinstance(source, Tables):
         cos, sin, layout = adjoint(source) if transposed else source
         _, start, stop, pairing, out_pairing, _, blocks = layout
         return cos, sin, start, stop, pairing, out_pairing, blocks
     write_text(source.plan)
-    return source.values, source.plan.derived.text, transposed
+    return source.values, words, source.plan.derived.text, transposed
 
 
-def read_positions(
-    xs: Any, pos: Any, plan: str, transposed: bool, *options: Any
-) -> tuple[Source, CallOptions, bool]:
-    return Positions(pos, _plan_of(plan)), CallOptions(*options), transposed
+def on_gpu(tensor: Any) -> bool:
+    """Return whether the Triton kernel serves the device of a tensor."""
+    return bool(tensor.device.type == "cuda")
 
 
-def read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> tuple[Source, CallOptions, bool]:
+def words_of(source: Source) -> Any:
+    """Return the constants of a plan on a GPU, or None: an input of the program.
+
+    As a constant of the program they would be copied to the GPU in each call.
+    """
+    if isinstance(source, Tables) or not on_gpu(source.values):
+        return None
+    _copy_words(source.plan, source.values.device)
+    return source.plan.derived.on_devices[source.values.device][0]
+
+
+@_dynamo.traced_constant
+def _copy_words(plan: Plan, device: Any) -> None:
+    """Copy the constants of a plan to a GPU, unless they are there, and have CUDA graphs read them there."""
+    from . import _triton_launch
+
+    torch._dynamo.mark_static_address(_triton_launch.words_on(plan, device, _triton_launch.stream_of(device)))
+
+
+# `read` of `_define`: the source, the options, whether it is transposed, and words.
+_Read = tuple[Source, CallOptions, bool, Any]
+
+
+def read_positions(xs: Any, pos: Any, words: Any, plan: str, transposed: bool, *options: Any) -> _Read:
+    return Positions(pos, _plan_of(plan)), CallOptions(*options), transposed, words
+
+
+def read_tables(xs: Any, cos: Any, sin: Any, *numbers: Any) -> _Read:
     start, stop, pairing, out_pairing, blocks, *options = numbers
     layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
-    return Tables(cos, sin, layout), CallOptions(*options), False
+    return Tables(cos, sin, layout), CallOptions(*options), False, None
 
 
 def _define(name: str, source: str, read: Any) -> _Operators:
@@ -279,32 +356,37 @@ def _define(name: str, source: str, read: Any) -> _Operators:
     operations. The kernel's operators have no autograd rule: it would cost microseconds in every call.
     PyTorch derives the rule of the operator in place for functionalization from its schema.
 
-        operator     arguments after xs                          `read` returns
-        rotate_at    pos, plan, transposed, *OPTIONS            Positions, CallOptions, transposed
-        rotate_by    cos, sin, *LAYOUT, *OPTIONS               Tables, CallOptions, False
+        operator     arguments after xs
+        rotate_at    pos, words, plan, transposed, *OPTIONS
+        rotate_by    cos, sin, *LAYOUT, *OPTIONS
         *_           the same; in place
         *_recorded   the same and by_kernel, which `read` does not take
     """
 
     def run_kernel(xs: Any, *arguments: Any) -> list[Any]:
-        return _rotate_by_kernel(xs, *read(xs, *arguments))
+        return _rotate_by_kernel(xs, *read(xs, *arguments)[:3])
 
     def run_kernel_in_place(xs: Any, *arguments: Any) -> None:
-        _rotate_in_place_by_kernel(xs, *read(xs, *arguments))
+        _rotate_in_place_by_kernel(xs, *read(xs, *arguments)[:3])
 
     def run_operations(xs: Any, *arguments: Any) -> list[Any]:
-        return list(rotate_by_operations(xs, *read(xs, *arguments)))
+        return list(rotate_by_operations(xs, *read(xs, *arguments)[:3]))
+
+    def show(xs: Any, *arguments: Any) -> Any:
+        from . import _triton_traced
+
+        return _triton_traced.launch(xs, *read(xs, *arguments))
 
     def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
         *source_arguments, by_kernel = arguments
-        source, options, transposed = read(xs, *source_arguments)
-        call = _Traced(by_kernel), _rotate_back_traced, source, options, CHECKED, transposed, NEW
+        source, options, transposed, words = read(xs, *source_arguments)
+        call = _Traced(by_kernel, words), _rotate_back_traced, source, options, CHECKED, transposed, NEW
         return list(rotate_recorded(call, *xs))
 
     def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
         *source_arguments, by_kernel = arguments
-        source, options, transposed = read(xs, *source_arguments)
-        return list(_rotate_unrecorded(xs, source, options, by_kernel, transposed))
+        source, options, transposed, words = read(xs, *source_arguments)
+        return list(_rotate_unrecorded(xs, source, options, _Traced(by_kernel, words), transposed))
 
     in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(torch.ops.rope_array, name):  # a copy of this package, imported before, may have them
@@ -312,18 +394,37 @@ def _define(name: str, source: str, read: Any) -> _Operators:
         NAMESPACE.define(f"{in_place}(Tensor(a!)[] xs, {source}, {OPTIONS}) -> ()", tags=TAGS)
         schema = f"{recorded}(Tensor[] xs, {source}, {OPTIONS}, bool by_kernel) -> Tensor[]"
         NAMESPACE.define(schema, tags=TAGS)
-        NAMESPACE.impl(name, run_kernel, "CPU")
-        NAMESPACE.impl(in_place, run_kernel_in_place, "CPU")
+        for device in DEVICES:
+            NAMESPACE.impl(name, run_kernel, device)
+            NAMESPACE.impl(in_place, run_kernel_in_place, device)
         NAMESPACE.impl(recorded, without_gradient, "CompositeExplicitAutograd")
         NAMESPACE.impl(recorded, with_gradient, "Autograd")
         # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
         NAMESPACE.impl(name, run_operations, "Batched")
         NAMESPACE.impl(recorded, lambda xs, *arguments: run_operations(xs, *arguments[:-1]), "Batched")
+        show_on_gpu(name, show)
         for operator in (name, recorded):
             torch.library.register_fake(f"rope_array::{operator}", empty_like, lib=NAMESPACE)
         torch.library.register_fake(f"rope_array::{in_place}", refuse_cpp_wrapper, lib=NAMESPACE)
     operators = (name, in_place, recorded)
     return _Operators(*(getattr(torch.ops.rope_array, operator).default for operator in operators))
+
+
+def show_on_gpu(name: str, launch: Callable[..., Any]) -> None:
+    """Replace an operator on a GPU by `launch`, which may return NotImplemented, while AOTAutograd traces."""
+
+    def dispatch(mode: Any, operator: Any, types: Any, arguments: Any, keywords: Any) -> Any:
+        if on_gpu(arguments[0][0]):
+            with mode:
+                ys = launch(*arguments)
+            if ys is not NotImplemented:
+                return ys
+        return mode.__torch_dispatch__(operator, types, arguments, keywords)
+
+    if _FUNCTIONAL_MODE is not None:
+        torch.library.register_torch_dispatch(
+            f"rope_array::{name}", _FUNCTIONAL_MODE, dispatch, lib=NAMESPACE
+        )
 
 
 def empty_like(xs: Any, *arguments: Any) -> list[Any]:
@@ -342,11 +443,13 @@ def refuse_cpp_wrapper(*arguments: Any) -> None:
         )
 
 
+_FUNCTIONAL_MODE = internal("torch._subclasses.functional_tensor.FunctionalTensorMode")
+DEVICES = "CPU", "CUDA"
 NAMESPACE = torch.library.Library("rope_array", "FRAGMENT")
 # The results have the strides of the arrays, so the compiler must not change these. Older versions lack tags.
 _NAMES = ("pt2_compliant_tag", "needs_exact_strides")
 TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
 OPTIONS = "int seq_axis"  # the fields of `CallOptions`
 LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
-_BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", read_positions)
+_BY_POSITIONS = _define("rotate_at", "Tensor pos, Tensor? words, str plan, bool transposed", read_positions)
 _BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {LAYOUT}", read_tables)

@@ -50,11 +50,11 @@ def attention_inputs(inputs: AttentionCall, source: Source) -> Any:
     if key not in _launches:
         if len(_launches) >= _triton_launch.LIMIT:
             _launches.clear()
-        _launches[key] = _prepare(inputs, ys, source)
+        _launches[key] = prepare(inputs, ys, source)
     prepared = _launches[key]
     if prepared is None:
         return NotImplemented
-    arrays = _arguments(xs, norm, write, prepared)
+    arrays = arguments_of(xs, norm, write, prepared)
     _triton_launch.run([prepared.launch], xs, ys, source, make_inputs, arrays)
     return tuple(ys), None if write is None else write.caches
 
@@ -82,7 +82,7 @@ def _key(inputs: AttentionCall, ys: Any, tensors: list[Any], caches: list[Any], 
 # ---- from a call to its launch ----
 
 
-def _prepare(inputs: AttentionCall, ys: Any, source: Source) -> _InputsLaunch | None:
+def prepare(inputs: AttentionCall, ys: Any, source: Source) -> _InputsLaunch | None:
     """Return the launch of a call; None if its axes take several launches."""
     (call, norm, write, targets, _), view = inputs, _triton_launch.view_of(source)
     rows = _gpu_inputs.arrange_inputs(inputs, ys, view, torch.Tensor.stride)
@@ -156,7 +156,7 @@ def _cache_numbers(targets: list[Target], k: Rows, v: Rows | None, unit: int) ->
 # ---- running ----
 
 
-def _arguments(xs: Any, norm: Norm | None, write: CacheWrite | None, prepared: _InputsLaunch) -> Any:
+def arguments_of(xs: Any, norm: Norm | None, write: CacheWrite | None, prepared: _InputsLaunch) -> Any:
     """Return the tensors that the kernel takes in addition to a rotation; x for a tensor that it ignores."""
     given = (None,) * len(xs) if norm is None else norm.weights
     weights = [x if weight is None else weight.contiguous() for x, weight in zip(xs, given, strict=True)]

@@ -78,6 +78,7 @@ def rotate_rows(
     HEADS0: tl.constexpr,
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
+    FUSED: tl.constexpr,  # whether the compiler fuses products and sums
 ):  # fmt: skip
     outer, token, chunk = _place(seq, chunks, TOKENS)
     if not STRIDED:
@@ -95,19 +96,19 @@ def rotate_rows(
         )
     cos, sin = _angles(
         first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
-        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
+        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH, FUSED,
     )  # fmt: skip
     if IN_PLACE and READS_HALF != WRITES_HALF:
         tl.debug_barrier()  # a thread writes features that another thread reads
     y, present0 = _rows(y0, outer, token, seq, chunk, heads0, y0_outer, y0_seq, y0_head, UNIT, HEADS0)
-    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL)
+    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL, FUSED)
     _store_heads(
         y, q_a, q_b, q_before, q_after, present0, y0_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
         WRITES_HALF, COPIES, TOKENS, HEADS0, WIDTH,
     )  # fmt: skip
     if HEADS1 > 0:
         y, present1 = _rows(y1, outer, token, seq, chunk, heads1, y1_outer, y1_seq, y1_head, UNIT, HEADS1)
-        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL)
+        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL, FUSED)
         _store_heads(
             y, k_a, k_b, k_before, k_after, present1, y1_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
             WRITES_HALF, COPIES, TOKENS, HEADS1, WIDTH,
@@ -125,7 +126,7 @@ def _place(seq, chunks, TOKENS: tl.constexpr):
     #     tile       0   0   1   1   2   2 | 3   3       of all tokens: outer = tile // tiles
     # Most launches have one chunk, or one index along `outer`: branches skip divisions, whose 35 instructions
     # each all loads would wait for.
-    tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)
+    tiles, chunks = tl.cast(tl.cdiv(seq, TOKENS), tl.int32), tl.cast(chunks, tl.int32)
     tile = tl.program_id(0)
     chunk, outer = tile * 0, tile * 0
     if chunks > 1:
@@ -141,7 +142,7 @@ def _angles(
     first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
     coordinate_stride, KIND: tl.constexpr, SOURCE_UNIT: tl.constexpr, PAIRS: tl.constexpr,
     COORDINATES: tl.constexpr, SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, REAL: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Return cos and sin of a program's tokens: (tokens, pairs)."""
     pair = tl.arange(0, WIDTH)
@@ -157,7 +158,7 @@ def _angles(
             sin = -sin
     else:
         if KIND == _SPACED:
-            numbers = (position.to(tl.int64) + outer * first_outer + token * first_seq)[:, None]
+            numbers = (tl.cast(position, tl.int64) + outer * first_outer + token * first_seq)[:, None]
         else:
             at = first + (outer * first_outer + token * first_seq)[:, None]  # SOURCE_UNIT is 1
             if COORDINATES:
@@ -165,7 +166,7 @@ def _angles(
                 numbers = tl.load(at + driver[None, :] * coordinate_stride, present)
             else:
                 numbers = tl.load(at, (token < seq)[:, None])
-        cos, sin = _cos_sin(numbers, words, pair, PAIRS, REAL)
+        cos, sin = _cos_sin(numbers, words, pair, PAIRS, REAL, FUSED)
         if SCALED:
             amplitude = tl.load(words + 4 * PAIRS).to(tl.float64, bitcast=True).to(REAL)
             cos, sin = cos * amplitude, sin * amplitude
@@ -175,7 +176,7 @@ def _angles(
 
 
 @triton.jit
-def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
+def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr, FUSED: tl.constexpr):
     """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers or floats.
 
     Valid for int64 positions. Max error at int32 positions: 9.5e-8 (float32), 1.7e-16 (float64). At int64
@@ -195,13 +196,15 @@ def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         u = (phase << 2).to(tl.float64) * 1.0842021724855044e-19  # 2^-63
         quadrant = phase + (1 << 61)
         if positions.dtype.is_floating():
-            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS)
+            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS, FUSED)
             quadrant += quarters << 62
         z = u * u
-        cos = (((((z * E7 + E6) * z + E5) * z + E4) * z + E3) * z + E2) * z + E1
-        sin = (((((z * D6 + D5) * z + D4) * z + D3) * z + D2) * z + D1) * z + D0
+        cos = _step(_step(_step(tl.full((1, 1), E7, REAL), z, E6, FUSED), z, E5, FUSED), z, E4, FUSED)
+        cos = _step(_step(_step(cos, z, E3, FUSED), z, E2, FUSED), z, E1, FUSED)
+        sin = _step(_step(_step(tl.full((1, 1), D6, REAL), z, D5, FUSED), z, D4, FUSED), z, D3, FUSED)
+        sin = _step(_step(_step(sin, z, D2, FUSED), z, D1, FUSED), z, D0, FUSED)
         odd = (quadrant & (1 << 62)) != 0
-        cos, sin = cos * z + 1.0, u * sin
+        cos, sin = _step(cos, z, 1.0, FUSED), u * sin
         sign: tl.constexpr = -(1 << 63)
         cos_sign = (quadrant + (1 << 62)) & sign
         word = tl.int64
@@ -211,13 +214,13 @@ def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         u = (phase << 2).to(tl.float32) * 4.656612873077393e-10  # 2^-31
         quadrant = phase + (1 << 29)
         if positions.dtype.is_floating():
-            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS)
+            u, quarters = _add_fraction(u, fraction, words, pair, PAIRS, FUSED)
             u, quadrant = u.to(tl.float32), quadrant + (quarters << 30).to(tl.int32)
         z = u * u
-        cos = ((z * C4 + C3) * z + C2) * z + C1
-        sin = ((z * S3 + S2) * z + S1) * z + S0
+        cos = _step(_step(_step(tl.full((1, 1), C4, REAL), z, C3, FUSED), z, C2, FUSED), z, C1, FUSED)
+        sin = _step(_step(_step(tl.full((1, 1), S3, REAL), z, S2, FUSED), z, S1, FUSED), z, S0, FUSED)
         odd = (quadrant & (1 << 30)) != 0
-        cos, sin = cos * z + 1.0, u * sin
+        cos, sin = _step(cos, z, 1.0, FUSED), u * sin
         sign: tl.constexpr = -(1 << 31)
         cos_sign = (quadrant + (1 << 30)) & sign
         word = tl.int32
@@ -227,6 +230,25 @@ def _cos_sin(positions, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
     cos = (cos.to(word, bitcast=True) ^ cos_sign).to(REAL, bitcast=True)
     sin = (sin.to(word, bitcast=True) ^ (quadrant & sign)).to(REAL, bitcast=True)
     return cos, sin
+
+
+@triton.jit
+def _step(x, y, z, FUSED: tl.constexpr):
+    """Return x * y + z, rounded twice; x is a tensor."""
+    return _product(x, y, FUSED) + z
+
+
+@triton.jit
+def _product(x, y, FUSED: tl.constexpr):
+    """Return x * y, rounded: a compiler that fuses products and sums leaves this instruction as it is."""
+    if FUSED:
+        if x.dtype == tl.float64:
+            x = tl.inline_asm_elementwise("mul.rn.f64 $0, $1, $2;", "=d,d,d", [x, y], tl.float64, True, 1)
+        else:
+            x = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    else:
+        x = x * y
+    return x
 
 
 @triton.jit
@@ -240,7 +262,7 @@ def _split(x):
 
 
 @triton.jit
-def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
+def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr, FUSED: tl.constexpr):
     """Add the angles of fractions of positions, |f| <= 1/2, to u eighths of a turn from an axis.
 
     Return the distance from the nearest axis, in float64 for fractions in float64, and integers: their lower
@@ -249,7 +271,7 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
     eighths = tl.load(words + 5 * PAIRS + pair, pair < PAIRS, other=0).to(tl.float64, bitcast=True)[None, :]
     if fraction.dtype == tl.float64:
         u = u.to(tl.float64)
-    u += fraction.to(u.dtype) * eighths.to(u.dtype)
+    u = _step(fraction.to(u.dtype), eighths.to(u.dtype), u, FUSED)
     # Round u / 2 to an integer, ties to even: floats around 1.5·2^24, or 1.5·2^53, are 2 apart.
     rounder: tl.constexpr = 1.5 * 2.0**53 if u.dtype == tl.float64 else 1.5 * 2.0**24
     word: tl.constexpr = tl.int64 if u.dtype == tl.float64 else tl.int32
@@ -258,11 +280,12 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr):
+def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr, FUSED: tl.constexpr):
     """Return the pairs of some heads, rotated by the angles of their tokens, in REAL."""
     if PAIRS > 0:
         a, b, cos, sin = a.to(REAL), b.to(REAL), cos[None, :, :], sin[None, :, :]
-        a, b = a * cos - b * sin, b * cos + a * sin
+        a_cos, b_sin = _product(a, cos, FUSED), _product(b, sin, FUSED)
+        a, b = a_cos - b_sin, _product(b, cos, FUSED) + _product(a, sin, FUSED)
     return a, b
 
 
@@ -423,6 +446,7 @@ def make_inputs(
     READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr, COPIES: tl.constexpr, COORDINATES: tl.constexpr,
     SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr,
     TOKENS: tl.constexpr, HEADS0: tl.constexpr, HEADS1: tl.constexpr, WIDTH: tl.constexpr,
+    FUSED: tl.constexpr,
     NORM: tl.constexpr,  # 0: none; its roundings: 1 none, 2 "norm", 3 "steps"
     EPS: tl.constexpr, OFFSET: tl.constexpr,
     WEIGHT0: tl.constexpr, WEIGHT1: tl.constexpr,  # 0: ones; axes of the weight
@@ -464,21 +488,21 @@ def make_inputs(
             slot = _slots_of_last_tokens(slot, index, slots, num_tokens)
     cos, sin = _angles(
         first, second, words, position, outer, token, seq, first_outer, first_seq, second_outer, second_seq,
-        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH,
+        coordinate_stride, KIND, SOURCE_UNIT, PAIRS, COORDINATES, SCALED, TRANSPOSED, REAL, WIDTH, FUSED,
     )  # fmt: skip
     if NORM > 0:
         q_a, q_b, q_before, q_after = _normed_heads(
             q_a, q_b, q_before, q_after, w0_a, w0_b, w0_before, w0_after, q, present0, x0_feature, HEAD_DIM,
-            START, PAIRS, REAL, NORM, EPS, OFFSET, WEIGHT0,
+            START, PAIRS, REAL, FUSED, NORM, EPS, OFFSET, WEIGHT0,
         )  # fmt: skip
-    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL)
+    q_a, q_b = _rotated(q_a, q_b, cos, sin, PAIRS, REAL, FUSED)
     if HEADS1 > 0:
         if NORM > 0:
             k_a, k_b, k_before, k_after = _normed_heads(
                 k_a, k_b, k_before, k_after, w1_a, w1_b, w1_before, w1_after, k, present1, x1_feature,
-                HEAD_DIM, START, PAIRS, REAL, NORM, EPS, OFFSET, WEIGHT1,
+                HEAD_DIM, START, PAIRS, REAL, FUSED, NORM, EPS, OFFSET, WEIGHT1,
             )  # fmt: skip
-        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL)
+        k_a, k_b = _rotated(k_a, k_b, cos, sin, PAIRS, REAL, FUSED)
     if IN_PLACE and (READS_HALF != WRITES_HALF or NORM > 0):
         tl.debug_barrier()  # a thread writes features that another thread reads
     y, present0 = _rows(y0, outer, token, seq, chunk, heads0, y0_outer, y0_seq, y0_head, UNIT, HEADS0)
@@ -554,12 +578,12 @@ def _load_weights(
 @triton.jit
 def _normed_heads(
     a, b, before, after, w_a, w_b, w_before, w_after, x, present, x_feature, HEAD_DIM: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, REAL: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, REAL: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Norm the pairs of heads, and their features before and after the slice."""
     dtype = x.dtype.element_ty
-    r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL)
+    r = _inverse_rms(x, present, x_feature, HEAD_DIM, EPS, REAL, FUSED)
     if PAIRS > 0:
         a = _normed(a, r, w_a, dtype, REAL, NORM, OFFSET, WEIGHT)
         b = _normed(b, r, w_b, dtype, REAL, NORM, OFFSET, WEIGHT)
@@ -571,26 +595,29 @@ def _normed_heads(
 
 
 @triton.jit
-def _inverse_rms(x, present, x_feature, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, REAL: tl.constexpr):
+def _inverse_rms(
+    x, present, x_feature, HEAD_DIM: tl.constexpr, EPS: tl.constexpr, REAL: tl.constexpr, FUSED: tl.constexpr
+):
     """Return 1 / sqrt(mean of squares + eps) of each head, summed as in rope_array/_array_api/norm.py."""
     size: tl.constexpr = min(_COLUMNS, triton.next_power_of_2(HEAD_DIM))
-    total = _squares(x, present, x_feature, 0, size, HEAD_DIM, REAL)
+    total = _squares(x, present, x_feature, 0, size, HEAD_DIM, REAL, FUSED)
     for start in tl.static_range(size, HEAD_DIM, size):
-        total += _squares(x, present, x_feature, start, size, HEAD_DIM, REAL)
+        total += _squares(x, present, x_feature, start, size, HEAD_DIM, REAL, FUSED)
     # Each tl.sum has two terms: of more, the order would depend on how the columns are spread over threads.
     for fold in tl.static_range(6):
         if size >> fold > 1:
             halves = tl.reshape(total, (total.shape[0], total.shape[1], 2, size >> (fold + 1)))
             total = tl.sum(halves, axis=2)
-    mean = total * (1.0 / HEAD_DIM) + EPS
+    mean = _step(total, tl.full((1, 1), 1.0 / HEAD_DIM, REAL), EPS, FUSED)
     # The _rn functions, which round as IEEE 754 requires, exist for float32; float64 is always rounded so.
     return 1.0 / tl.sqrt(mean) if tl.float64 == REAL else tl.div_rn(1.0, tl.sqrt_rn(mean))
 
 
 @triton.jit
 def _squares(
-    x, present, x_feature, START: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, REAL: tl.constexpr
-):
+    x, present, x_feature, START: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    REAL: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
     """Return the squares of features from START on; zeros after the last."""
     # Addresses and mask are written as in _load_pairs, so that the compiler loads a head once.
     column = tl.arange(0, SIZE)
@@ -598,7 +625,7 @@ def _squares(
     value = tl.load(x + (column[None, None, :] + START) * x_feature, mask).to(REAL)
     if START + SIZE > HEAD_DIM:
         value = tl.where(mask, value, 0.0)
-    return value * value
+    return _product(value, value, FUSED)
 
 
 @triton.jit

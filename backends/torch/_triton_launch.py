@@ -80,7 +80,7 @@ def rotate(
     if launches is None:
         if not checked:
             return NotImplemented
-        launches = _prepare(xs, ys, source, CallOptions(*options), transposed)
+        launches = prepare(xs, ys, source, CallOptions(*options), transposed)
         if len(_launches) >= LIMIT:
             _launches.clear()
         _launches[key] = launches
@@ -197,7 +197,7 @@ def memory_key(xs: Any, ys: Any, source: Any, addresses: list[int]) -> tuple[Any
 # ---- from a call to its launches ----
 
 
-def _prepare(xs: Any, ys: Any, source: Source, options: CallOptions, transposed: bool) -> list[TritonLaunch]:
+def prepare(xs: Any, ys: Any, source: Source, options: CallOptions, transposed: bool) -> list[TritonLaunch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
     view = view_of(source)
     arrays = [_gpu.Strided(x.shape, x.stride(), y.stride()) for x, y in zip(xs, ys, strict=True)]
@@ -244,7 +244,8 @@ def make_launch(
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
     tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
-    in_place = [x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
+    # Tensors that a compiler traces have no memory yet, and are of a subclass.
+    in_place = [type(x) in PLAIN_TYPES and x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
         "KIND": int(source_kind),
         "UNIT": unit,
@@ -266,6 +267,7 @@ def make_launch(
         "HEADS0": tile.heads0,
         "HEADS1": tile.heads1,
         "WIDTH": triton.next_power_of_2(max(1, layout.num_pairs)),
+        "FUSED": False,
     }
     chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1 or 1))
     programs = rows[0].outer * _ceil(rows[0].seq, tile.tokens) * chunks
@@ -359,7 +361,7 @@ def run(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any
 
 def _run_here(launches: list[TritonLaunch], xs: Any, ys: Any, source: Any, kernel: Any, more: Any) -> None:
     device = xs[0].device
-    stream = None if interpreted else _current_stream()(device.index)
+    stream = stream_of(device)
     source_arrays, words, position = _source_arguments(source, device, stream)
     for launch in launches:
         i, j, read, start = launch.index0, launch.index1, source_arrays, position
@@ -419,7 +421,7 @@ def _source_arguments(source: Any, device: Any, stream: Any) -> tuple[tuple[Any,
     """
     if isinstance(source, Tables):
         return (source.cos, source.sin), source.cos, 0
-    values, words = source.values, _words(source.plan, device, stream)
+    values, words = source.values, words_on(source.plan, device, stream)
     if isinstance(values, torch.Tensor):
         return (values, values), words, 0
     return (words, words), words, values.start if type(values) is range else values
@@ -435,7 +437,7 @@ def _from(tensor: Any, offset: int) -> Any:
     return tensor if not tensor.numel() else tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
 
 
-def _words(plan: Plan, device: Any, stream: Any) -> Any:
+def words_on(plan: Plan, device: Any, stream: Any) -> Any:
     """Return the constants of a plan on a device, copied there once; `stream`: the current one of a GPU."""
     words, first_stream = plan.derived.on_devices.get(device, (None, None))
     if stream is not None:
@@ -477,6 +479,11 @@ def plan_of_array(source: Positions, use_float64: bool) -> TurnsPlan:
     rows[4] = _gpu.bits_of_amplitude(plan)
     turns_plan.derived.on_devices[device] = rows, None
     return turns_plan
+
+
+def stream_of(device: Any) -> Any:
+    """Return the current stream of a GPU as a number; None for the interpreter."""
+    return None if interpreted else _current_stream()(device.index)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""PyTorch on a GPU by a Triton kernel, in eager calls.
+"""PyTorch on a GPU by a Triton kernel, in eager calls and in compiled programs.
 
 With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, slowly, for tests:
 ``backend="triton"`` then takes tensors of the CPU.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rope_array import _dynamo
 from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
@@ -20,7 +21,7 @@ from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._errors import printable
 from rope_array._internals import internal
 
-from . import _attention, _eager
+from . import _attention, _compiled, _eager
 from ._eager import why_checked_call_declined, why_tensor_not_plain
 from ._gradient import make_recorded_tables
 from ._library import LIBRARY, TRANSFORMED, is_lazy, no_autocast
@@ -108,13 +109,23 @@ def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> A
 
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why tensors are declined, or None."""
-    if torch.compiler.is_compiling():
-        return "the call is compiled: the compiler makes one kernel of PyTorch's own operations"
     device = xs[0].device
+    if torch.compiler.is_compiling():
+        return _why_not_compiled(device) or _compiled.why_call_unserved(xs, source)
     if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
         return f"a tensor is on {device}; the kernel runs on GPUs"
     reason = unavailable_reason() or _why_gpu_too_old(device)
     return reason or why_checked_call_declined(xs, source, _why_tensor_unreadable)
+
+
+@_dynamo.traced_constant
+def _why_not_compiled(device: Any) -> str | None:
+    """Return why a compiled program cannot call the kernel on a device, or None."""
+    if device.type != "cuda":
+        return f"a tensor is on {device}; the kernel runs on GPUs"
+    if internal("torch._inductor.config.cpp_wrapper"):
+        return "Inductor's option cpp_wrapper calls no operator of another package"
+    return unavailable_reason() or _why_gpu_too_old(device)
 
 
 def _why_gpu_too_old(device: Any) -> str | None:
@@ -141,6 +152,10 @@ def _why_tensor_unreadable(x: Any) -> str | None:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
+        if torch.compiler.is_compiling():
+            if outs is None:
+                return _compiled.rotate_traced(call, by_kernel=True)
+            return _compiled.rotate_traced_into(call, outs)
         if TRANSFORMED():
             return rotate_mapped(rotate, call)
         kernel = load_kernel()
@@ -151,9 +166,11 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 def attention_inputs(inputs: AttentionCall) -> Any:
     """Make attention's inputs in one launch; NotImplemented for a call that array operations serve."""
-    if TRANSFORMED():
-        return NotImplemented
     with no_autocast(inputs.call.xs[0]):
+        if torch.compiler.is_compiling():
+            return _attention.attention_traced(inputs, by_kernel=True)
+        if TRANSFORMED():
+            return NotImplemented
         source_for = partial(_sources, inputs.call, load_kernel())
         return _attention.attention_eagerly(_InputsKernel(inputs), inputs, source_for)
 
@@ -195,6 +212,9 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 def _make_tables(source: Positions, like: Any) -> Any:
     if decline_reason((like,), source) is None:
+        if torch.compiler.is_compiling():
+            tables = _compiled.make_tables_traced(source, like)
+            return _make_tables_by_array_api(source, like) if tables is NotImplemented else tables
         kernel = load_kernel()
         run = partial(kernel.make_tables, like.device)
         tables = _native.make_tables(source, like, LIBRARY, run, kernel.plan_of_array, like.is_cpu)

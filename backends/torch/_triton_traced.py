@@ -1,0 +1,82 @@
+"""The Triton kernel in compiled programs, where the compiler sees its launch.
+
+While AOTAutograd traces a program, our operator on a GPU becomes the launch itself. So Inductor writes the
+launch into its program, which then calls no Python of ours and plans the memory of the results. It does not
+fuse the launch with its neighbours.
+
+The tensors have no values and no memory yet, and their sizes and strides may be symbols. Each function
+returns NotImplemented for a call whose operator has to run instead.
+"""
+
+from typing import Any
+
+import torch
+
+from rope_array._array_api.attention import AttentionCall
+from rope_array._array_api.source import CallOptions, Source, Tables
+from rope_array._backends._gpu import inputs as _gpu_inputs
+
+from . import _triton_inputs, _triton_launch
+from ._library import is_lazy
+from ._triton_kernel import make_inputs, rotate_rows
+
+_WRAP: Any = getattr(torch.library, "wrap_triton", None)  # since PyTorch 2.6
+
+
+def launch(xs: Any, source: Source, options: CallOptions, transposed: bool, words: Any) -> Any:
+    """Rotate tensors of one compute dtype."""
+    if not _is_visible(xs, source):
+        return NotImplemented
+    ys = [torch.empty_like(x) for x in xs]
+    launches = _triton_launch.prepare(xs, ys, source, options, transposed)
+    return _run(rotate_rows, launches, xs, ys, _source_arguments(source, words))
+
+
+def launch_inputs(inputs: AttentionCall, words: Any) -> Any:
+    """Norm and rotate heads, without caches."""
+    (xs, source, *_), norm = inputs.call, inputs.norm
+    weights = () if norm is None else norm.weights
+    if not _is_visible((*xs, *weights), source) or not _gpu_inputs.serves_dtypes(xs[0], source, None):
+        return NotImplemented
+    ys = [torch.empty_like(x) for x in xs]
+    prepared = _triton_inputs.prepare(inputs, ys, source)
+    if prepared is None:
+        return NotImplemented
+    more = _triton_inputs.arguments_of(xs, norm, None, prepared)
+    return _run(make_inputs, [prepared.launch], xs, ys, _source_arguments(source, words), more)
+
+
+def _is_visible(tensors: Any, source: Source) -> bool:
+    """Return whether a launch may be shown to the compiler."""
+    # For AMD the compiler must not fuse products and sums, which the compiler of PyTorch's programs does.
+    if _WRAP is None or torch.version.hip:
+        return False
+    for tensor in tensors:
+        if tensor is not None and (is_lazy(tensor) or 0 in tensor.shape):
+            return False
+    return not isinstance(source, Tables) or source.cos.stride(-1) == source.sin.stride(-1) == 1
+
+
+def _source_arguments(source: Source, words: Any) -> tuple[Any, Any, Any]:
+    """Return `first`, `second` and `words` of the kernel, of which it ignores some."""
+    if isinstance(source, Tables):
+        return source.cos, source.sin, source.cos
+    return source.values, words, words
+
+
+def _run(kernel: Any, launches: Any, xs: Any, ys: Any, source_arguments: Any, more: Any = ()) -> Any:
+    """Record the launches of a call.
+
+    An argument that the kernel ignores is never a tensor that another argument is: Inductor would compute
+    such a tensor, positions for one, twice.
+    """
+    if any([launch.offsets is not None for launch in launches]):  # of a part of an array
+        return NotImplemented
+    fused = _triton_launch.CONSTANTS.index("FUSED")
+    for launch in launches:
+        i, j = launch.index0, launch.index1
+        second = (ys[i], ys[i]) if i == j else (xs[j], ys[j])  # the kernel ignores that of one array
+        constants = (*launch.constants[:fused], True, *launch.constants[fused + 1 :])
+        arguments = (xs[i], ys[i], *second, *source_arguments, *more, 0, *launch.numbers, *constants)
+        _WRAP(kernel)[(launch.programs,)](*arguments, num_warps=launch.num_warps)
+    return ys
