@@ -151,9 +151,9 @@ def _angles(
         cos, sin = 0, 0
     elif KIND == _TABLES:
         row = outer * (first_outer * SOURCE_UNIT) + token * (first_seq * SOURCE_UNIT)
-        cos = tl.load(first + row[:, None] + pair[None, :], present)
+        cos = tl.load(first + row[:, None] + pair[None, :], present).to(REAL)
         row = outer * (second_outer * SOURCE_UNIT) + token * (second_seq * SOURCE_UNIT)
-        sin = tl.load(second + row[:, None] + pair[None, :], present)
+        sin = tl.load(second + row[:, None] + pair[None, :], present).to(REAL)
         if TRANSPOSED:
             sin = -sin
     else:

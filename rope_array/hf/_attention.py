@@ -246,7 +246,7 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         if one_pass is not None:
             return _dispatch.attention_inputs(xs, tables, (seq_axis,), one_pass, None)[0]
         if recorded and torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
-            return _operators.rotate_by_operator(xs, tables, seq_axis)
+            return _operators.rotate_by_operator(xs, tables, seq_axis, follows_norm=bool(norms))
         return _dispatch.rotate(xs, tables, (seq_axis,))
 
     return rotate

@@ -4,7 +4,6 @@ The names of a norm's class and attributes do not tell its arithmetic. So the mo
 heads, in float32 and in 16 bits, and compared with our norm for each offset and rounding.
 """
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from rope_array._array_api.source import Tables
 from rope_array._internals import internal
 from rope_array._spec.plan import Layout
 
+from ._operators import has_one_pass
 from ._rotary import probe_of
 
 OFFSETS = (0.0, 1.0)
@@ -88,17 +88,6 @@ class HeadNorm:
     def run(modules: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the results of the modules themselves; an array without a module as it is."""
         return tuple([x if module is None else module(x) for module, x in zip(modules, xs, strict=True)])
-
-
-@functools.cache
-def has_one_pass(device: torch.device) -> bool:
-    """Return whether a kernel norms and rotates in one pass on a device. By parts the modules are faster."""
-    x = torch.zeros((1, 2), dtype=torch.float32, device=device)
-    source = Tables(x[:, :1], x[:, :1], Layout(2, 0, 2, "half", "half", None))
-    backends: tuple[Any, ...] = _dispatch.backends_for((x,)).in_order
-    # A backend that declines nothing computes by array operations.
-    kernels = [b for b in backends if hasattr(b, "attention_inputs") and hasattr(b, "decline_reason")]
-    return any(kernel.decline_reason((x,), source) is None for kernel in kernels)
 
 
 def find_norm(attention: Any, names: Iterable[str], memo: dict[Any, Any]) -> HeadNorm | str:

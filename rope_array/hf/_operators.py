@@ -68,10 +68,34 @@ def make_tables_by_operator(x: Any, pos: Any, rope: str) -> Any:
     return torch.ops.rope_array_hf.make_tables.default(x, pos, rope)
 
 
-def rotate_by_operator(xs: tuple[Any, ...], tables: Tables, seq_axis: int) -> tuple[Any, ...]:
-    """Rotate tensors by tables."""
+def rotate_by_operator(
+    xs: tuple[Any, ...], tables: Tables, seq_axis: int, follows_norm: bool = False
+) -> tuple[Any, ...]:
+    """Rotate tensors by tables: on a GPU by one launch of a kernel, unless it follows a norm.
+
+    The compiler fuses PyTorch's operations with a norm. On the CPU they take less time than the kernel.
+    """
     cos, sin, layout = tables
-    return tuple(torch.ops.rope_array_hf.rotate.default(xs, cos, sin, _layout_text(*layout), seq_axis))
+    text, dtype, device = _layout_text(*layout), xs[0].dtype, xs[0].device
+    has_one_dtype = all([x.dtype == dtype != torch.float64 != cos.dtype for x in xs])
+    by_kernel = has_one_dtype and not follows_norm and _has_kernel(device)
+    return tuple(torch.ops.rope_array_hf.rotate.default(xs, cos, sin, text, seq_axis, by_kernel))
+
+
+@traced_constant
+def _has_kernel(device: torch.device) -> bool:
+    return device.type == "cuda" and has_one_pass(device)
+
+
+@functools.cache
+def has_one_pass(device: torch.device) -> bool:
+    """Return whether a kernel norms and rotates in one pass on a device. By parts the modules are faster."""
+    x = torch.zeros((1, 2), dtype=torch.float32, device=device)
+    source = Tables(x[:, :1], x[:, :1], Layout(2, 0, 2, "half", "half", None))
+    backends: tuple[Any, ...] = _dispatch.backends_for((x,)).in_order
+    # A backend that declines nothing computes by array operations.
+    kernels = [b for b in backends if hasattr(b, "attention_inputs") and hasattr(b, "decline_reason")]
+    return any(kernel.decline_reason((x,), source) is None for kernel in kernels)
 
 
 @traced_constant
@@ -87,17 +111,23 @@ def _make_tables_in_graph(x: Any, pos: Any, rope: str) -> list[Any]:
     return list(_ROPES[rope].rotation(pos, like=x))
 
 
-def _rotate_in_graph(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
-    # Operations, also where the kernel serves: the compiler joins them with their neighbours, in less time
-    # than a call of the kernel.
-    source = Tables(cos, sin, Layout(*json.loads(layout)[:-1]))
-    return list(_dispatch.rotate(tuple(xs), source, (seq_axis,), None, "torch"))
+def _rotate_in_graph(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int, by_kernel: bool) -> list[Any]:
+    table_layout = Layout(*json.loads(layout)[:-1])
+    if not by_kernel:
+        source = Tables(cos, sin, table_layout)
+        return list(_dispatch.rotate(tuple(xs), source, (seq_axis,), None, "torch"))
+    _, *numbers, blocks = table_layout
+    arguments = (xs, cos, sin, *numbers[:-1], blocks, seq_axis)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
+        return list(torch.ops.rope_array.rotate_by_recorded.default(*arguments, True))
+    return list(torch.ops.rope_array.rotate_by.default(*arguments))
 
 
 _LIBRARY = torch.library.Library("rope_array_hf", "FRAGMENT")
 _SCHEMAS = {
     "make_tables(Tensor x, Tensor pos, str rope) -> Tensor[]": _make_tables_in_graph,
-    "rotate(Tensor[] xs, Tensor cos, Tensor sin, str layout, int seq_axis) -> Tensor[]": _rotate_in_graph,
+    "rotate(Tensor[] xs, Tensor cos, Tensor sin, str layout, int seq_axis, bool by_kernel)"
+    " -> Tensor[]": _rotate_in_graph,
 }
 for _schema, _function in _SCHEMAS.items():
     _name = _schema.partition("(")[0]
