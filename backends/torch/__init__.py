@@ -12,15 +12,16 @@ import torch
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import Library
-from rope_array._array_api.source import Call, Positions
+from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._backends import _native
 from rope_array._dynamo import mark_as_constant
 from rope_array._internals import internal
 from rope_array._rotation import load_rotation, name_types
 from rope_array._spec.plan import Layout, Plan
 
-from . import _attention, _compiled, _distributed, _gradient
-from ._library import LIBRARY, no_autocast
+from . import _attention, _compiled, _distributed, _eager
+from ._gradient import FewOperations, make_recorded_tables
+from ._library import LIBRARY, is_recorded, no_autocast
 
 name = "torch"
 is_array_api = True
@@ -38,7 +39,26 @@ def rotate(call: Call) -> Any:
             return _distributed.rotate_shards(call)
         if torch.compiler.is_dynamo_compiling() and _compiled.why_call_unserved(call.xs, call.source) is None:
             return _compiled.rotate_traced(call, by_kernel=False)
+        if (tables := _tables_on_device(call)) is not None:
+            return _eager.rotate_eagerly(FewOperations, call.xs, tables, call.options)
         return _tables.rotate_by_array_api(call)
+
+
+_HOSTS = ("cpu",)  # devices on which large results cost more time than many operations
+
+
+def _tables_on_device(call: Call) -> Tables | None:
+    """Return the tables of an eager call for `FewOperations`, or None for a call that it does not serve."""
+    xs, source = call.xs, call.source
+    if torch.compiler.is_compiling() or xs[0].device.type in _HOSTS:
+        return None
+    if _eager.first_tensor_reason(xs, source, _eager.why_tensor_not_plain) or source.layout.blocks > 1:
+        return None
+    if _eager.why_call_declined(source, is_recorded(xs)) or len({*call.float64}) > 1:
+        return None
+    cos, sin = source.arrays if isinstance(source, Tables) else make_tables(source, xs[0])
+    tables = Tables(cos, sin, source.layout)
+    return Tables(*_tables.cast_tables(tables, call.float64[0], call.ops), source.layout)
 
 
 def attention_inputs(inputs: AttentionCall) -> Any:
@@ -58,7 +78,7 @@ def make_tables(source: Positions, like: Any) -> Any:
     with _fake_as(like), no_autocast(like):
         if _distributed.has_dtensor(like, *source.arrays):
             return _distributed.make_sharded_tables(source, like, LIBRARY)
-        return _gradient.make_recorded_tables(_make_tables, source, like)
+        return make_recorded_tables(_make_tables, source, like)
 
 
 def _make_tables(source: Positions, like: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
+from rope_array._array_api.pairs import align_tables_to
 from rope_array._array_api.position_input import parse
 from rope_array._array_api.source import CallOptions, Positions, Source, Tables
 from rope_array._array_api.tables import angle_of, rotate_by_tables
@@ -194,6 +195,31 @@ def rotate_by_operations(
         cos, sin = cos_sin(pos, fraction, source.plan, use_float64, ops)
         source = Tables(stored(cos), stored(sin), source.layout)
     return rotate_by_tables(xs, adjoint(source) if transposed else source, options, ops)
+
+
+class FewOperations:
+    """A kernel by tables of the compute dtype: see _eager.py. Its operations are few, their results large."""
+
+    @staticmethod
+    def rotate(xs: Any, source: Tables, options: CallOptions, *_: Any) -> tuple[Any, ...]:
+        # Views, as their making raises for memory that was freed: torch.cat alone would read it.
+        cos, sin = (table[..., None, :] for table in source.arrays)
+        matrix = torch.cat([cos, -sin, sin, cos], -2).flatten(-2)
+        matrices = [align_tables_to(x, matrix, matrix, options, LIBRARY.ops(x))[0] for x in xs]
+        return tuple([_multiply(*factors, source.layout) for factors in zip(matrices, xs, strict=True)])
+
+
+def _multiply(matrix: Any, x: Any, layout: Layout) -> Any:
+    """Multiply pairs by 2 × 2 matrices, by operations for which the vmap of batched gradients has a rule."""
+    start, stop, pairs, lead = layout.start, layout.stop, layout.num_pairs, x.shape[:-1]
+    is_whole, is_half = stop - start == layout.head_dim, layout.pairing == "half"
+    columns = x if is_whole else x[..., start:stop]
+    members = columns.reshape(*lead, 1, 2, pairs) if is_half else columns.reshape(*lead, 1, pairs, 2).mT
+    # In the dtype of the matrix, which is first, so that the pairs of the products are adjacent.
+    first, second = (matrix.unflatten(-1, (2, 2, pairs)) * members).unbind(-2)
+    y = first + second if layout.out_pairing == "half" else (first + second).mT
+    y = y.to(x.dtype, memory_format=torch.contiguous_format).reshape(*lead, 2 * pairs)
+    return y if is_whole else torch.cat([x[..., :start], y, x[..., stop:]], -1)
 
 
 def operations_on(x: Any, *stored: Any) -> Any:

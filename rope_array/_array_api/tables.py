@@ -40,10 +40,7 @@ def rotate_by_positions(
     rotate_one: Any = align_and_rotate,
 ) -> Arrays:
     """Rotate each of xs by integers and fractions, with tables once per compute dtype."""
-    tables = {}
-    for use_float64 in float64:
-        if use_float64 not in tables:
-            tables[use_float64] = cos_sin(integers, fraction, plan, use_float64, ops)
+    tables = {use_64: cos_sin(integers, fraction, plan, use_64, ops) for use_64 in {*float64}}
     ys = []
     for x, use_float64 in zip(xs, float64, strict=True):
         ys.append(rotate_one(x, *tables[use_float64], plan.layout, options, ops))
@@ -96,13 +93,11 @@ def aligned_tables(call: Call) -> list[CosSin]:
     """Return for each array of a call the tables in its compute dtype and with its axes."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
-        by_dtype = {use_float64: cast_tables(source, use_float64, ops) for use_float64 in {*call.float64}}
+        by_dtype = {use_64: cast_tables(source, use_64, ops) for use_64 in {*call.float64}}
     else:
         integers, fraction = call.pos.read(call.lib, ops, any(call.float64))
-        by_dtype = {
-            use_float64: cos_sin(integers, fraction, source.plan, use_float64, ops)
-            for use_float64 in {*call.float64}
-        }
+        plan = source.plan
+        by_dtype = {use_64: cos_sin(integers, fraction, plan, use_64, ops) for use_64 in {*call.float64}}
     return [
         align_tables_to(x, *by_dtype[use_float64], call.options, ops)
         for x, use_float64 in zip(call.xs, call.float64, strict=True)
