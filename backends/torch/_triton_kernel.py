@@ -283,10 +283,18 @@ def _add_fraction(u, fraction, words, pair, PAIRS: tl.constexpr, FUSED: tl.const
 def _rotated(a, b, cos, sin, PAIRS: tl.constexpr, REAL: tl.constexpr, FUSED: tl.constexpr):
     """Return the pairs of some heads, rotated by the angles of their tokens, in REAL."""
     if PAIRS > 0:
-        a, b, cos, sin = a.to(REAL), b.to(REAL), cos[None, :, :], sin[None, :, :]
+        a, b, cos, sin = _real(a, REAL), _real(b, REAL), cos[None, :, :], sin[None, :, :]
         a_cos, b_sin = _product(a, cos, FUSED), _product(b, sin, FUSED)
         a, b = a_cos - b_sin, _product(b, cos, FUSED) + _product(a, sin, FUSED)
     return a, b
+
+
+@triton.jit
+def _real(x, REAL: tl.constexpr):
+    """Return numbers in the compute dtype; the upper one of two bfloat16 by one instruction, not by two."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(REAL)
 
 
 @triton.jit
@@ -622,7 +630,7 @@ def _squares(
     # Addresses and mask are written as in _load_pairs, so that the compiler loads a head once.
     column = tl.arange(0, SIZE)
     mask = present & (column < min(SIZE, HEAD_DIM - START))[None, None, :]
-    value = tl.load(x + (column[None, None, :] + START) * x_feature, mask).to(REAL)
+    value = _real(tl.load(x + (column[None, None, :] + START) * x_feature, mask), REAL)
     if START + SIZE > HEAD_DIM:
         value = tl.where(mask, value, 0.0)
     return _product(value, value, FUSED)
@@ -633,11 +641,11 @@ def _normed(
     value, r, weight, dtype: tl.constexpr, REAL: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    value = value.to(REAL) * r
+    value = _real(value, REAL) * r
     if NORM == 3:
         value = value.to(dtype).to(REAL)
     if WEIGHT > 0:
-        weight = weight.to(REAL)
+        weight = _real(weight, REAL)
         if OFFSET != 0:
             weight = weight + OFFSET
         value = value * weight
