@@ -12,7 +12,7 @@ import child
 import pytest
 import torch
 from compare import assert_same
-from triton_cases import CALLS, GPUCall, assert_right, normal
+from triton_cases import CALLS, GPUCall, assert_right, normal, tiles_of_many_tokens
 from triton_mutants import MUTANTS, installed
 
 import rope_array as ra
@@ -35,6 +35,8 @@ def assert_same_bits(x, pos=POS, rope=ROPE, **options):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call(name):
     assert_right(CALLS[name])
+    with tiles_of_many_tokens():
+        assert_right(CALLS[name])
 
 
 # ---- memory ----
@@ -49,6 +51,12 @@ def test_out_elsewhere():
 
 def test_nothing_outside_of_the_result_is_written():
     """Heads, tokens and features around the result stay as they are; around x is memory too, of NaN."""
+    assert_only_the_result_is_written()
+    with tiles_of_many_tokens():
+        assert_only_the_result_is_written()
+
+
+def assert_only_the_result_is_written():
     around = torch.full((5, 9, 40), torch.nan)
     x = around[1:4, 2:7, 3:19]
     x.copy_(normal(3, 5, 16))

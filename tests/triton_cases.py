@@ -3,9 +3,11 @@
 The suite, which runs over the backend too, has other calls: numbers, lists, wide heads, arrays without rows.
 """
 
+import contextlib
 from typing import Any, NamedTuple
 
 import compare
+import pytest
 import torch
 from ropes import fields_of
 
@@ -56,6 +58,18 @@ def assert_right(call):
     in_place = tuple(map(torch.clone, call.xs))
     assert call.run("triton", in_place, in_place) is in_place
     compare.assert_same(in_place, ys)
+
+
+@contextlib.contextmanager
+def tiles_of_many_tokens():
+    """Cut the launches of few tokens as those of many."""
+    from rope_array._backends.torch import _triton_launch  # after Triton was set to interpret
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_triton_launch, "_FEW_TOKENS", 0)
+        _triton_launch._launches.clear()
+        yield
+    _triton_launch._launches.clear()
 
 
 def normal(*shape, dtype="float32", seed=0):

@@ -90,7 +90,7 @@ def prepare(inputs: AttentionCall, ys: Any, source: Source) -> _InputsLaunch | N
         return None
     layout, v, of_k = call.source.layout, rows.v, rows.weights[-1]
     group = [(i, call.xs[i], ys[i], rows.xs[i]) for i in range(len(call.xs))]
-    launch = _triton_launch.make_launch(group, source, view.kind, layout, False)
+    launch = _triton_launch.make_launch(group, source, view.kind, layout, False, splits=False)
     constants = dict(zip(_triton_launch.CONSTANTS, launch.constants, strict=True))
     if norm is not None and 2 * layout.num_pairs < layout.head_dim:
         constants["COPIES"] = True

@@ -79,8 +79,18 @@ def rotate_rows(
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
     FUSED: tl.constexpr,  # whether the compiler fuses products and sums
+    CHUNKS: tl.constexpr,  # of x0 and then of x1, of HEADS0 each; 0: all chunks have heads of both arrays
 ):  # fmt: skip
-    outer, token, chunk = _place(seq, chunks, TOKENS)
+    outer, token, chunk = _place(seq, chunks, TOKENS, CHUNKS)
+    if CHUNKS > 0:
+        chunks0 = tl.cdiv(heads0, HEADS0)
+        is_x1 = chunk >= chunks0
+        x0, y0, chunk = tl.where(is_x1, x1, x0), tl.where(is_x1, y1, y0), chunk - tl.where(is_x1, chunks0, 0)
+        heads0 = _either(is_x1, heads1, heads0)
+        x0_outer, x0_seq = _either(is_x1, x1_outer, x0_outer), _either(is_x1, x1_seq, x0_seq)
+        x0_head, x0_feature = _either(is_x1, x1_head, x0_head), _either(is_x1, x1_feature, x0_feature)
+        y0_outer, y0_seq = _either(is_x1, y1_outer, y0_outer), _either(is_x1, y1_seq, y0_seq)
+        y0_head, y0_feature = _either(is_x1, y1_head, y0_head), _either(is_x1, y1_feature, y0_feature)
     if not STRIDED:
         x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
     # The loads of q and k come before the angles, which take as long as a load, and before the first store: a
@@ -116,7 +126,13 @@ def rotate_rows(
 
 
 @triton.jit
-def _place(seq, chunks, TOKENS: tl.constexpr):
+def _either(condition, a, b):
+    """Return one of two numbers, of which a compiler may know one."""
+    return tl.where(condition, tl.cast(a, tl.int64), tl.cast(b, tl.int64))
+
+
+@triton.jit
+def _place(seq, chunks, TOKENS: tl.constexpr, CHUNKS: tl.constexpr):
     """Return a program's index along `outer`, its tokens along `seq`, and its chunk of heads."""
     # Row offsets have 64 bits, program numbers 32: a division of 64 bits takes 100 instructions. One axis of
     # programs, as CUDA limits the others to 65,535. With 2 chunks of heads and 3 tiles of tokens:
@@ -129,7 +145,9 @@ def _place(seq, chunks, TOKENS: tl.constexpr):
     tiles, chunks = tl.cast(tl.cdiv(seq, TOKENS), tl.int32), tl.cast(chunks, tl.int32)
     tile = tl.program_id(0)
     chunk, outer = tile * 0, tile * 0
-    if chunks > 1:
+    if CHUNKS > 0:
+        chunk, tile = tile % CHUNKS, tile // CHUNKS
+    elif chunks > 1:
         chunk, tile = tile % chunks, tile // chunks
     if tile >= tiles:
         outer, tile = tile // tiles, tile % tiles
@@ -455,6 +473,7 @@ def make_inputs(
     SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr,
     TOKENS: tl.constexpr, HEADS0: tl.constexpr, HEADS1: tl.constexpr, WIDTH: tl.constexpr,
     FUSED: tl.constexpr,
+    CHUNKS: tl.constexpr,  # 0
     NORM: tl.constexpr,  # 0: none; its roundings: 1 none, 2 "norm", 3 "steps"
     EPS: tl.constexpr, OFFSET: tl.constexpr,
     WEIGHT0: tl.constexpr, WEIGHT1: tl.constexpr,  # 0: ones; axes of the weight
@@ -464,7 +483,7 @@ def make_inputs(
     K_PAGE: tl.constexpr, V_PAGE: tl.constexpr,  # slots of a page; 0: there are no pages
     SEARCHES: tl.constexpr,  # look for a later token with the slot
 ):  # fmt: skip
-    outer, token, chunk = _place(seq, chunks, TOKENS)
+    outer, token, chunk = _place(seq, chunks, TOKENS, CHUNKS)
     if not STRIDED:
         x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
         v_feature, kc_feature, vc_feature = 1, 1, 1

@@ -33,9 +33,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _POSITIONS = (torch.int64, torch.int32, torch.float32, torch.float64)
 LIMIT = 1024  # keys in the cache of launches
 # The rows of a program, chosen by instructions and registers (tests/test_triton_compile.py), and by times on
-# an H200.
+# an H200. They may depend on sizes: the arithmetic of a row, and so its bits, are the same in every tile.
 _MAX_HEADS = 32  # of each array
 _TILE_BYTES = 8192  # max bytes of a tile of several tokens
+# Where the next token is nearer in memory than the next head: tokens of a program, and max heads of an array.
+_RUN_TOKENS, _RUN_HEADS = 4, 16
+_ONE_HEAD_PAIRS = 16  # of each thread: each pair has its own angle, and more warps hide the arithmetic
+# Up to so many tokens, a program has heads of one array, and a thread one angle and 16 bytes of a and of b.
+_FEW_TOKENS, _FEW_BYTES = 128, 16
 # Min bytes of the larger array for each thread. Interleaved is smaller, because split and join cost time.
 _THREAD_BYTES = {"half": 128, "interleaved": 64}
 _MAX_WARPS = 8
@@ -238,12 +243,17 @@ def make_launch(
     source_kind: Kind,
     layout: Layout,
     transposed: bool,
+    splits: bool = True,
 ) -> TritonLaunch:
-    """Return the launch for one or two arrays: their indices, each x, its result, and their rows."""
+    """Return the launch for one or two arrays: their indices, each x, its result, and their rows.
+
+    `splits`: a program may have heads of one array alone.
+    """
     numbers, unit, source_unit = _strides(group, source)
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
-    tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
+    splits = splits and len({x.dtype for _, x, _, _ in group}) == 1
+    tile = _tile(rows[0], heads, layout, max(x.itemsize for _, x, _, _ in group), splits)
     # Tensors that a compiler traces have no memory yet, and are of a subclass.
     in_place = [type(x) in PLAIN_TYPES and x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
@@ -266,10 +276,11 @@ def make_launch(
         "TOKENS": tile.tokens,
         "HEADS0": tile.heads0,
         "HEADS1": tile.heads1,
-        "WIDTH": triton.next_power_of_2(max(1, layout.num_pairs)),
+        "WIDTH": _width(layout),
         "FUSED": False,
+        "CHUNKS": tile.chunks,
     }
-    chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1 or 1))
+    chunks = tile.chunks or max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1 or 1))
     programs = rows[0].outer * _ceil(rows[0].seq, tile.tokens) * chunks
     offsets = (
         *(n for r in (rows[0], rows[-1]) for n in (r.x_offset, r.y_offset)),
@@ -316,31 +327,47 @@ def _has_coordinates(source: Source) -> bool:
 
 
 class _Tile(NamedTuple):
-    """The number of tokens of a program, of their heads in each array, and of warps."""
+    """The number of tokens of a program, of their heads in each array, and of warps; CHUNKS of the kernel."""
 
     tokens: int
     heads0: int
     heads1: int
     num_warps: int
+    chunks: int
 
 
-def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
+def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, splits: bool) -> _Tile:
     """Return the tile of a launch.
 
-    It has all heads of one token if they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits
-    _TILE_BYTES.
+    Of few tokens, a program has some heads of one array, so that all of the GPU works. Otherwise it has all
+    heads of one token if they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits _TILE_BYTES.
+    Decoding, whose sequences are one axis, has two tiles for all numbers of sequences.
     """
-    row = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize
-    chunks = _ceil(max(heads), max(1, min(_MAX_HEADS, _MAX_BYTES // row)))
+    row, width = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize, _width(layout)
+    tokens, most_heads, num_warps = 1, min(_MAX_HEADS, _MAX_BYTES // row), 1
+    # A number that is a symbol, of a compiler that traces, stays one: a comparison would fix its range.
+    few = type(rows.outer * rows.seq) is int and rows.outer * rows.seq <= _FEW_TOKENS
+    if splits and few and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
+        heads0 = triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize))
+        return _Tile(1, heads0, 0, max(1, width // 32), sum(_ceil(n, heads0) for n in heads))
+    if abs(rows.x[1]) < abs(rows.x[2]):
+        tokens = max(1, min(_RUN_TOKENS, _MAX_BYTES // row))
+        most_heads = min(_RUN_HEADS, _MAX_BYTES // (tokens * row))
+    chunks = _ceil(max(heads), max(1, most_heads))
     heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
-    tokens = 1
-    while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
+    while tokens < rows.seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
-    num_warps, size = 1, tokens * max(heads0, heads1) * row
+    size = tokens * max(heads0, heads1) * row
     thread_bytes = min(_THREAD_BYTES[layout.pairing], _THREAD_BYTES[layout.out_pairing])
+    if max(heads) == 1:
+        thread_bytes = min(thread_bytes, 2 * itemsize * _ONE_HEAD_PAIRS)
     while num_warps < _MAX_WARPS and 2 * num_warps * 32 * thread_bytes <= size:
         num_warps *= 2
-    return _Tile(tokens, heads0, heads1, num_warps)
+    return _Tile(tokens, heads0, heads1, num_warps, 0)
+
+
+def _width(layout: Layout) -> int:
+    return triton.next_power_of_2(max(1, layout.num_pairs))
 
 
 def _ceil(a: int, b: int) -> int:
