@@ -76,9 +76,9 @@ def rotate_by_operator(
     The compiler fuses PyTorch's operations with a norm. On the CPU they take less time than the kernel.
     """
     cos, sin, layout = tables
-    text, dtype, device = _layout_text(*layout), xs[0].dtype, xs[0].device
-    has_one_dtype = all([x.dtype == dtype != torch.float64 != cos.dtype for x in xs])
-    by_kernel = has_one_dtype and not follows_norm and _has_kernel(device)
+    has_float64 = torch.float64 in [cos.dtype, *[x.dtype for x in xs]]
+    by_kernel = not (has_float64 or follows_norm) and _has_kernel(xs[0].device)
+    text = _layout_text(*layout)
     return tuple(torch.ops.rope_array_hf.rotate.default(xs, cos, sin, text, seq_axis, by_kernel))
 
 
