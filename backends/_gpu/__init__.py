@@ -224,10 +224,8 @@ def common_alignment(numbers: Sequence[int], itemsize: int) -> int:
 _CAPTURED: list[Any] = []  # constants that CUDA graphs read: a graph does not keep them
 
 
-def check_capture(words: Any, capturing: bool) -> None:
-    """Raise if a CUDA graph is captured before a plan's constants exist; else keep them for its replays."""
-    if not capturing:
-        return
+def check_capture(words: Any) -> None:
+    """Keep a plan's constants, which a CUDA graph that is being captured reads; raise if there are none."""
     if words is None:
         raise BackendError(
             "a CUDA graph is being captured, and the rope's frequencies are not on the GPU yet: copying them "

@@ -8,6 +8,7 @@ import cupy
 
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.attention import AttentionCall
+from rope_array._array_api.library import dtype_name
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._backends._gpu import Kind, SourceView, is_spaced, view_spaced
@@ -110,8 +111,9 @@ def _sources(call: Call) -> Callable[[bool], Angles]:
 
 
 def _of_positions(pos: Any, plan: Plan, use_float64: bool = False) -> Angles:
-    dtype = pos.dtype.name if pos.dtype.name in ("int32", "float32", "float64") else "int64"
-    if pos.dtype.name != dtype or not _launch.is_aligned(pos):
+    name = dtype_name(pos)
+    dtype = name if name in ("int32", "float32", "float64") else "int64"
+    if name != dtype or not _launch.is_aligned(pos):
         pos = pos.astype(dtype)
     last = plan.coordinates is not None
     shape, steps = (pos.shape[:-1], strides(pos)[:-1]) if last else (pos.shape, strides(pos))

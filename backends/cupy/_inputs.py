@@ -61,7 +61,7 @@ def attention_inputs(inputs: AttentionCall, ys: Any, angles: Angles) -> bool:
     prepared = _prepared[key]
     if prepared is None:
         return False
-    arguments, kept = prepared.arguments.copy(), []
+    arguments, kept = _launch.copied(prepared.arguments), []
     _launch.set_addresses(arguments, list(zip(call.xs, ys, strict=True)), angles)
     if norm is not None:
         for member, number in (

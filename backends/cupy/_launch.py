@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from rope_array._array_api.library import dtype_name
 from rope_array._array_api.source import CallOptions
 from rope_array._backends._gpu import (
     Kind,
@@ -71,7 +72,7 @@ class Angles(NamedTuple):
             return self.view, memory, None, False, None
         has_coordinates = self.plan.coordinates is not None
         coordinate = strides(self.arrays[0])[-1] if has_coordinates else None
-        number = _NUMBERS.get(self.arrays[0].dtype.name) if self.arrays else None
+        number = _NUMBERS.get(dtype_name(self.arrays[0])) if self.arrays else None
         return self.view, memory, coordinate, self.plan.layout.amplitude not in (None, 1.0), number
 
 
@@ -99,13 +100,18 @@ def launch_rotations(
     arrays: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, options: CallOptions
 ) -> None:
     """Rotate each x of arrays (x, y) of one dtype into its y, on the current device and stream."""
-    dtype, itemsize = arrays[0][0].dtype.name, arrays[0][0].itemsize
+    dtype, itemsize = dtype_name(arrays[0][0]), arrays[0][0].itemsize
     facts = tuple([facts_of(x, y) for x, y in arrays])
     for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, options):
-        call = launch.call.copy()
+        call = copied(launch.call)
         set_addresses(call, arrays, angles, launch.pieces)
         # CuPy passes a NumPy array by value if it has a single element, which may be a struct.
         kernel(launch.name)(launch.grid, launch.block, (call,))
+
+
+def copied(struct: Any) -> Any:
+    """Return a copy of a struct by its bytes; NumPy would copy member by member, which takes longer."""
+    return struct.view(np.uint8).copy().view(struct.dtype)
 
 
 def set_addresses(
@@ -309,7 +315,8 @@ def _words(plan: Plan) -> Any:
     """Return a plan's constants on the current device."""
     key = "cupy", cupy.cuda.Device().id
     words, stream = plan.derived.on_devices.get(key), cupy.cuda.get_current_stream()
-    check_capture(words, stream.is_capturing())
+    if stream.is_capturing():
+        check_capture(words)
     if words is None:
         plan.check()
         words = cupy.asarray(np.array(plan_rows(plan), dtype=np.int64))

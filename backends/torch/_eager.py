@@ -20,7 +20,16 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.source import Call, CallOptions, OptionFields, Positions, Source, Tables
+from rope_array._array_api.checks import as_source
+from rope_array._array_api.source import (
+    Call,
+    CallOptions,
+    OptionFields,
+    Positions,
+    Source,
+    SourceFields,
+    Tables,
+)
 from rope_array._internals import FORWARD_LEVEL, INTERCEPTORS, internal
 
 from ._gradient import (
@@ -125,7 +134,7 @@ def why_tensor_not_plain(x: Any) -> str | None:
 # ---- calls that nothing has checked yet ----
 
 
-def try_kernel(kernel: Any, x: Any, source: Source, options: OptionFields, out: Any) -> Any:
+def try_kernel(kernel: Any, x: Any, source: SourceFields, options: OptionFields, out: Any) -> Any:
     """Rotate plain tensors by a kernel that checks its arguments; return NotImplemented for every other call.
 
     Where a gradient is recorded, `out` must be None; else it may be memory that PyTorch allows to write.
@@ -143,8 +152,9 @@ def try_kernel(kernel: Any, x: Any, source: Source, options: OptionFields, out: 
     return _counted(kernel.rotate(x, source, options, out), outs)
 
 
-def try_recorded(kernel: Any, x: Any, source: Source, options: OptionFields) -> Any:
+def try_recorded(kernel: Any, x: Any, fields: SourceFields, options: OptionFields) -> Any:
     """Rotate plain tensors whose gradient is recorded; return NotImplemented for a call that is declined."""
+    source = as_source(fields)
     if is_recorded(source[:2]) or why_call_declined(source, True) is not None:
         return NotImplemented
     xs, options = x if type(x) is tuple else (x,), CallOptions(*options)

@@ -14,8 +14,9 @@ import triton
 from triton import language
 
 from rope_array._array_api.angles import turns_of_array
+from rope_array._array_api.checks import as_source
 from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.source import CallOptions, OptionFields, Positions, Source, Tables
+from rope_array._array_api.source import CallOptions, OptionFields, Positions, Source, SourceFields, Tables
 from rope_array._backends import _gpu
 from rope_array._backends._gpu import Kind, Rows, SourceView
 from rope_array._internals import internal
@@ -66,7 +67,12 @@ _launches: dict[Any, list[TritonLaunch]] = {}
 
 
 def rotate(
-    x: Any, source: Source, options: OptionFields, out: Any, checked: bool = False, transposed: bool = False
+    x: Any,
+    source: SourceFields,
+    options: OptionFields,
+    out: Any,
+    checked: bool = False,
+    transposed: bool = False,
 ) -> Any:
     """Rotate plain tensors of one compute dtype, by exact angles of positions or by tables.
 
@@ -85,7 +91,7 @@ def rotate(
     if launches is None:
         if not checked:
             return NotImplemented
-        launches = prepare(xs, ys, source, CallOptions(*options), transposed)
+        launches = prepare(xs, ys, as_source(source), CallOptions(*options), transposed)
         if len(_launches) >= LIMIT:
             _launches.clear()
         _launches[key] = launches
@@ -100,7 +106,7 @@ def rotate(
 
 
 def key_of(
-    xs: Any, read: Any, source: Source, options: OptionFields, outs: Any, checked: bool
+    xs: Any, read: Any, source: SourceFields, options: OptionFields, outs: Any, checked: bool
 ) -> tuple[Any, ...] | None:
     """Return the metadata of a call that the kernel serves, or None.
 
@@ -110,7 +116,7 @@ def key_of(
         return None
     in_place = outs is not None and len(outs) == len(xs) and all(map(is_, outs, xs))
     is_written = outs is not None and not in_place
-    source_key = source.layout if isinstance(source, Tables) else _positions_key(source)
+    source_key = _positions_key(source) if isinstance(source[1], Plan) else source[2]
     if source_key is None or (is_written and not checked):
         return None
     device = xs[0].device
@@ -120,11 +126,11 @@ def key_of(
     return device, source_key, *options, outs is None, in_place, *metadata
 
 
-def tensors_of(source: Source) -> tuple[Any, ...]:
+def tensors_of(source: SourceFields) -> tuple[Any, ...]:
     """Return the tensors of a source that the kernel reads."""
-    if isinstance(source, Tables):
-        return source[:2]
-    return source[:1] if isinstance(source[0], torch.Tensor) else ()
+    if isinstance(source[1], Plan):
+        return source[:1] if isinstance(source[0], torch.Tensor) else ()
+    return source[:2]
 
 
 def _are_apart(tensors: Any) -> bool:
@@ -149,7 +155,7 @@ def metadata_of(tensors: Any, device: Any) -> list[Any] | None:
     return metadata
 
 
-def _positions_key(source: Positions) -> Any:
+def _positions_key(source: SourceFields) -> Any:
     """Return the facts of positions with exact angles that the kernel reads itself, or None."""
     values, plan, inv_freq = source
     if inv_freq is not None or not plan.exact:
@@ -441,14 +447,15 @@ def _address_of(argument: Any) -> Any:
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
-def _source_arguments(source: Any, device: Any, stream: Any) -> tuple[tuple[Any, Any], Any, int]:
+def _source_arguments(source: SourceFields, device: Any, stream: Any) -> tuple[tuple[Any, Any], Any, int]:
     """Return the two arrays of a source, the plan's constants, and the first of spaced positions.
 
     Tables have no constants, and spaced positions no arrays: the kernel gets another array, which it ignores.
     """
-    if isinstance(source, Tables):
-        return (source.cos, source.sin), source.cos, 0
-    values, words = source.values, words_on(source.plan, device, stream)
+    values, plan, _ = source
+    if not isinstance(plan, Plan):
+        return source[:2], values, 0
+    words = words_on(plan, device, stream)
     if isinstance(values, torch.Tensor):
         return (values, values), words, 0
     return (words, words), words, values.start if type(values) is range else values
@@ -467,8 +474,8 @@ def _from(tensor: Any, offset: int) -> Any:
 def words_on(plan: Plan, device: Any, stream: Any) -> Any:
     """Return the constants of a plan on a device, copied there once; `stream`: the current one of a GPU."""
     words, first_stream = plan.derived.on_devices.get(device, (None, None))
-    if stream is not None:
-        _gpu.check_capture(words, torch.cuda.is_current_stream_capturing())
+    if stream is not None and torch.cuda.is_current_stream_capturing():
+        _gpu.check_capture(words)
     if words is None:
         words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
         plan.derived.on_devices[device] = (words, stream)

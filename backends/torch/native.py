@@ -51,7 +51,7 @@ def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> A
     y = _native.kernel.rotate(x, fields, options, out, UNCHECKED, FORWARD, GATED)
     if y is not NotImplemented or out is not None or not is_recorded(x if type(x) is tuple else (x,)):
         return y
-    return _eager.try_recorded(_native.kernel, x, as_source(fields), options)
+    return _eager.try_recorded(_native.kernel, x, fields, options)
 
 
 def try_fast_inputs(

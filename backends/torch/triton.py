@@ -14,7 +14,6 @@ import torch
 
 from rope_array import _dynamo
 from rope_array._array_api.attention import AttentionCall
-from rope_array._array_api.checks import as_source
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
@@ -104,7 +103,7 @@ def try_fast(x: Any, fields: SourceFields, options: OptionFields, out: Any) -> A
     """
     if (kernel := usable_kernel()) is None:
         return NotImplemented
-    return _eager.try_kernel(kernel, x, as_source(fields), options, out)
+    return _eager.try_kernel(kernel, x, fields, options, out)
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:
