@@ -96,6 +96,16 @@ def test_one_token_is_one_kernel(rope):
     assert len(facts["instructions"]) == 1
 
 
+@pytest.mark.parametrize("direction", programs.DIRECTIONS)
+def test_the_gpu_keeps_no_squares_of_a_norm(direction):
+    """Forward, the kernels are of the tables, of the factors of q's and k's heads, and of q and k."""
+    facts, size = facts_of("cuda")[f"norm {direction}"], math.prod(programs.CALLS["q and k"][1])
+    assert facts["temporary"] < size  # bytes: a quarter of k's squares
+    if direction == "forward":
+        assert len(facts["instructions"]) == 5
+        assert len(loops_over(size, facts)) == 2
+
+
 @pytest.mark.parametrize("platform", ["cuda", pytest.param("tpu", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("source", "layers"), programs.MODELS)
 def test_layers_share_the_tables(platform, source, layers):

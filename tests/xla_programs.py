@@ -69,6 +69,10 @@ def main(platform, dump):
         xs = tuple(described(device, shape, "bfloat16") for shape in shapes)
         function = function_of(rope, "positions", DIRECTION_OF[rope], seq_axis=1)
         programs[f"{call} {rope}"] = function, xs, described(device, shapes[0][:2], "int32")
+    if platform == "cuda":
+        xs = tuple(described(device, shape, "bfloat16") for shape in CALLS["q and k"])
+        others = described(device, xs[0].shape[:2], "int32"), described(device, (128,), "bfloat16")
+        programs |= {f"norm {direction}": (normed(direction), xs, *others) for direction in DIRECTIONS}
     for source, layers in MODELS_OF[platform]:
         programs[f"{source} {layers}"] = model_of(device, source, layers)
     print(json.dumps({name: facts(Path(dump), *program) for name, program in programs.items()}))
@@ -142,6 +146,21 @@ def function_of(rope, source, direction, **options):
     if direction == "forward":
         return rotate
     return lambda x, *arrays: jax.vjp(lambda x: rotate(x, *arrays), x)[1](x)
+
+
+def normed(direction):
+    """Return the function of q and k, positions and a weight that norms and rotates, or its gradient."""
+    import jax
+
+    rope = ra.RoPE(128)
+
+    def norm_and_rotate(xs, pos, weight):
+        return ra.attention_inputs(*xs, pos, rope, norm=(weight, weight), seq_axis=1)
+
+    def gradient(xs, pos, weight):
+        return jax.vjp(lambda xs, weight: norm_and_rotate(xs, pos, weight), xs, weight)[1](xs)
+
+    return norm_and_rotate if direction == "forward" else gradient
 
 
 def model_of(device, source, layers):

@@ -15,12 +15,18 @@ class JaxOps(ArrayOps):
     """JAX's operations."""
 
     def stored(self, array: Any) -> Any:
-        # XLA combines 1 and a square root, or two casts, into an operation with other bits; and LLVM, after
-        # it, a product and a sum, unless a choice is between them.
+        # XLA combines two casts into an operation with other bits.
         array = jax.lax.optimization_barrier(array)
-        if not xp.issubdtype(array.dtype, xp.floating):
-            return array
-        return xp.where(array == array, array, xp.nan)
+        return _chosen(array) if xp.issubdtype(array.dtype, xp.floating) else array
+
+    def rounded(self, array: Any) -> Any:
+        # Elsewhere the squares of a norm, in memory, would take more time than the rotation.
+        return jax.lax.platform_dependent(array, cpu=self.stored, default=_chosen)
+
+
+def _chosen(array: Any) -> Any:
+    """Return floats by a choice: LLVM contracts no product and sum over it, and XLA no root and quotient."""
+    return xp.where(array == array, array, xp.nan)
 
 
 class Jax(Library):

@@ -80,9 +80,9 @@ def normalise_by_scale(x: Any, scale: Any, norm: Norm, ops: ArrayOps) -> Any:
 
 def inverse_rms(values: Any, eps: float, ops: ArrayOps) -> Any:
     """Return 1 / sqrt(mean of squares + eps) of each head, with a last axis of size 1."""
-    # Stored: XLA would contract a product and a sum into one operation.
-    mean = sum_in_order(ops.stored(values * values), ops) * (1.0 / values.shape[-1])
-    return ops.inverse_sqrt(ops.stored(mean) + eps)
+    # Rounded: XLA would contract a product and a sum into one operation.
+    mean = sum_in_order(ops.rounded(values * values), ops) * (1.0 / values.shape[-1])
+    return ops.inverse_sqrt(ops.rounded(mean) + eps)
 
 
 def sum_in_order(terms: Any, ops: ArrayOps) -> Any:

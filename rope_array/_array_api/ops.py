@@ -45,9 +45,13 @@ class ArrayOps:
         """Return an array that a compiler computes once, not again in each loop that reads it."""
         return array
 
+    def rounded(self, array: Any) -> Any:
+        """Return floats that a compiler rounds before it computes with them."""
+        return array
+
     def inverse_sqrt(self, array: Any) -> Any:
         """Return 1 / sqrt(array): the root rounded, then the quotient."""
-        return 1.0 / self.stored(self.xp.sqrt(array))  # stored: XLA would compute both in one step
+        return 1.0 / self.rounded(self.xp.sqrt(array))  # rounded: XLA would compute both in one step
 
     def look_up(self, numbers: Constants, indices: Any, dtype: Any) -> Any:
         """Return an array of the numbers at these indices."""
