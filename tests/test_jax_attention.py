@@ -14,6 +14,7 @@ import rope_array as ra
 
 jax = pytest.importorskip("jax")
 ml_dtypes = pytest.importorskip("ml_dtypes")
+pytest.importorskip("rope_array._backends.jax")  # it registers the calls of the kernel
 jnp = jax.numpy
 pytestmark = pytest.mark.library("jax")
 
