@@ -17,7 +17,8 @@ pairing, for sm_90 by Triton 3.9. A star is the choice; its time is not measured
 | 32 tokens * | 4 | 834 | 52.1 | 54 | 36 |
 
 Few tokens wait for their loads and for the arithmetic of a thread, so a thread has little of it: one angle,
-which threads exchange, and 8 pairs. One program of all heads had 728 instructions for each token.
+which threads exchange, and 8 pairs. One program of all heads had 728 instructions for each token; for
+attention's inputs 1929, now 1087.
 
 Heads first, the rows of a token are far apart, but tokens are neighbours: a program reads 1 KiB of each head.
 One head has an angle for each pair: twice the warps are expected to hide the arithmetic, which takes most of
@@ -341,7 +342,8 @@ def compile_inputs(
 # Instructions of a pair, for norm, rotation and caches; an H100 has time for 76 of bfloat16, 153 of float32.
 INPUTS = {
     "bfloat16": (60, {}),
-    "few tokens": (64, {"tokens": 256}),
+    "few tokens": (80, {"tokens": 64}),
+    "a search for equal slots": (64, {"tokens": 256}),
     "in place": (60, {"in_place": True}),
     "interleaved": (76, {"pairing": "interleaved"}),
     "float32": (76, {"dtype": "float32"}),
@@ -356,13 +358,14 @@ def test_inputs_are_read_once_before_anything_is_written(name, arch, tmp_path):
     """Wide accesses, no stack, and no load after the first store; a cache of 8 bits is written by 8 bytes."""
     most, options = INPUTS[name]
     code = compile_inputs(arch, tmp_path, **options)
-    assert min(code.widths("STG")) >= (64 if "cache" in name else 128)
+    assert min(code.widths("STG")) >= (64 if "cache" in name or name == "few tokens" else 128)
     assert re.fullmatch("L+S+", loads_and_stores(code))
     if name != "interleaved":  # whose columns and pairs are different loads
         read = 48 * 128 * (4 if name == "float32" else 2) / 16  # accesses of a token
         assert code.widths("LDG")[128] <= read / (128 if name == "float32" else 64) + 6
     assert code.stack == 0
-    assert code.registers <= (184 if arch == "sm_100" else 168)
+    # Of few tokens, v has too few heads for a program to write 16 bytes of a thread.
+    assert code.registers <= (96 if name == "few tokens" else 184 if arch == "sm_100" else 168)
     assert code.per_pair <= most
     assert not re.search(r"LDL|STL|DFMA", " ".join(code.instructions))
 

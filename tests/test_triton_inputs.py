@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from inputs_cases import DTYPES, assert_same_memory, random_case
-from triton_cases import FLOATS, normal  # before Triton is imported
+from triton_cases import FLOATS, normal, tiles_of_many_tokens  # before Triton is imported
 from triton_mutants import INPUT_MUTANTS, installed
 
 import rope_array as ra
@@ -52,6 +52,8 @@ MORE = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(16, 200)
 @pytest.mark.parametrize("seed", [*range(16), *MORE])
 def test_random_calls(seed):
     check(seed)
+    with tiles_of_many_tokens():
+        check(seed)
 
 
 PLAIN = {"form": "tokens", "cache": True, "has_k": True, "has_v": True, "plain": True, "by_tables": False}

@@ -63,13 +63,14 @@ def assert_right(call):
 @contextlib.contextmanager
 def tiles_of_many_tokens():
     """Cut the launches of few tokens as those of many."""
-    from rope_array._backends.torch import _triton_launch  # after Triton was set to interpret
+    # After Triton was set to interpret.
+    from rope_array._backends.torch import _triton_inputs, _triton_launch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_triton_launch, "_FEW_TOKENS", 0)
-        _triton_launch._launches.clear()
+        patch.setattr(_triton_launch, "_launches", {})
+        patch.setattr(_triton_inputs, "_launches", {})
         yield
-    _triton_launch._launches.clear()
 
 
 def normal(*shape, dtype="float32", seed=0):

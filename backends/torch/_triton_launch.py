@@ -345,17 +345,19 @@ class _Tile(NamedTuple):
 def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, splits: bool) -> _Tile:
     """Return the tile of a launch.
 
-    Of few tokens, a program has some heads of one array, so that all of the GPU works. Otherwise it has all
-    heads of one token if they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits _TILE_BYTES.
+    Of few tokens, a program has some heads, so that all of the GPU works: of one array if it `splits`, else
+    as many of both, so that their angles are in the same threads. Otherwise it has all heads of one token if
+    they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits _TILE_BYTES.
     Decoding, whose sequences are one axis, has two tiles for all numbers of sequences.
     """
     row, width = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize, _width(layout)
     tokens, most_heads, num_warps = 1, min(_MAX_HEADS, _MAX_BYTES // row), 1
     # A number that is a symbol, of a compiler that traces, stays one: a comparison would fix its range.
     few = type(rows.outer * rows.seq) is int and rows.outer * rows.seq <= _FEW_TOKENS
-    if splits and few and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
+    if few and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
         heads0 = triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize))
-        return _Tile(1, heads0, 0, max(1, width // 32), sum(_ceil(n, heads0) for n in heads))
+        heads1, split = (0, sum(_ceil(n, heads0) for n in heads)) if splits else (heads0 * (heads[1] > 0), 0)
+        return _Tile(1, heads0, heads1, max(1, width // 32), split)
     if abs(rows.x[1]) < abs(rows.x[2]):
         tokens = max(1, min(_RUN_TOKENS, _MAX_BYTES // row))
         most_heads = min(_RUN_HEADS, _MAX_BYTES // (tokens * row))
