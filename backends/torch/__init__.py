@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rope_array._array_api import tables as _tables
-from rope_array._array_api.attention import AttentionCall
+from rope_array._array_api.attention import AttentionCall, make_by_parts
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._backends import _native
@@ -62,15 +62,15 @@ def _tables_on_device(call: Call) -> Tables | None:
 
 
 def attention_inputs(inputs: AttentionCall) -> Any:
-    """Make the results of a call whose gradient is recorded; NotImplemented for others."""
-    call = inputs.call
+    """Make the results of a call; of one whose gradient is recorded, by the gradient's own rule."""
+    call, results = inputs.call, NotImplemented
     with no_autocast(call.xs[0]):
         if not torch.compiler.is_dynamo_compiling():
             source_for = partial(_native.sources, call, torch.Tensor.to, lambda plan: None)
-            return _attention.attention_eagerly(None, inputs, source_for)
-        if _compiled.why_call_unserved(call.xs, call.source) is None:
-            return _attention.attention_traced(inputs, by_kernel=False)
-        return NotImplemented
+            results = _attention.attention_eagerly(None, inputs, source_for)
+        elif _compiled.why_call_unserved(call.xs, call.source) is None:
+            results = _attention.attention_traced(inputs, by_kernel=False)
+        return make_by_parts(rotate, inputs) if results is NotImplemented else results
 
 
 def make_tables(source: Positions, like: Any) -> Any:

@@ -355,7 +355,7 @@ def _run(call: tuple[Any, ...], write: CacheWrite | None, outs: Any) -> list[Any
     if xs[0].is_cpu:
         results = _native.kernel.attention_inputs(xs, source, options, norm, write, outs, UNCHECKED, GATED)
     else:
-        results = _run_on_gpu(*call, write, outs)
+        results = _run_on_gpu(xs, source, options, norm, write, outs)
     if results is NotImplemented:
         read = (*xs, *source.arrays, *_weights(norm))
         refuse_tangents(read)

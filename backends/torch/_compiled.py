@@ -172,7 +172,7 @@ def make_tables_traced(source: Positions, like: Any) -> Any:
         return NotImplemented
     values = values if values.dtype.is_floating_point else ops.cast(values, torch.int64)
     _make_units(source.plan)
-    plan = source.plan.derived.units
+    plan: Any = source.plan.derived.units
     units = torch.arange(plan.layout.head_dim, device=like.device) < plan.layout.num_pairs
     units = units.to(torch.float64 if use_float64 else torch.float32)
     shape = values.shape if plan.coordinates is None else values.shape[:-1]

@@ -259,7 +259,11 @@ def make_launch(
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
     splits = splits and len({x.dtype for _, x, _, _ in group}) == 1
-    tile = _tile(rows[0], heads, layout, max(x.itemsize for _, x, _, _ in group), splits)
+    splits = splits and all([type(n) is int for n in heads])
+    many, known = 2**20, rows[0]
+    known = known._replace(outer=_known(known.outer, many), seq=_known(known.seq, many))
+    known_heads = (_hint(heads[0]), _hint(heads[1]))
+    tile = _tile(known, known_heads, layout, max(x.itemsize for _, x, _, _ in group), splits)
     # Tensors that a compiler traces have no memory yet, and are of a subclass.
     in_place = [type(x) in PLAIN_TYPES and x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
@@ -352,13 +356,15 @@ def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, spl
     """
     row, width = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize, _width(layout)
     tokens, most_heads, num_warps = 1, min(_MAX_HEADS, _MAX_BYTES // row), 1
-    # A number that is a symbol, of a compiler that traces, stays one: a comparison would fix its range.
-    few = type(rows.outer * rows.seq) is int and rows.outer * rows.seq <= _FEW_TOKENS
-    if few and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
-        heads0 = triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize))
-        heads1, split = (0, sum(_ceil(n, heads0) for n in heads)) if splits else (heads0 * (heads[1] > 0), 0)
-        return _Tile(1, heads0, heads1, max(1, width // 32), split)
-    if abs(rows.x[1]) < abs(rows.x[2]):
+    if rows.outer * rows.seq <= _FEW_TOKENS and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
+        heads0, num_warps = (
+            triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize)),
+            max(1, width // 32),
+        )
+        if splits and heads[1]:
+            return _Tile(1, heads0, 0, num_warps, sum(_ceil(n, heads0) for n in heads))
+        return _Tile(1, heads0, heads0 if heads[1] else 0, num_warps, 0)
+    if rows.seq > 1 and abs(rows.x[1]) < abs(rows.x[2]):
         tokens = max(1, min(_RUN_TOKENS, _MAX_BYTES // row))
         most_heads = min(_RUN_HEADS, _MAX_BYTES // (tokens * row))
     chunks = _ceil(max(heads), max(1, most_heads))
@@ -374,8 +380,20 @@ def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, spl
     return _Tile(tokens, heads0, heads1, num_warps, 0)
 
 
+# A tile may have any numbers. The sizes that a compiler traces are symbols, and a comparison would fix their
+# range in the program.
+def _known(size: Any, symbol: int) -> int:
+    """Return a size, or `symbol` for a symbol."""
+    return size if type(size) is int else symbol
+
+
+def _hint(size: Any) -> int:
+    """Return a size, of a symbol its value in the call that is traced."""
+    return size if type(size) is int else getattr(size.node, "hint", None) or _MAX_HEADS
+
+
 def _width(layout: Layout) -> int:
-    return triton.next_power_of_2(max(1, layout.num_pairs))
+    return int(triton.next_power_of_2(max(1, layout.num_pairs)))
 
 
 def _ceil(a: int, b: int) -> int:
