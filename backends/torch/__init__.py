@@ -22,6 +22,7 @@ from rope_array._spec.plan import Layout, Plan
 from . import _attention, _compiled, _distributed, _eager
 from ._gradient import FewOperations, make_recorded_tables
 from ._library import LIBRARY, is_recorded, no_autocast
+from ._stacked import StackedOps
 
 name = "torch"
 is_array_api = True
@@ -50,15 +51,19 @@ _HOSTS = ("cpu",)  # devices on which large results cost more time than many ope
 def _tables_on_device(call: Call) -> Tables | None:
     """Return the tables of an eager call for `FewOperations`, or None for a call that it does not serve."""
     xs, source = call.xs, call.source
-    if torch.compiler.is_compiling() or xs[0].device.type in _HOSTS:
-        return None
-    if _eager.first_tensor_reason(xs, source, _eager.why_tensor_not_plain) or source.layout.blocks > 1:
-        return None
-    if _eager.why_call_declined(source, is_recorded(xs)) or len({*call.float64}) > 1:
+    if not _launches(xs, source) or source.layout.blocks > 1 or len({*call.float64}) > 1:
         return None
     cos, sin = source.arrays if isinstance(source, Tables) else make_tables(source, xs[0])
     tables = Tables(cos, sin, source.layout)
     return Tables(*_tables.cast_tables(tables, call.float64[0], call.ops), source.layout)
+
+
+def _launches(xs: Any, source: Any) -> bool:
+    """Return whether a call is eager, of plain tensors that nothing intercepts, on a device but a host."""
+    if torch.compiler.is_compiling() or xs[0].device.type in _HOSTS:
+        return False
+    reason = _eager.first_tensor_reason(xs, source, _eager.why_tensor_not_plain)
+    return not (reason or _eager.why_call_declined(source, is_recorded(xs)))
 
 
 def attention_inputs(inputs: AttentionCall) -> Any:
@@ -82,7 +87,9 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 
 def _make_tables(source: Positions, like: Any) -> Any:
-    return _tables.make_tables(source, like, LIBRARY)
+    is_stacked = not is_recorded(source.arrays) and _launches((like,), source)
+    ops = StackedOps(LIBRARY.xp, True, {"device": like.device}) if is_stacked else None
+    return _tables.make_tables(source, like, LIBRARY, ops)
 
 
 def _fake_as(x: Any) -> Any:

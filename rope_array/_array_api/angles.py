@@ -148,11 +148,14 @@ def _cos_sin_of_quadrant(
 ) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn from the axis of a quadrant, times the amplitude."""
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
-    if use_float64:
-        cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
+    if ops.cos_sin is not None:
+        cos, sin = ops.cos_sin(quadrant, u)
     else:
-        cos, sin = _polynomials32(u)
-    cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
+        if use_float64:
+            cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
+        else:
+            cos, sin = _polynomials32(u)
+        cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
     return (cos, sin) if amplitude == 1.0 else _amplified(cos, sin, amplitude, dtype, ops)
 
 

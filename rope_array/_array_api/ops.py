@@ -29,6 +29,8 @@ class ArrayOps:
     needs_equal_ndim = True
     is_exported = False
     reads_numpy = False
+    cos_sin: Any = None
+    """For a library of costly calls, ``cos_sin(quadrant, u)`` for u eighths of a turn; with the same bits."""
     right_shift: Any = staticmethod(rshift)
     """Shift signed integers right by a number of bits, rounding down: ``right_shift(array, count)``."""
 

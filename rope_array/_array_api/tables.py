@@ -58,13 +58,13 @@ def rotate_by_tables(
     return tuple(ys)
 
 
-def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
+def make_tables(source: Positions, like: Any, lib: Library, ops: ArrayOps | None = None) -> CosSin:
     """Return cos and sin at checked positions, in the compute dtype of `like`.
 
     The shape is that of the positions and (pairs,); with frequencies of each head it is that of
     `with_axes_of`, with the axis of heads before the sequence.
     """
-    use_float64, ops = computes_in_float64(like), lib.ops(like)
+    use_float64, ops = computes_in_float64(like), ops or lib.ops(like)
     pos = parse(source.values, like, lib)
     integers, fraction = pos.read(lib, ops, use_float64, split=not source.plan.takes_angles)
     integers, fraction = (with_axes_of(like, p, source) for p in (integers, fraction))

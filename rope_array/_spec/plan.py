@@ -382,7 +382,8 @@ class Constants:
     values
         The numbers.
     arrays
-        Arrays of the numbers by dtype, cached by libraries whose arrays are host memory.
+        Arrays of the numbers by dtype, and by device where it has one, cached by libraries and backends that
+        know that nothing wraps them.
     """
 
     __slots__ = ("arrays", "values")
