@@ -51,8 +51,10 @@ def rope_of(fields, width=WIDTH):
 def assert_same(ys, wanted, what):
     """Assert equal bytes of tensors on any device."""
     for number, (y, right) in enumerate(zip(ys, wanted, strict=True)):
+        if (y.dtype, y.shape) != (right.dtype, right.shape):
+            raise AssertionError(f"{what}, result {number}: {y.dtype}, {tuple(y.shape)}")
         a, b = (t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in (y, right))
-        if (y.dtype, y.shape) != (right.dtype, right.shape) or not torch.equal(a, b):
+        if not torch.equal(a, b):
             raise AssertionError(f"{what}, result {number}: {int((a != b).sum())} of {len(a)} bytes differ")
 
 
@@ -70,7 +72,7 @@ class Calls:
         wanted = self.rope.apply(self.xs, pos, backend="array-api", **options)
         self.compare(partial(self.rope.apply, pos=given, **options), wanted, what)
 
-    def check_tables(self, pos, **options):
+    def check_tables(self, pos):
         rotation = self.rope.rotation(pos, like=self.xs[0], backend="array-api")
         made = self.rope.rotation(self.move([pos])[0], like=self.move(self.xs)[0], backend="triton")
         assert_same(made, rotation, "tables")
@@ -210,7 +212,6 @@ def gradients_compiled(session):
 
 def traced(session, fields, dtype):
     """Compare new results and results in place of a compiled function, by positions and by tables."""
-    torch._dynamo.reset()
     rope, device = rope_of(fields), session.device.device
     xs = tuple(normal((2, heads, 5, WIDTH), dtype) for heads in (4, 2))
     pos = integers(2, 5, *(3,) * ("axes" in fields))
@@ -230,7 +231,6 @@ def traced(session, fields, dtype):
 
 def lengths(session):
     """Compare several lengths of one compiled function; return how often it was compiled."""
-    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     rope = rope_of({})
     function = torch.compile(lambda xs, pos: rope.apply(xs, pos), fullgraph=True)
@@ -262,7 +262,6 @@ def inputs_by(session, *by):
 
 def made(session, wrap, backend, dtype, rounding, cache=None, tokens=17):
     """Compare q, k and the caches, of new results and of results in place."""
-    torch._dynamo.reset()
     q, k, v = (normal((tokens, heads, WIDTH), dtype, heads) for heads in (8, 2, 3))
     given = {"q": q, "k": k, "pos": integers(tokens)}
     rope, options = rope_of({}), {"seq_axis": -3}

@@ -19,6 +19,7 @@ import argparse
 import datetime
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -39,6 +40,7 @@ NOTE = (
     "copies of the same bytes, in rounds, as by bench/speed.py --gpu; checks of the conformance suite"
 )
 SLOWER = 20  # limits of a dry run, in limits
+SECONDS = 585  # of all steps: less than ten minutes, so that the summary is printed
 LEAST = 3  # seconds, with fewer left no step begins
 PARTS = range(1, 5)  # of the checks of torch:cuda:compile
 DONE = "done"
@@ -138,6 +140,8 @@ def attempt(case):
         return case()
     except Exception as error:  # any exception costs this case only
         return failure(error)
+    finally:
+        importlib.import_module("_speed_rounds").forget()
 
 
 def failure(error):
@@ -160,7 +164,7 @@ class Running:
         finished = result["cases"] = {n: case for n, case in result["cases"].items() if is_finished(case)}
         fork = multiprocessing.get_context("fork")  # PyTorch is imported once; CUDA begins in the children
         self.pipe, sender = fork.Pipe(duplex=False)
-        self.process = fork.Process(target=work, args=(step, finished, options, sender))
+        self.process = fork.Process(target=work, args=(step, finished, options, sender), daemon=True)
         self.process.start()
         sender.close()
 
@@ -248,7 +252,7 @@ def main(steps=STEPS):
         return show(steps)
     prepare(options.dry_run)
     steps = [step for step in steps if is_chosen(step.name, options)]
-    options.end = time.monotonic() + (float("inf") if options.dry_run else options.seconds)
+    options.end = time.monotonic() + (options.seconds or (math.inf if options.dry_run else SECONDS))
     known = json.loads(options.out.read_text("utf-8"))["numbers"] if options.out.exists() else {}
     numbers = known | {
         step.name: {"state": "not begun", "cases": {}, **known.get(step.name, {})} for step in steps
@@ -256,7 +260,9 @@ def main(steps=STEPS):
     run = record("gpu-session", numbers, NOTE, PACKAGES, dry_run=options.dry_run)
     for _, neighbours in groups_of(steps):
         chosen = [step for step in neighbours if is_left(numbers[step.name])]
-        run_together(chosen, numbers, options, partial(replace, options.out, run))
+        save = partial(replace, options.out, run)
+        run_together(chosen, numbers, options, save)
+        save()  # steps that have not begun, too
     lines = [f"{name}: {line}" for name in numbers for line in missing_of(numbers[name])]
     print(f"\n{options.out}: {len(lines)} missing", *lines, sep="\n  ")
 
@@ -312,7 +318,12 @@ def arguments():
     add("--list", action="store_true", help="print the steps with their estimates")
     add("--out", type=Path, default=path, metavar="PATH", help="the result; default: in $OUT, or %(default)s")
     add("--only", nargs="+", default=(), metavar="WORD", help="the steps whose name has all these")
-    add("--seconds", type=float, default=585, help="of all steps (default: %(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        metavar="N",
+        help=f"of all steps (default: {SECONDS}; a dry run has no limit)",
+    )
     add("--cases", type=int, metavar="N", help="the first N cases of each step")
     add("--dry-run", action="store_true", help="on the CPU, with tiny arrays, to try the script")
     return parser.parse_args()
