@@ -360,9 +360,8 @@ def triton(session: nox.Session) -> None:
     pip = ("-m", "pip")
     python(session, *pip, "install", "-q", *GROUPS["triton"], silent=True)
     try:  # Triton interprets all kernels of a process, or none
-        pytest(
-            session, "torch", "--gpu-code", *files("triton", "triton_inputs", "conformance"), "-k", "triton"
-        )
+        paths = files("triton_traced", "triton", "triton_inputs", "conformance")
+        pytest(session, "torch", "--gpu-code", *paths, "-k", "triton")
     finally:  # the other sessions of the shared environment test PyTorch without Triton
         python(session, *pip, "uninstall", "-qy", "triton", silent=True)
 

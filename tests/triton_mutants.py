@@ -9,7 +9,7 @@ from cuda_mutants import TABLE
 
 import rope_array._backends.torch as backend_package
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _triton_inputs, _triton_kernel, _triton_launch, triton
+from rope_array._backends.torch import _triton_inputs, _triton_kernel, _triton_launch, _triton_traced, triton
 
 
 class TritonMutant(NamedTuple):
@@ -38,6 +38,7 @@ INPUT_MUTANTS = [
     *_mutants(_triton_kernel, "_triton_kernel.make_inputs"),
     *_mutants(_triton_inputs, "_triton_inputs"),
 ]
+TRACED_MUTANTS = _mutants(_triton_traced, "_triton_traced")
 
 
 @contextlib.contextmanager
@@ -55,6 +56,8 @@ def installed(mutant, monkeypatch, folder):
             patch.setattr(triton, "load_kernel", lambda: module)
         elif mutant.module is _triton_inputs:
             patch.setattr(backend_package, "_triton_inputs", module)
+        elif mutant.module is _triton_traced:
+            patch.setattr(backend_package, "_triton_traced", module)
         elif mutant.module is _gpu:
             patch.setattr(_triton_launch, "_gpu", module)
         else:
