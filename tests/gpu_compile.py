@@ -89,15 +89,19 @@ def constants_of(launch, kernel=rotate_rows):
 def machine_code(arch, launch, xs, source, folder, kernel=rotate_rows, more=()):
     """Return the code of a launch for an NVIDIA GPU."""
     compiled = compile_for(GPUTarget("cuda", ARCHS[arch], 32), launch, xs, source, kernel, more)
+    constants = constants_of(launch, kernel)
+    rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
+    return read_code(compiled, rows * constants["PAIRS"] / (32 * launch.num_warps), folder)
+
+
+def read_code(compiled, pairs, folder):
+    """Return the code of a compiled kernel, of which a thread rotates so many pairs."""
     path = folder / "kernel.cubin"
     path.write_bytes(compiled.asm["cubin"])
     text, usage = (_run("cuobjdump", option, path) for option in ("-sass", "-res-usage"))
     order = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
     while not order[-1].startswith(("EXIT", "RET")):  # padding
         order.pop()
-    constants = constants_of(launch, kernel)
-    rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
-    pairs = rows * constants["PAIRS"] / (32 * launch.num_warps)
     registers, *memory = (int(re.search(rf"\b{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
     return MachineCode(Counter(order), pairs, registers, sum(memory), order)
 

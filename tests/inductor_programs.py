@@ -1,8 +1,8 @@
 """Triton code that torch.compile generates for an H100, without a GPU. A child process runs `main`.
 
-Dynamo and AOTAutograd trace the call on the CPU, by the backend "torch", whose operations CUDA tensors get
-too. Then each graph, forward and backward, moves to CUDA, and Inductor generates its code for a described
-device. The code runs nowhere.
+Dynamo and AOTAutograd trace the call on the CPU: by the backend "torch", whose operations CUDA tensors get
+too, or by the backend "triton", for which tensors pose as a GPU's. Then each graph, forward and backward,
+moves to CUDA, and Inductor generates its code for a described device. The code runs nowhere.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import tempfile
 import types
@@ -45,20 +46,20 @@ class Generated(Exception):
 
 
 def main():
-    """Print the modules that Inductor generates in every case, and their loads and stores, as JSON."""
+    """Print as JSON the modules that Inductor generates: of operations in every case, and of launches."""
     import torch
     import torch._functorch.config
     import torch._inductor.config
 
     torch._functorch.config.force_non_lazy_backward_lowering = True
     torch._inductor.config.force_disable_caches = True
-    modules = {" ".join(case): generate(*case) for case in CASES}
-    print(json.dumps({case: [facts(module) for module in pair] for case, pair in modules.items()}))
+    modules = {" ".join(case): [facts(module) for module in generate_case(*case)] for case in CASES}
+    print(json.dumps(modules | {name: launch_facts(name) for name in LAUNCHES}))
 
 
 def facts(module):
     """Return a module's code, the sizes of its kernels, and what the last kernel loads and stores."""
-    kernels = re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", module, re.DOTALL)
+    kernels = kernels_of(module)
     code = module[module.index("def call(") :]
     return {"call": code, "sizes": list(map(elements, kernels)), "accesses": accesses(kernels[-1])}
 
@@ -68,15 +69,13 @@ def elements(kernel):
     return math.prod(map(int, re.findall(r"^ +[xyz]numel = (\d+)$", kernel, re.MULTILINE)))
 
 
-def generate(dtype, pairing, source):
-    """Compile the call of one case; return the modules of its graphs."""
+def generate_case(dtype, pairing, source):
+    """Compile the call of one case by PyTorch's operations; return the modules of its graphs."""
     import torch
-    from torch._inductor.compile_fx import compile_fx
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     import rope_array as ra
 
-    rope, modules = ra.RoPE(SHAPE[-1], pairing=pairing), []
+    rope = ra.RoPE(SHAPE[-1], pairing=pairing)
 
     def rotate(x, *arrays):
         if source == "positions":
@@ -85,16 +84,151 @@ def generate(dtype, pairing, source):
         out = x if source == "tables in place" else None
         return rope.rotation_from(*arrays).apply(x, out=out, backend="torch")
 
+    def arrays():
+        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
+        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
+        return [x, *([torch.arange(SHAPE[-2])] if source == "positions" else tables)]
+
+    return generate(rotate, arrays)
+
+
+def generate(function, make_arrays):
+    """Compile a function; return the modules of its graphs."""
+    import torch
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    modules = []
+
     def backend(graph, inputs):
         return compile_fx(graph, inputs, inner_compile=functools.partial(on_cuda, modules))
 
     torch._dynamo.reset()
     with FakeTensorMode(), contextlib.suppress(Generated):
-        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
-        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
-        arrays = [torch.arange(SHAPE[-2])] if source == "positions" else tables
-        torch.compile(rotate, fullgraph=True, backend=backend)(x, *arrays)
+        torch.compile(function, fullgraph=True, backend=backend)(*make_arrays())
     return modules
+
+
+# ---- launches of the kernel ----
+
+LAYERS = 4
+ARCHS = (90, 80, 100) if os.environ.get("ROPE_ARRAY_NIGHTLY") else (90,)
+NUMBERS = "i32", "i64", "constexpr"
+# By name: what is rotated, the dtype, and whether gradients are recorded.
+LAUNCHES = {
+    "positions": ("positions", "bfloat16", False),
+    "float64": ("positions", "float64", False),
+    "few tokens": ("few tokens", "bfloat16", False),
+    "one array of few tokens": ("one array of few tokens", "bfloat16", False),
+    "layers": ("layers", "bfloat16", False),
+    "layers trained": ("layers", "bfloat16", True),
+    "a rotation": ("a rotation", "bfloat16", False),
+    "a rotation trained": ("a rotation", "bfloat16", True),
+    "a norm": ("a norm", "bfloat16", False),
+    "one array": ("one array", "bfloat16", False),
+}
+
+
+def launch_facts(name):
+    """Return the programs of a function, forward and backward, and facts of our kernels in them.
+
+    `written`: the arguments that PyTorch takes each launch to write, by the code of the kernel.
+    """
+    import posing_gpu
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    written, analysis = [], triton_kernel_wrap.get_mutated_tensors
+
+    def recording(*arguments):
+        names = analysis(*arguments)
+        written.append(" ".join(sorted(names)))
+        return names
+
+    recorded = mock.patch.object(triton_kernel_wrap, "get_mutated_tensors", recording)
+    with posing_gpu.posing(interpreted=False), described_driver(), recorded:
+        modules = generate(*function_of(*LAUNCHES[name]))
+    calls = [module[module.index("def call(") : module.index("runner =")] for module in modules]
+    kernels = [kernel for module in modules for kernel in kernels_of(module) if "def _place(" in kernel]
+    return {"calls": calls, "written": written, "code": list(map(code_of, kernels))}
+
+
+def function_of(form, dtype, trained):
+    """Return a function of q and k, and a function that makes its arguments."""
+    import torch
+
+    import rope_array as ra
+
+    rope = ra.RoPE(128, pairing="half")
+    plain = functools.partial(rope.apply, seq_axis=-3)
+
+    def layers(q, k, pos):
+        rotation = rope.rotation(pos, like=q) if form == "a rotation" else None
+        for _ in range(LAYERS):
+            xs = 2 * q, 2 * k  # as a projection makes them
+            q, k = plain(xs, pos) if rotation is None else rotation.apply(xs, seq_axis=-3)
+        return q, k
+
+    functions = {
+        **dict.fromkeys(("positions", "few tokens"), lambda q, k, pos: plain((q, k), pos)),
+        **dict.fromkeys(("one array", "one array of few tokens"), lambda q, k, pos: plain(q, pos)),
+        "a norm": lambda q, k, pos: ra.attention_inputs(
+            q, k, pos, rope, norm=(q[0, 0, 0], None), seq_axis=-3
+        ),
+    }
+
+    def arrays():
+        tokens, options = (
+            1 if "few" in form else 512,
+            {"dtype": getattr(torch, dtype), "requires_grad": trained},
+        )
+        q, k = (torch.empty(2, tokens, heads, 128, **options) for heads in (32, 8))
+        return q, k, torch.arange(tokens)
+
+    return functions.get(form, layers), arrays
+
+
+def kernels_of(module):
+    return re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", module, re.DOTALL)
+
+
+@functools.cache
+def code_of(kernel):
+    """Return facts of the machine code of a launch, by GPU: as Inductor compiles it, and as an eager call."""
+    meta = decorator_of(kernel)
+    signature, constants = meta["triton_meta"]["signature"], meta["triton_meta"]["constants"]
+    warps = {"num_warps": meta["configs"][0]["num_warps"]}
+    numbers = {name: "i64" for name, kind in signature.items() if name.islower() and kind in NUMBERS}
+    eager_constants = {name: value for name, value in constants.items() if name.isupper()} | {"FUSED": False}
+    compiled = kernel, signature, constants, meta["triton_meta"]["configs"][0], warps
+    eager = kernel, signature | numbers, eager_constants, compiled[3], {**warps, "enable_fp_fusion": False}
+    return {arch: [read_code(arch, *compiled), read_code(arch, *eager)] for arch in ARCHS}
+
+
+def read_code(arch, kernel, *arguments):
+    """Return the numbers of instructions and registers, fused operations, and strides times 32 bits."""
+    import gpu_compile
+
+    compiled = compile_kernel(arch, kernel, *arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        code = gpu_compile.read_code(compiled, 1, Path(folder))
+    fused = {name: n for name, n in code.instructions.items() if re.match(r"[FD]FMA|F(MUL|ADD).*FTZ", name)}
+    narrow = re.findall(r"arith\.muli %[xyw]\d_\w+, .*: i32", compiled.asm["ttir"])
+    return {"size": len(code.order), "registers": code.registers, "fused": fused, "narrow": narrow}
+
+
+def decorator_of(kernel):
+    """Return the arguments of Inductor's decorator of a kernel: names of `DeviceProperties` and dtypes."""
+    import torch
+    import triton
+    from torch._inductor.runtime import hints
+
+    class Decorators:
+        def __getattr__(self, name):
+            return lambda **arguments: arguments
+
+    names = {"triton_heuristics": Decorators(), "__file__": "", "torch": torch, "triton": triton}
+    text = kernel[kernel.index("@triton_heuristics") + 1 : kernel.index("@triton.jit")]
+    return eval(text, {**vars(hints), **names, "tl": triton.language})
 
 
 def on_cuda(modules, graph, inputs, **options):
@@ -140,6 +274,19 @@ def move(graph, inputs):
 
 
 @contextlib.contextmanager
+def described_driver():
+    """Have Triton find an H100."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+    )
+    with mock.patch.object(triton.runtime.driver, "_active", driver):
+        yield
+
+
+@contextlib.contextmanager
 def described_device():
     """Have Inductor find an H100 and Triton."""
     import torch
@@ -163,23 +310,27 @@ def described_device():
 
 def accesses(kernel):
     """Compile a pointwise kernel for an H100; return the bytes of each load and each store."""
-    import ast
+    meta = decorator_of(kernel)["triton_meta"]
+    # 1024 elements in four warps: the first of the sizes that Inductor tries for large arrays.
+    given = meta["signature"], {"XBLOCK": 1024}, meta["configs"][0], {"num_warps": 4}
+    code = compile_kernel(90, kernel, *given).asm["ptx"]
+    accesses = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", code)
+    return [(instruction, int(count or 1) * int(bits) // 8) for instruction, count, bits in accesses]
+
+
+def compile_kernel(arch, kernel, signature, constants, aligned, options):
+    """Compile the source of a kernel for an NVIDIA GPU."""
     import importlib.util
 
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = ast.literal_eval(re.search(r"'signature': (\{.*?\})", kernel)[1])
-    aligned = ast.literal_eval(re.search(r"'configs': \[(\{.*?\})\]", kernel)[1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.py")
         path.write_text(HEAD + kernel[kernel.index("@triton.jit") :])
         spec = importlib.util.spec_from_file_location("kernel", path)
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
         function = getattr(module, re.search(r"def (\w+)\(", kernel)[1])
-        # 1024 elements in four warps: the first of the sizes that Inductor tries for large arrays.
-        source = ASTSource(function, signature, {"XBLOCK": 1024}, aligned)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    accesses = re.findall(r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", compiled.asm["ptx"])
-    return [(instruction, int(count or 1) * int(bits) // 8) for instruction, count, bits in accesses]
+        source = ASTSource(function, signature, constants, aligned)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

@@ -1,7 +1,5 @@
 """Hugging Face transformers: Llama, whose code most of its models share, RoFormer, and V-JEPA 2."""
 
-from functools import partial
-
 from rope_array.testing import Target
 
 from ._note import FAR, Note, built, release
@@ -152,20 +150,14 @@ def on_gpu(inputs):
     return {
         "transformers Llama": lambda: _on_gpu(inputs, lambda function: function),
         "transformers Llama, torch.compile": lambda: _on_gpu(inputs, compiled_on_gpu),
-        "transformers Llama, torch.compile, reduce-overhead": lambda: _with_less_overhead(inputs),
     }
 
 
-def _on_gpu(inputs, compile, **options):
+def _on_gpu(inputs, compile):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     inputs.only("half")
     inputs.only_q_and_k()
     tables = inputs.token_tables()
     rotate = compile(apply_rotary_pos_emb)
-    return Rotate(lambda xs: rotate(*xs, *tables), "bhsd", **options)
-
-
-def _with_less_overhead(inputs):
-    compile = partial(compiled_on_gpu, mode="reduce-overhead")
-    return _on_gpu(inputs, compile, gradient=False, graph=False)
+    return Rotate(lambda xs: rotate(*xs, *tables), "bhsd")
