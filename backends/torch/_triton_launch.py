@@ -258,12 +258,8 @@ def make_launch(
     numbers, unit, source_unit = _strides(group, source)
     rows = [rows for _, _, _, rows in group]
     heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
-    splits = splits and len({x.dtype for _, x, _, _ in group}) == 1
-    splits = splits and all([type(n) is int for n in heads])
-    many, known = 2**20, rows[0]
-    known = known._replace(outer=_known(known.outer, many), seq=_known(known.seq, many))
-    known_heads = (_hint(heads[0]), _hint(heads[1]))
-    tile = _tile(known, known_heads, layout, max(x.itemsize for _, x, _, _ in group), splits)
+    splits = splits and len({x.dtype for _, x, _, _ in group}) == 1 and all([type(n) is int for n in heads])
+    tile = _tile(rows[0], heads, layout, max(x.itemsize for _, x, _, _ in group), splits)
     # Tensors that a compiler traces have no memory yet, and are of a subclass.
     in_place = [type(x) in PLAIN_TYPES and x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
     constants = {
@@ -354,22 +350,22 @@ def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, spl
     they fit _MAX_HEADS and _MAX_BYTES, and more tokens while the tile fits _TILE_BYTES.
     Decoding, whose sequences are one axis, has two tiles for all numbers of sequences.
     """
+    heads = (_hint(heads[0]), _hint(heads[1]))
+    seq, outer = _known(rows.seq), _known(rows.outer)
     row, width = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize, _width(layout)
     tokens, most_heads, num_warps = 1, min(_MAX_HEADS, _MAX_BYTES // row), 1
-    if rows.outer * rows.seq <= _FEW_TOKENS and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
-        heads0, num_warps = (
-            triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize)),
-            max(1, width // 32),
-        )
+    if outer * seq <= _FEW_TOKENS and max(heads) <= most_heads and width <= 32 * _MAX_WARPS:
+        heads0 = triton.next_power_of_2(min(max(heads), _FEW_BYTES // itemsize))
+        num_warps = max(1, width // 32)
         if splits and heads[1]:
             return _Tile(1, heads0, 0, num_warps, sum(_ceil(n, heads0) for n in heads))
         return _Tile(1, heads0, heads0 if heads[1] else 0, num_warps, 0)
-    if rows.seq > 1 and abs(rows.x[1]) < abs(rows.x[2]):
+    if seq > 1 and abs(rows.x[1]) < abs(rows.x[2]):
         tokens = max(1, min(_RUN_TOKENS, _MAX_BYTES // row))
         most_heads = min(_RUN_HEADS, _MAX_BYTES // (tokens * row))
     chunks = _ceil(max(heads), max(1, most_heads))
     heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
-    while tokens < rows.seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
+    while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
     size = tokens * max(heads0, heads1) * row
     thread_bytes = min(_THREAD_BYTES[layout.pairing], _THREAD_BYTES[layout.out_pairing])
@@ -380,15 +376,13 @@ def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int, spl
     return _Tile(tokens, heads0, heads1, num_warps, 0)
 
 
-# A tile may have any numbers. The sizes that a compiler traces are symbols, and a comparison would fix their
-# range in the program.
-def _known(size: Any, symbol: int) -> int:
-    """Return a size, or `symbol` for a symbol."""
-    return size if type(size) is int else symbol
+def _known(size: Any) -> int:
+    """Return a number of tokens; many for a symbol of a compiler, whose range a comparison would fix."""
+    return size if type(size) is int else 2**20
 
 
 def _hint(size: Any) -> int:
-    """Return a size, of a symbol its value in the call that is traced."""
+    """Return a number of heads; for a symbol its value in the call that is traced."""
     return size if type(size) is int else getattr(size.node, "hint", None) or _MAX_HEADS
 
 
