@@ -45,7 +45,7 @@ def attention_inputs():
 def weights(like, **options):
     """Return the weights of q and of k in the dtype of an array."""
     signs = 2 * torch.randint(2, (2, WIDTH), generator=torch.Generator().manual_seed(1)) - 1
-    return tuple(torch.nn.Parameter(weight, **options) for weight in signs.to(like.dtype))
+    return tuple(torch.nn.Parameter(weight, **options) for weight in signs.to(like))
 
 
 # ---- in place ----
@@ -79,7 +79,7 @@ def paged(joint, shape=(PAGE, KV_HEADS)):
     """Return caches of k and v, and slots in pages of random order."""
     pages = 2 * max(64, -(-len(joint) // PAGE))
     order = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
-    slots = (order[:, None] * PAGE + torch.arange(PAGE)).flatten()[: len(joint)]
+    slots = (order[:, None] * PAGE + torch.arange(PAGE)).flatten()[: len(joint)].to(joint.device)
     return [joint.new_zeros(pages, *shape, WIDTH) for _ in "kv"], slots
 
 
@@ -133,7 +133,9 @@ def qwen3_rows(joint, norm, pos):
 
 
 def tables_of_qwen3(dtype, pos):
-    return [table[None] for table in ROPE.rotation(pos, like=torch.empty(0)).full_width(dtype)]
+    return [
+        table[None] for table in ROPE.rotation(pos, like=torch.empty(0, device=pos.device)).full_width(dtype)
+    ]
 
 
 def qwen3_inputs(norm):

@@ -59,14 +59,15 @@ class GpuTrial:
     peers = ("own", "flash_attention", "liger", "flashinfer", "vllm", "huggingface")
     copies = (("copies", COPY),)
     seconds, rounds = (0.4, 0.2), ((7, 41), (3, 5))  # of timing for a case: whole, quick
+    cover = COVER
 
     def __init__(self, case, device):
         self.case, self.device = case, device
         # Inputs, and copies and results of the rows.
-        needed = (4 + 6 * (1 + (case.direction != FORWARD))) * max(case.bytes, COVER * device.l2_bytes)
+        needed = (4 + 6 * (1 + (case.direction != FORWARD))) * max(case.bytes, self.cover * device.l2_bytes)
         if needed > 0.9 * device.memory_bytes:
             raise MemoryError(f"needs about {needed / 1e9:.0f} GB of memory")
-        self.count = min(SETS, math.ceil(COVER * device.l2_bytes / case.bytes))
+        self.count = max(1, min(SETS, math.ceil(self.cover * device.l2_bytes / case.bytes)))
         self.inverse = case.direction != FORWARD  # without an amplitude the gradient is the inverse
         self.seq_axis = -3 if case.layout == "bshd" else -2
         self.rope = ra.RoPE(case.head_dim, base=BASE, pairing=case.pairing)
@@ -80,6 +81,11 @@ class GpuTrial:
         middles = [(case.tokens, n) if case.layout == "bshd" else (n, case.tokens) for n in case.heads]
         shapes = ((case.batch, *middle, case.head_dim) for middle in middles)
         return tuple(torch.randn(shape, dtype=getattr(torch, case.dtype), **options) for shape in shapes)
+
+    @property
+    def is_captured(self):
+        """Whether calls are also timed in a CUDA graph."""
+        return self.case.group == "decode"
 
     @cached_property
     def pos(self):
@@ -158,9 +164,9 @@ class GpuTrial:
 
     def pace(self, contender):
         """Count the launches of a call, and choose how many calls one timing has."""
-        contender.launched = self.device.launches(contender)
-        for _ in range(3):
+        for _ in range(3):  # a mode of torch.compile may capture a CUDA graph
             contender()
+        contender.launched = self.device.launches(contender)
         self.device.synchronize()
         first = self.device.time(contender, 5, 1e-3)
         fit = QUEUE // (len(contender.launched) if contender.launched else LAUNCHES)
@@ -173,13 +179,10 @@ class GpuTrial:
     def finish(self, rows, contenders, times):
         """Add the numbers that only a GPU has to the rows; return the facts of the case."""
         for name, timings in times.items():
-            launched, row = contenders[name].launched, rows[name]
+            row = rows[name]
             row["TB/s"] = float(f"{self.case.moved / row['seconds'][1] / 1e12:.4g}")
-            row["host"] = spread([timing.host for timing in timings])
-            row["ahead"] = all(timing.ahead for timing in timings)
-            row["launches"] = len(launched) if launched else None
-            row["kernels"] = [kernel[:80] for kernel in launched or ()][:4]
-        if self.case.group == "decode":
+            row |= facts_of_row(contenders[name], timings)
+        if self.is_captured:
             self.add_graphs(contenders, rows)
         if OURS in times:
             peers = {name: timing for name, timing in times.items() if name != OURS}
@@ -201,6 +204,17 @@ class GpuTrial:
         for name, seconds in in_rounds(replays, REPLAYS).items():
             rows[name]["graph"] = spread(seconds)
             contenders[name].forget()
+
+
+def facts_of_row(contender, timings):
+    """Return the host's time of a row, whether the GPU ever waited for it, and the launches of a call."""
+    launched = contender.launched
+    return {
+        "host": spread([timing.host for timing in timings]),
+        "ahead": all(timing.ahead for timing in timings),
+        "launches": len(launched) if launched else None,
+        "kernels": [kernel[:80] for kernel in launched or ()][:4],
+    }
 
 
 # ---- the device ----

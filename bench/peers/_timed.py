@@ -135,11 +135,14 @@ class Rotate(NamedTuple):
     graph: bool = True
 
 
-def compiled_on_gpu(function):
-    """Return the function compiled for one case's shapes; its first call compiles."""
+def compiled_on_gpu(function, mode=None):
+    """Return the function compiled for one case's shapes; its first call compiles.
+
+    `mode="reduce-overhead"` captures CUDA graphs in the next calls, which copy their arguments.
+    """
     import torch
     import torch._functorch.config
 
     # A backward that is timed alone keeps its graph, which donated buffers forbid.
     torch._functorch.config.donated_buffer = False
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    return torch.compile(function, dynamic=False, fullgraph=True, mode=mode)

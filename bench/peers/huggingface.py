@@ -1,5 +1,7 @@
 """Hugging Face transformers: Llama, whose code most of its models share, RoFormer, and V-JEPA 2."""
 
+from functools import partial
+
 from rope_array.testing import Target
 
 from ._note import FAR, Note, built, release
@@ -150,14 +152,20 @@ def on_gpu(inputs):
     return {
         "transformers Llama": lambda: _on_gpu(inputs, lambda function: function),
         "transformers Llama, torch.compile": lambda: _on_gpu(inputs, compiled_on_gpu),
+        "transformers Llama, torch.compile, reduce-overhead": lambda: _with_less_overhead(inputs),
     }
 
 
-def _on_gpu(inputs, compile):
+def _on_gpu(inputs, compile, **options):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     inputs.only("half")
     inputs.only_q_and_k()
     tables = inputs.token_tables()
     rotate = compile(apply_rotary_pos_emb)
-    return Rotate(lambda xs: rotate(*xs, *tables), "bhsd")
+    return Rotate(lambda xs: rotate(*xs, *tables), "bhsd", **options)
+
+
+def _with_less_overhead(inputs):
+    compile = partial(compiled_on_gpu, mode="reduce-overhead")
+    return _on_gpu(inputs, compile, gradient=False, graph=False)

@@ -79,6 +79,7 @@ def on_gpu(inputs):
         "rope_array, CuPy": lambda: _cupy(inputs),
         'rope_array, backend="array-api"': lambda: _on_gpu(inputs, partial(apply, backend="array-api")),
         "rope_array, torch.compile": lambda: _compiled_on_gpu(inputs),
+        "rope_array, torch.compile, reduce-overhead": lambda: _with_less_overhead(inputs),
     }
 
 
@@ -96,10 +97,14 @@ def _rotation_on_gpu(inputs):
     return Rotate(lambda xs: rotation.apply(xs, seq_axis=axis), inputs.case.layout)
 
 
-def _compiled_on_gpu(inputs):
+def _compiled_on_gpu(inputs, mode=None, **options):
     rope, axis, pos = inputs.rope, inputs.seq_axis, inputs.pos
-    rotate = compiled_on_gpu(lambda xs, pos: rope.apply(xs, pos, seq_axis=axis))
-    return Rotate(lambda xs: rotate(xs, pos), inputs.case.layout)
+    rotate = compiled_on_gpu(lambda xs, pos: rope.apply(xs, pos, seq_axis=axis), mode)
+    return Rotate(lambda xs: rotate(xs, pos), inputs.case.layout, **options)
+
+
+def _with_less_overhead(inputs):
+    return _compiled_on_gpu(inputs, "reduce-overhead", gradient=False, graph=False)
 
 
 def _cupy(inputs):
