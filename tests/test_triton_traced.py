@@ -371,13 +371,14 @@ def test_transforms_inside_are_operations():
     assert_same(ys, both(*q_and_k(), POS))
 
 
-def test_an_exported_program_has_operations():
+@pytest.mark.parametrize("strict", [False, True], ids=["by calls", "by Dynamo"])
+def test_an_exported_program_has_operations(strict):
     class Model(torch.nn.Module):
         def forward(self, q, k, pos):
             return rotate(q, k, pos)
 
     with posing_gpu.posing():
-        program = torch.export.export(Model(), (*q_and_k(), POS))
+        program = torch.export.export(Model(), (*q_and_k(), POS), strict=strict)
     assert posing_gpu.operators_of(program.graph_module) == {}
     assert_same(program.module()(*q_and_k(), POS), rotate(*q_and_k(), POS))
 
