@@ -17,7 +17,6 @@ from rope_array._array_api.source import CallOptions, Source, Tables
 from rope_array._backends._gpu import inputs as _gpu_inputs
 
 from . import _triton_inputs, _triton_launch
-from ._library import is_lazy
 from ._triton_kernel import make_inputs, rotate_rows
 
 _WRAP: Any = getattr(torch.library, "wrap_triton", None)  # since PyTorch 2.6
@@ -51,9 +50,8 @@ def _is_visible(tensors: Any, source: Source) -> bool:
     # For AMD the compiler must not fuse products and sums, which the compiler of PyTorch's programs does.
     if _WRAP is None or torch.version.hip:
         return False
-    for tensor in tensors:
-        if tensor is not None and (is_lazy(tensor) or 0 in tensor.shape):
-            return False
+    if any([tensor is not None and 0 in tensor.shape for tensor in tensors]):
+        return False
     return not isinstance(source, Tables) or source.cos.stride(-1) == source.sin.stride(-1) == 1
 
 
