@@ -258,6 +258,9 @@ def inputs_by(session, *by):
     for dtype, cache in (*product(("bfloat16",), CACHES), ("float32", "int8")):
         yield f"norm and {cache} caches, {dtype}", partial(made, session, *by, dtype, "none", cache)
     yield "bfloat16 caches without a norm", partial(made, session, *by, "bfloat16", None, "bfloat16")
+    if not session.dry:
+        many = partial(made, session, *by, "bfloat16", "none", "bfloat16", tokens=200)
+        yield "norm and bfloat16 caches, bfloat16, 200 tokens", many
 
 
 def made(session, wrap, backend, dtype, rounding, cache=None, tokens=17):
@@ -269,9 +272,9 @@ def made(session, wrap, backend, dtype, rounding, cache=None, tokens=17):
         given |= {"q_weight": normal(WIDTH, dtype, 5), "k_weight": normal(WIDTH, dtype, 6)}
         options |= {"eps": 1e-6, "rounding": rounding}
     if cache:
-        slots = torch.arange(tokens).flip(0) % 13  # some appear twice
+        slots = torch.arange(tokens).flip(0) % (tokens - 4)  # some appear twice
         slots[3] = -1
-        pages = torch.zeros(4, 16, 2, WIDTH).to(getattr(torch, cache))
+        pages = torch.zeros(16, 16, 2, WIDTH).to(getattr(torch, cache))
         given |= {"v": v[:, :2], "slots": slots, "k_cache": pages, "v_cache": pages}
         options |= {"scales": (0.03, 0.04) if cache != "bfloat16" else (1.0, 1.0)}
     for in_place in (False, True):

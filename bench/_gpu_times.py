@@ -18,18 +18,21 @@ import rope_array as ra
 
 # Rows of rotations: all but CuPy's, which has a step, and the array-api backend's, which takes long.
 ROWS = ("*", "-*backend=*", "-*CuPy*")
-# Constants of `_triton_launch` that `tiles` tries, one variant after another; {} is the module as it is.
-TILES = (
-    {},
-    {"_MAX_HEADS": 16},
-    {"_MAX_HEADS": 8},
-    {"_MAX_HEADS": 4},
-    {"_THREAD_BYTES": {"half": 64, "interleaved": 32}},
-    {"_THREAD_BYTES": {"half": 256, "interleaved": 128}},
-    {"_MAX_HEADS": 8, "_THREAD_BYTES": {"half": 64, "interleaved": 32}},
-    {"_TILE_BYTES": 4096},
-    {"_TILE_BYTES": 16384},
-)
+# Constants of `_triton_launch` that `tiles` tries, by the group of a case; {} is the module as it is.
+TILES = {
+    "decode": (
+        *({}, {"_FEW_TOKENS": 0}, {"_FEW_TOKENS": 1024}),
+        *({"_FEW_BYTES": 8}, {"_FEW_BYTES": 32}, {"_FEW_BYTES": 64}, {"_FEW_TOKENS": 0, "_MAX_HEADS": 8}),
+    ),
+    "heads first": (
+        *({}, {"_RUN_TOKENS": 1, "_RUN_HEADS": 32}, {"_RUN_TOKENS": 2}, {"_RUN_TOKENS": 8, "_RUN_HEADS": 8}),
+        *({"_RUN_HEADS": 8}, {"_RUN_HEADS": 32}, {"_THREAD_BYTES": {"half": 64, "interleaved": 32}}),
+    ),
+    "one head": (
+        *({}, {"_ONE_HEAD_PAIRS": 4}, {"_ONE_HEAD_PAIRS": 8}, {"_ONE_HEAD_PAIRS": 32}),
+        *({"_TILE_BYTES": 4096}, {"_TILE_BYTES": 16384}, {"_TILE_BYTES": 16384, "_ONE_HEAD_PAIRS": 32}),
+    ),
+}
 LAYERS, WIDTH = 4, 128
 SIZES, TINY = (2048, 32, 8), (32, 2, 1)  # of a model: its width, heads, and heads of k
 
@@ -299,7 +302,7 @@ def compiled(function):
 
 
 def tiles(session):
-    settings = [*product((1, 8, 64), DTYPES, ("half",)), (1, "bfloat16", "interleaved")]
+    settings = [*product((1, 8, 64), DTYPES, ("half",)), *((n, "bfloat16", "interleaved") for n in (1, 256))]
     cases = [GpuCase("decode", batch, 1, *setting) for batch, *setting in settings]
     cases += [GpuCase("heads first", 1, 8192, "bfloat16", p, layout="bhsd") for p in PAIRINGS]
     cases += [GpuCase("one head", 1, 524288, dtype, "half", heads=(1,)) for dtype in DTYPES]
@@ -308,13 +311,13 @@ def tiles(session):
 
 
 def of_tiles(session, case):
-    """Return the times of each variant of TILES in a replayed CUDA graph, and its tile."""
+    """Return the times of variants of TILES in a replayed CUDA graph, and its tile."""
     trial = CapturedTrial(case, session.device)
     rows, replays = {}, {}
     rotate = partial(trial.rope.apply, pos=trial.pos, seq_axis=trial.seq_axis, backend="triton")
     copies = [partial(copied, xs) for xs in trial.xs]
     functions = {COPY: ({}, copies)} | {
-        str(variant): (variant, [partial(rotate, xs) for xs in trial.xs]) for variant in TILES
+        str(variant): (variant, [partial(rotate, xs) for xs in trial.xs]) for variant in TILES[case.group]
     }
     for name, (variant, sets) in functions.items():
         try:
