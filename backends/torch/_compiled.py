@@ -173,7 +173,8 @@ def make_tables_traced(source: Positions, like: Any) -> Any:
     values = values if values.dtype.is_floating_point else ops.cast(values, torch.int64)
     _make_units(source.plan)
     plan: Any = source.plan.derived.units
-    units = torch.arange(plan.layout.head_dim, device=like.device) < plan.layout.num_pairs
+    layout = plan.layout  # as symbols, its numbers would be the strides of the tables
+    units = torch.arange(_dynamo.known(layout.head_dim), device=like.device) < _dynamo.known(layout.num_pairs)
     units = units.to(torch.float64 if use_float64 else torch.float32)
     shape = values.shape if plan.coordinates is None else values.shape[:-1]
     at_plan = Positions(values, plan)
