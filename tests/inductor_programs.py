@@ -92,7 +92,7 @@ def generate_case(dtype, pairing, source):
     return generate(rotate, arrays)
 
 
-def generate(function, make_arrays):
+def generate(function, make_arrays, dynamic=False):
     """Compile a function; return the modules of its graphs."""
     import torch
     from torch._inductor.compile_fx import compile_fx
@@ -105,7 +105,7 @@ def generate(function, make_arrays):
 
     torch._dynamo.reset()
     with FakeTensorMode(), contextlib.suppress(Generated):
-        torch.compile(function, fullgraph=True, backend=backend)(*make_arrays())
+        torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)(*make_arrays())
     return modules
 
 
@@ -124,6 +124,8 @@ LAUNCHES = {
     "layers trained": ("layers", "bfloat16", True),
     "a rotation": ("a rotation", "bfloat16", False),
     "a rotation trained": ("a rotation", "bfloat16", True),
+    "layers trained, any sizes": ("layers", "bfloat16", True),
+    "a rotation, any sizes": ("a rotation", "bfloat16", False),
     "a norm": ("a norm", "bfloat16", False),
     "one array": ("one array", "bfloat16", False),
 }
@@ -146,7 +148,7 @@ def launch_facts(name):
 
     recorded = mock.patch.object(triton_kernel_wrap, "get_mutated_tensors", recording)
     with posing_gpu.posing(interpreted=False), described_driver(), recorded:
-        modules = generate(*function_of(*LAUNCHES[name]))
+        modules = generate(*function_of(*LAUNCHES[name]), "any sizes" in name)
     calls = [module[module.index("def call(") : module.index("runner =")] for module in modules]
     kernels = [kernel for module in modules for kernel in kernels_of(module) if "def _place(" in kernel]
     return {"calls": calls, "written": written, "code": list(map(code_of, kernels))}
@@ -267,10 +269,16 @@ def move(graph, inputs):
             node.replace_all_uses_with(moved, delete_user_cb=lambda user, moved=moved: user is not moved)
     graph.recompile()
     with mode:
-        inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=cuda) for x in inputs]
+        inputs = [x if isinstance(x, torch.SymInt) else _empty_like(x, cuda) for x in inputs]
     mode.allow_non_fake_inputs = True  # the constants
     FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*inputs)
     return inputs
+
+
+def _empty_like(x, device):
+    import torch
+
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
 @contextlib.contextmanager

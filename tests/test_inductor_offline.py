@@ -62,7 +62,9 @@ RUN = {
     "a norm": [["make_inputs"]],
     "layers": [LAYERS],
     "layers trained": [LAYERS, LAYERS],
+    "layers trained, any sizes": [LAYERS, LAYERS],
     "a rotation": [[*LAYERS, *TABLES]],
+    "a rotation, any sizes": [[*LAYERS, *TABLES]],
     "a rotation trained": [[*LAYERS, *TABLES, "triton_poi_fused_neg"], LAYERS],
 }
 
@@ -77,6 +79,9 @@ def test_q_and_k_are_one_launch_that_copies_nothing(modules, name):
         launched = re.findall(r"(\w+?)(?:_split)?_\d+\.run\(", code)
         assert sorted(launched) == sorted(expected)
         assert not re.search(r"extern_kernels|torch\.ops|copy_\(", code)
+        assert not re.search(
+            r"empty_strided_cuda\(\([^)]*\), \(s\d+, 1\)", code
+        )  # the strides of tables are numbers
         if len(expected) == 1:
             assert code.count("= empty_strided_cuda(") == 2 - name.startswith("one array")
 
@@ -91,5 +96,5 @@ def test_the_code_of_a_launch_is_that_of_an_eager_call(modules, name):
         assert compiled["fused"] == eager["fused"], arch
         assert bool(compiled["fused"]) == (name == "a norm")  # whose division and square root are exact
         assert compiled["narrow"] == []
-        assert compiled["size"] <= eager["size"]
+        assert compiled["size"] <= 1.1 * eager["size"]
         assert compiled["registers"] <= 1.1 * eager["registers"]
