@@ -34,7 +34,8 @@ _SPACED = tl.constexpr(int(Kind.SPACED))
 _TABLES = tl.constexpr(int(Kind.TABLES))
 
 # Not specialized. Strides are passed in units of UNIT and SOURCE_UNIT elements, so the compiler knows the
-# alignment.
+# alignment. In a program of Inductor a number has 32 bits if it fits, and 1 is a constant: tl.cast comes before
+# any product.
 _NUMBERS = [
     *("position", "seq", "chunks", "heads0", "heads1"),
     *(
@@ -91,8 +92,8 @@ def rotate_rows(
         x0_head, x0_feature = _either(is_x1, x1_head, x0_head), _either(is_x1, x1_feature, x0_feature)
         y0_outer, y0_seq = _either(is_x1, y1_outer, y0_outer), _either(is_x1, y1_seq, y0_seq)
         y0_head, y0_feature = _either(is_x1, y1_head, y0_head), _either(is_x1, y1_feature, y0_feature)
-    if not STRIDED:
-        x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
+    x0_feature, y0_feature = _feature_stride(x0_feature, STRIDED), _feature_stride(y0_feature, STRIDED)
+    x1_feature, y1_feature = _feature_stride(x1_feature, STRIDED), _feature_stride(y1_feature, STRIDED)
     # The loads of q and k come before the angles, which take as long as a load, and before the first store: a
     # load would wait for a store that it might read.
     x, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)
@@ -123,6 +124,12 @@ def rotate_rows(
             y, k_a, k_b, k_before, k_after, present1, y1_feature, 1.0, HEAD_DIM, START, PAIRS, BLOCKS,
             WRITES_HALF, COPIES, TOKENS, HEADS1, WIDTH,
         )  # fmt: skip
+
+
+@triton.jit
+def _feature_stride(stride, STRIDED: tl.constexpr):
+    """Return the stride of features in 64 bits; 1 is a constant."""
+    return tl.cast(stride, tl.int64) if STRIDED else 1
 
 
 @triton.jit
@@ -168,9 +175,9 @@ def _angles(
     if PAIRS == 0:
         cos, sin = 0, 0
     elif KIND == _TABLES:
-        row = outer * (first_outer * SOURCE_UNIT) + token * (first_seq * SOURCE_UNIT)
+        row = outer * first_outer * SOURCE_UNIT + token * first_seq * SOURCE_UNIT
         cos = tl.load(first + row[:, None] + pair[None, :], present).to(REAL)
-        row = outer * (second_outer * SOURCE_UNIT) + token * (second_seq * SOURCE_UNIT)
+        row = outer * second_outer * SOURCE_UNIT + token * second_seq * SOURCE_UNIT
         sin = tl.load(second + row[:, None] + pair[None, :], present).to(REAL)
         if TRANSPOSED:
             sin = -sin
@@ -320,7 +327,7 @@ def _rows(
     x, outer, token, seq, chunk, heads, x_outer, x_seq, x_head, UNIT: tl.constexpr, HEADS: tl.constexpr
 ):
     """Return the addresses of a chunk of the heads of some tokens, (heads, tokens, 1), and which exist."""
-    x_outer, x_seq, x_head = x_outer.to(tl.int64), x_seq.to(tl.int64), x_head.to(tl.int64)
+    x_outer, x_seq, x_head = tl.cast(x_outer, tl.int64), tl.cast(x_seq, tl.int64), tl.cast(x_head, tl.int64)
     head = chunk * HEADS + tl.arange(0, HEADS)
     present = (head < heads)[:, None, None] & (token < seq)[None, :, None]
     x += (outer * (x_outer * UNIT) + token * (x_seq * UNIT))[None, :, None]
@@ -484,8 +491,9 @@ def make_inputs(
     SEARCHES: tl.constexpr,  # look for a later token with the slot
 ):  # fmt: skip
     outer, token, chunk = _place(seq, chunks, TOKENS, CHUNKS)
+    x0_feature, y0_feature = _feature_stride(x0_feature, STRIDED), _feature_stride(y0_feature, STRIDED)
+    x1_feature, y1_feature = _feature_stride(x1_feature, STRIDED), _feature_stride(y1_feature, STRIDED)
     if not STRIDED:
-        x0_feature, y0_feature, x1_feature, y1_feature = 1, 1, 1, 1
         v_feature, kc_feature, vc_feature = 1, 1, 1
     # As in rotate_rows, all loads come before the first store: q, k and v may be views of one array.
     q, present0 = _rows(x0, outer, token, seq, chunk, heads0, x0_outer, x0_seq, x0_head, UNIT, HEADS0)

@@ -41,8 +41,9 @@ def launch_inputs(inputs: AttentionCall, words: Any) -> Any:
     prepared = _triton_inputs.prepare(inputs, ys, source)
     if prepared is None:
         return NotImplemented
-    more = _triton_inputs.arguments_of(xs, norm, None, prepared)
-    return _run(make_inputs, [prepared.launch], xs, ys, _source_arguments(source, words), more)
+    first, second, words = _source_arguments(source, words)
+    more = _triton_inputs.arguments_of((words,) * len(xs), norm, None, prepared)
+    return _run(make_inputs, [prepared.launch], xs, ys, (first, second, words), more)
 
 
 def _is_visible(tensors: Any, source: Source) -> bool:
@@ -50,9 +51,17 @@ def _is_visible(tensors: Any, source: Source) -> bool:
     # For AMD the compiler must not fuse products and sums, which the compiler of PyTorch's programs does.
     if _WRAP is None or torch.version.hip:
         return False
-    if any([tensor is not None and 0 in tensor.shape for tensor in tensors]):
-        return False
+    for tensor in (*tensors, *source.arrays):
+        if tensor is not None and (
+            any(map(_is_unknown, (*tensor.shape, *tensor.stride()))) or 0 in tensor.shape
+        ):
+            return False
     return not isinstance(source, Tables) or source.cos.stride(-1) == source.sin.stride(-1) == 1
+
+
+def _is_unknown(size: Any) -> bool:
+    """Return whether a size depends on values, so that nothing may be compared with it."""
+    return type(size) is not int and not size.node.has_hint()
 
 
 def _source_arguments(source: Source, words: Any) -> tuple[Any, Any, Any]:
