@@ -100,12 +100,17 @@ def read_source(call: Call, use_float64: bool) -> Source:
     if isinstance(source, Tables):
         return Tables(*cast_tables(source, use_float64, ops), source.layout)
     values, _ = call.pos.read(call.lib, ops, any(call.float64), split=False)
-    if not values.dtype.is_floating_point and source.plan.exact:
-        return Positions(ops.cast(values, torch.int64), source.plan)
-    if _takes_fractions(source.plan):
-        return Positions(values, source.plan)
+    if (positions := _positions_of_kernel(values, source.plan, ops)) is not None:
+        return positions
     tables = cos_sin(*split_floats(values, ops), source.plan, use_float64, ops)
     return Tables(*tables, source.layout)
+
+
+def _positions_of_kernel(values: Any, plan: Plan, ops: Any) -> Positions | None:
+    """Return positions as the kernels read them, int64 or floats; None if they need tables."""
+    if not values.dtype.is_floating_point and plan.exact:
+        return Positions(ops.cast(values, torch.int64), plan)
+    return Positions(values, plan) if _takes_fractions(plan) else None
 
 
 @_dynamo.traced_constant
@@ -164,22 +169,22 @@ def _rotate_back_traced(
 
 def make_tables_traced(source: Positions, like: Any) -> Any:
     """Return cos and sin by the kernel on a GPU: (1, 0) of each pair, rotated; NotImplemented for others."""
-    if why_call_unserved((like,), source) is not None or source.inv_freq is not None or not source.plan.exact:
+    is_rotation = source.inv_freq is None and not source.plan.takes_angles
+    if not is_rotation or why_call_unserved((like,), source) is not None:
         return NotImplemented
     use_float64, ops = computes_in_float64(like), LIBRARY.ops(like)
     values, _ = parse(source.values, like, LIBRARY).read(LIBRARY, ops, use_float64, split=False)
-    if values.dtype.is_floating_point and not _takes_fractions(source.plan):
+    if (positions := _positions_of_kernel(values, source.plan, ops)) is None:
         return NotImplemented
-    values = values if values.dtype.is_floating_point else ops.cast(values, torch.int64)
     _make_units(source.plan)
     plan: Any = source.plan.derived.units
+    positions = positions._replace(plan=plan)
     layout = plan.layout  # as symbols, its numbers would be the strides of the tables
     units = torch.arange(_dynamo.known(layout.head_dim), device=like.device) < _dynamo.known(layout.num_pairs)
     units = units.to(torch.float64 if use_float64 else torch.float32)
     shape = values.shape if plan.coordinates is None else values.shape[:-1]
-    at_plan = Positions(values, plan)
-    kernel = _Traced(True, words_of(at_plan))
-    (y,) = _rotate_unrecorded([units.expand(*shape, -1)], at_plan, CallOptions(), kernel)
+    kernel = _Traced(True, words_of(positions))
+    (y,) = _rotate_unrecorded([units.expand(*shape, -1)], positions, CallOptions(), kernel)
     return y.chunk(2, -1)
 
 
@@ -422,10 +427,9 @@ def show_on_gpu(name: str, launch: Callable[..., Any]) -> None:
                 return ys
         return mode.__torch_dispatch__(operator, types, arguments, keywords)
 
-    if _FUNCTIONAL_MODE is not None:
-        torch.library.register_torch_dispatch(
-            f"rope_array::{name}", _FUNCTIONAL_MODE, dispatch, lib=NAMESPACE
-        )
+    register = getattr(torch.library, "register_torch_dispatch", None)  # since PyTorch 2.5
+    if register is not None and _FUNCTIONAL_MODE is not None:
+        register(f"rope_array::{name}", _FUNCTIONAL_MODE, dispatch, lib=NAMESPACE)
 
 
 def empty_like(xs: Any, *arguments: Any) -> list[Any]:

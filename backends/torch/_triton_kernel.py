@@ -34,8 +34,8 @@ _SPACED = tl.constexpr(int(Kind.SPACED))
 _TABLES = tl.constexpr(int(Kind.TABLES))
 
 # Not specialized. Strides are passed in units of UNIT and SOURCE_UNIT elements, so the compiler knows the
-# alignment. In a program of Inductor a number has 32 bits if it fits, and 1 is a constant: tl.cast comes before
-# any product.
+# alignment. In a program of Inductor a number has 32 bits if it fits, and 1 is a constant. So tl.cast comes
+# before a product.
 _NUMBERS = [
     *("position", "seq", "chunks", "heads0", "heads1"),
     *(
