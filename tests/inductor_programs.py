@@ -128,6 +128,7 @@ LAUNCHES = {
     "a rotation, any sizes": ("a rotation", "bfloat16", False),
     "a norm": ("a norm", "bfloat16", False),
     "one array": ("one array", "bfloat16", False),
+    "features first": ("features first", "bfloat16", False),  # tokens have a stride of 1
 }
 
 
@@ -171,7 +172,7 @@ def function_of(form, dtype, trained):
         return q, k
 
     functions = {
-        **dict.fromkeys(("positions", "few tokens"), lambda q, k, pos: plain((q, k), pos)),
+        **dict.fromkeys(("positions", "few tokens", "features first"), lambda q, k, pos: plain((q, k), pos)),
         **dict.fromkeys(("one array", "one array of few tokens"), lambda q, k, pos: plain(q, pos)),
         "a norm": lambda q, k, pos: ra.attention_inputs(
             q, k, pos, rope, norm=(q[0, 0, 0], None), seq_axis=-3
@@ -184,6 +185,8 @@ def function_of(form, dtype, trained):
             {"dtype": getattr(torch, dtype), "requires_grad": trained},
         )
         q, k = (torch.empty(2, tokens, heads, 128, **options) for heads in (32, 8))
+        if form == "features first":
+            q, k = (x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in (q, k))
         return q, k, torch.arange(tokens)
 
     return functions.get(form, layers), arrays

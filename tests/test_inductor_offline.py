@@ -60,6 +60,7 @@ RUN = {
     "one array": [[ROTATE]],
     "one array of few tokens": [[ROTATE]],
     "a norm": [["make_inputs"]],
+    "features first": [["rotate_rows"]],
     "layers": [LAYERS],
     "layers trained": [LAYERS, LAYERS],
     "layers trained, any sizes": [LAYERS, LAYERS],

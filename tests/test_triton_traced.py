@@ -318,6 +318,20 @@ def compiled_with(function, *arguments):
     return y, operators
 
 
+def test_sizes_that_depend_on_values(monkeypatch):
+    """No size may be compared with a number: an operator runs."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    x, mask = normal(7, 16), torch.tensor([1, 0, 1, 1, 0, 0, 1])
+
+    def rotate_some(x, mask):
+        chosen = mask.nonzero().squeeze(-1)
+        return HALF.apply(x[chosen], chosen)
+
+    y, operators = compiled_with(rotate_some, x, mask)
+    assert operators == BY_OPERATOR
+    assert_same((y,), (rotate_some(x, mask),))
+
+
 HIDDEN = {
     "AMD": (torch.version, "hip", "6.4"),  # whose compiler fuses what an instruction of NVIDIA's keeps apart
     "a PyTorch without wrap_triton": (_triton_traced, "_WRAP", None),

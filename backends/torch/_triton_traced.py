@@ -52,9 +52,9 @@ def _is_visible(tensors: Any, source: Source) -> bool:
     if _WRAP is None or torch.version.hip:
         return False
     for tensor in (*tensors, *source.arrays):
-        if tensor is not None and (
-            any(map(_is_unknown, (*tensor.shape, *tensor.stride()))) or 0 in tensor.shape
-        ):
+        if tensor is None:
+            continue
+        if any(map(_is_unknown, (*tensor.shape, *tensor.stride()))) or 0 in tensor.shape:
             return False
     return not isinstance(source, Tables) or source.cos.stride(-1) == source.sin.stride(-1) == 1
 
