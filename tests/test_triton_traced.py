@@ -306,6 +306,18 @@ def test_modes(name):
     assert program.operators() == [ONCE]
 
 
+def test_training_after_inference():
+    """The constants of a call in inference mode are saved for a backward later."""
+    rope, (x, _) = ra.RoPE(16, base=77.0), q_and_k()
+    with torch.inference_mode():
+        rope.apply(x, POS, seq_axis=-3, backend="triton")
+    recorded = x.clone().requires_grad_()
+    with posing_gpu.posing():
+        y = posing_gpu.Program(lambda x, pos: rope.apply(x, pos, seq_axis=-3)).run(recorded, POS)
+    (gradient,) = torch.autograd.grad(y, recorded, y.detach())
+    assert_same((gradient,), (rope.apply(y.detach(), POS, seq_axis=-3, inverse=True),))
+
+
 # ---- calls whose launch is not shown ----
 
 

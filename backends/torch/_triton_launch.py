@@ -491,7 +491,8 @@ def words_on(plan: Plan, device: Any, stream: Any) -> Any:
     if stream is not None and torch.cuda.is_current_stream_capturing():
         _gpu.check_capture(words)
     if words is None:
-        words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # compiled programs save them for a backward
+            words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
         plan.derived.on_devices[device] = (words, stream)
     elif first_stream not in (None, stream):
         # The memory belongs to the first stream: it must not be reused while this stream reads it.
