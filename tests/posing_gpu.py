@@ -54,7 +54,7 @@ def _uninterpreted(name):
 
 def _written(kernel_idx, constant_args_idx, kwargs, metadata):
     """Return what PyTorch finds in the code of a compiled kernel: tests/test_inductor_offline.py."""
-    return ["y0", "y1"] if kwargs["HEADS1"] or kwargs["CHUNKS"] else ["y0"]
+    return ["y0", "y1"] if kwargs["HEADS1"] or kwargs.get("CHUNKS") else ["y0"]
 
 
 class Program:
@@ -109,6 +109,6 @@ class Interpreter(torch.fx.Interpreter):
         constants = table.get_constant_args(kwargs["constant_args_idx"])
         name = getattr(kernel, "fn", kernel).__name__
         (grid,) = kwargs["grid"]
-        # The interpreter does not know the instruction that FUSED stands for.
+        # The interpreter has no instruction of a GPU, with which FUSED multiplies.
         getattr(_triton_kernel, name)[grid](**{**tensors, **constants, **written, "FUSED": False})
         return written

@@ -92,6 +92,7 @@ def prepare(inputs: AttentionCall, ys: Any, source: Source) -> _InputsLaunch | N
     group = [(i, call.xs[i], ys[i], rows.xs[i]) for i in range(len(call.xs))]
     launch = _triton_launch.make_launch(group, source, view.kind, layout, False, splits=False)
     constants = dict(zip(_triton_launch.CONSTANTS, launch.constants, strict=True))
+    del constants["CHUNKS"]  # of `rotate_rows` alone
     if norm is not None and 2 * layout.num_pairs < layout.head_dim:
         constants["COPIES"] = True
     unit = _cache_unit(targets, of_k, v)
@@ -157,9 +158,9 @@ def _cache_numbers(targets: list[Target], k: Rows, v: Rows | None, unit: int) ->
 
 
 def arguments_of(xs: Any, norm: Norm | None, write: CacheWrite | None, prepared: _InputsLaunch) -> Any:
-    """Return the tensors that the kernel takes in addition to a rotation; x for a tensor that it ignores."""
-    given = (None,) * len(xs) if norm is None else norm.weights
-    weights = [x if weight is None else weight.contiguous() for x, weight in zip(xs, given, strict=True)]
+    """Return the arguments of the kernel in addition to a rotation's; of xs for a tensor that it ignores."""
+    weights = (None,) * len(xs) if norm is None else norm.weights
+    weights = [x if weight is None else weight.contiguous() for x, weight in zip(xs, weights, strict=True)]
     if write is None:
         return weights[0], weights[-1], *xs[:1] * 4, 1.0, 1.0
     slots = write.slots.contiguous()

@@ -480,7 +480,6 @@ def make_inputs(
     SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, IN_PLACE: tl.constexpr, REAL: tl.constexpr,
     TOKENS: tl.constexpr, HEADS0: tl.constexpr, HEADS1: tl.constexpr, WIDTH: tl.constexpr,
     FUSED: tl.constexpr,
-    CHUNKS: tl.constexpr,  # 0
     NORM: tl.constexpr,  # 0: none; its roundings: 1 none, 2 "norm", 3 "steps"
     EPS: tl.constexpr, OFFSET: tl.constexpr,
     WEIGHT0: tl.constexpr, WEIGHT1: tl.constexpr,  # 0: ones; axes of the weight
@@ -490,7 +489,7 @@ def make_inputs(
     K_PAGE: tl.constexpr, V_PAGE: tl.constexpr,  # slots of a page; 0: there are no pages
     SEARCHES: tl.constexpr,  # look for a later token with the slot
 ):  # fmt: skip
-    outer, token, chunk = _place(seq, chunks, TOKENS, CHUNKS)
+    outer, token, chunk = _place(seq, chunks, TOKENS, 0)
     x0_feature, y0_feature = _feature_stride(x0_feature, STRIDED), _feature_stride(y0_feature, STRIDED)
     x1_feature, y1_feature = _feature_stride(x1_feature, STRIDED), _feature_stride(y1_feature, STRIDED)
     if not STRIDED:

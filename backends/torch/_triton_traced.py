@@ -28,7 +28,7 @@ def launch(xs: Any, source: Source, options: CallOptions, transposed: bool, word
         return NotImplemented
     ys = [torch.empty_like(x) for x in xs]
     launches = _triton_launch.prepare(xs, ys, source, options, transposed)
-    return _run(rotate_rows, launches, xs, ys, _source_arguments(source, words))
+    return _run(rotate_rows, launches, xs, ys, source, words)
 
 
 def launch_inputs(inputs: AttentionCall, words: Any) -> Any:
@@ -41,9 +41,8 @@ def launch_inputs(inputs: AttentionCall, words: Any) -> Any:
     prepared = _triton_inputs.prepare(inputs, ys, source)
     if prepared is None:
         return NotImplemented
-    first, second, words = _source_arguments(source, words)
-    more = _triton_inputs.arguments_of((words,) * len(xs), norm, None, prepared)
-    return _run(make_inputs, [prepared.launch], xs, ys, (first, second, words), more)
+    more = _triton_inputs.arguments_of(ys, norm, None, prepared)
+    return _run(make_inputs, [prepared.launch], xs, ys, source, words, more)
 
 
 def _is_visible(tensors: Any, source: Source) -> bool:
@@ -64,26 +63,22 @@ def _is_unknown(size: Any) -> bool:
     return type(size) is not int and not size.node.has_hint()
 
 
-def _source_arguments(source: Source, words: Any) -> tuple[Any, Any, Any]:
-    """Return `first`, `second` and `words` of the kernel, of which it ignores some."""
-    if isinstance(source, Tables):
-        return source.cos, source.sin, source.cos
-    return source.values, words, words
-
-
-def _run(kernel: Any, launches: Any, xs: Any, ys: Any, source_arguments: Any, more: Any = ()) -> Any:
+def _run(
+    kernel: Any, launches: Any, xs: Any, ys: Any, source: Source, words: Any, more: tuple[Any, ...] = ()
+) -> Any:
     """Record the launches of a call.
 
-    An argument that the kernel ignores is never a tensor that another argument is: Inductor would compute
-    such a tensor, positions for one, twice.
+    A result is passed for each argument that the kernel ignores: of two arguments that are one tensor that
+    is computed before, positions for one, Inductor would compute both.
     """
     if any([launch.offsets is not None for launch in launches]):  # of a part of an array
         return NotImplemented
     fused = _triton_launch.CONSTANTS.index("FUSED")
     for launch in launches:
         i, j = launch.index0, launch.index1
-        second = (ys[i], ys[i]) if i == j else (xs[j], ys[j])  # the kernel ignores that of one array
+        x1 = ys[i] if i == j else xs[j]
+        read = (*source.arrays, ys[i]) if isinstance(source, Tables) else (source.values, ys[i], words)
         constants = (*launch.constants[:fused], True, *launch.constants[fused + 1 :])
-        arguments = (xs[i], ys[i], *second, *source_arguments, *more, 0, *launch.numbers, *constants)
+        arguments = (xs[i], ys[i], x1, ys[j], *read, *more, 0, *launch.numbers, *constants)
         _WRAP(kernel)[(launch.programs,)](*arguments, num_warps=launch.num_warps)
     return ys
