@@ -51,15 +51,15 @@ _HOSTS = ("cpu",)  # devices on which large results cost more time than many ope
 def _tables_on_device(call: Call) -> Tables | None:
     """Return the tables of an eager call for `FewOperations`, or None for a call that it does not serve."""
     xs, source = call.xs, call.source
-    if not _launches(xs, source) or source.layout.blocks > 1 or len({*call.float64}) > 1:
+    if not _is_eager_on_device(xs, source) or source.layout.blocks > 1 or len({*call.float64}) > 1:
         return None
     cos, sin = source.arrays if isinstance(source, Tables) else make_tables(source, xs[0])
     tables = Tables(cos, sin, source.layout)
     return Tables(*_tables.cast_tables(tables, call.float64[0], call.ops), source.layout)
 
 
-def _launches(xs: Any, source: Any) -> bool:
-    """Return whether a call is eager, of plain tensors that nothing intercepts, on a device but a host."""
+def _is_eager_on_device(xs: Any, source: Any) -> bool:
+    """Return whether a call is eager, of plain tensors that nothing intercepts, and not on a host."""
     if torch.compiler.is_compiling() or xs[0].device.type in _HOSTS:
         return False
     reason = _eager.first_tensor_reason(xs, source, _eager.why_tensor_not_plain)
@@ -87,7 +87,7 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 
 def _make_tables(source: Positions, like: Any) -> Any:
-    is_stacked = not is_recorded(source.arrays) and _launches((like,), source)
+    is_stacked = not is_recorded(source.arrays) and _is_eager_on_device((like,), source)
     ops = StackedOps(LIBRARY.xp, True, {"device": like.device}) if is_stacked else None
     return _tables.make_tables(source, like, LIBRARY, ops)
 

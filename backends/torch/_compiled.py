@@ -30,7 +30,7 @@ from rope_array._internals import FORWARD_LEVEL, internal
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan, Words
 
 from ._gradient import CHECKED, GATED, NEW, UNCHECKED, adjoint, rotate_by_operations, rotate_recorded
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported, materialize
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_exported, materialize, unit_pairs
 
 # ---- a call that is traced ----
 
@@ -179,9 +179,8 @@ def make_tables_traced(source: Positions, like: Any) -> Any:
     _make_units(source.plan)
     plan: Any = source.plan.derived.units
     positions = positions._replace(plan=plan)
-    layout = plan.layout  # as symbols, its numbers would be the strides of the tables
-    units = torch.arange(_dynamo.known(layout.head_dim), device=like.device) < _dynamo.known(layout.num_pairs)
-    units = units.to(torch.float64 if use_float64 else torch.float32)
+    # As a symbol, the number of pairs would be a stride of the tables.
+    units = unit_pairs(_dynamo.known(plan.layout.num_pairs), use_float64, like.device)
     shape = values.shape if plan.coordinates is None else values.shape[:-1]
     kernel = _Traced(True, words_of(positions))
     (y,) = _rotate_unrecorded([units.expand(*shape, -1)], positions, CallOptions(), kernel)

@@ -326,6 +326,12 @@ def _why_tensor_unusable(x: Any, written: bool) -> str | None:
     return None
 
 
+def unit_pairs(num_pairs: int, use_float64: bool, device: Any) -> Any:
+    """Return (1, 0) of each pair, the ones first: rotated, it is cos and sin."""
+    units = torch.arange(2 * num_pairs, device=device) < num_pairs
+    return units.to(torch.float64 if use_float64 else torch.float32)
+
+
 def is_recorded(xs: Any) -> bool:
     """Return whether a gradient of xs is recorded."""
     if torch.is_grad_enabled():

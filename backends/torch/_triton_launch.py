@@ -22,7 +22,7 @@ from rope_array._backends._gpu import Kind, Rows, SourceView
 from rope_array._internals import internal
 from rope_array._spec.plan import Layout, Plan, TurnsPlan
 
-from ._library import LIBRARY, PLAIN_TYPES
+from ._library import LIBRARY, PLAIN_TYPES, unit_pairs
 from ._triton_kernel import rotate_rows
 
 transposes_tables = True
@@ -504,10 +504,9 @@ def make_tables(device: Any, values: Any, plan: Plan, use_float64: bool) -> Any:
     """Return cos and sin at a tensor of positions, or NotImplemented: (1, 0) of each pair, rotated."""
     of_units = plan if isinstance(plan, TurnsPlan) else plan.of_units()
     # Not by a write: selective checkpointing refuses to save a tensor that is then written.
-    dtype, pairs = torch.float64 if use_float64 else torch.float32, of_units.layout.num_pairs
-    units = torch.cat([make(pairs, dtype=dtype, device=device) for make in (torch.ones, torch.zeros)])
+    units = unit_pairs(of_units.layout.num_pairs, use_float64, device)
     if of_units.derived.lost is not None:
-        units = units + 0.0 * of_units.derived.lost.to(dtype).repeat(2)
+        units = units + 0.0 * of_units.derived.lost.to(units.dtype).repeat(2)
     shape = values.shape if of_units.coordinates is None else values.shape[:-1]
     y = rotate(units.expand(*shape, -1), Positions(values, of_units), CallOptions(), None, checked=True)
     return y if y is NotImplemented else y.chunk(2, -1)
