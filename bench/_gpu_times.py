@@ -203,18 +203,18 @@ def of_models(session, size):
         "transformers": ByTransformers,
         COPY: lambda: no_rotation,
     }
-    rows, made, results = {}, {}, {}
+    rows, calls, results = {}, {}, {}
     for name, make in variants.items():
         torch.manual_seed(0)
         try:
             model = Model(make(), TINY if session.dry else SIZES)
             model.to(session.device.device).layers.to(torch.bfloat16)
-            made[name] = MODELS[size](session, model)
-            results[name] = made[name]()[0].float()
+            calls[name] = MODELS[size](session, model)
+            results[name] = calls[name]()[0].float()
         except Exception as error:  # transformers is missing, or a model cannot be compiled
             rows[name] = {"failed": one_line(error)}
-            made.pop(name, None)
-    rows |= timed(session, made, captured=False)["rows"]
+            calls.pop(name, None)
+    rows |= timed(session, calls, captured=False)["rows"]
     right = results.pop(OURS)
     for name, y in results.items():
         rows.setdefault(name, {})["error"] = float((y - right).norm() / right.norm())
@@ -270,10 +270,10 @@ def of_inputs(session, dtype, tokens):
     width = (calls.HEADS + 2 * calls.KV_HEADS) * calls.WIDTH
     with torch.inference_mode():
         joint = torch.randn(tokens, width, device=device).to(getattr(torch, dtype))
-        given = joint, calls.weights(joint, requires_grad=False), torch.arange(tokens, device=device)
+        arguments = joint, calls.weights(joint, requires_grad=False), torch.arange(tokens, device=device)
         rows = {}
         for make in (calls.our_rows, calls.unfused_rows, calls.qwen3_rows, partial(more_inputs, calls)):
-            rows |= make(*given)
+            rows |= make(*arguments)
         return timed(session, {COPY: rows.pop("a copy"), **rows})
 
 

@@ -74,7 +74,11 @@ def at_once(group, estimate, limit, **cases):
 
 _bits, _times, _others = (partial(lazily, f"_gpu_{name}") for name in ("bits", "times", "others"))
 COMPILE = {"estimate": 100, "limit": 150, "together": True}
-CHECKS = ("axes", "decoding_steps", "gradient_combinations", "positions_written_in_place")
+# The first judges the gradients of a norm, whose sums have no order on a GPU, by the contract.
+CHECKS = (
+    *("gradients_of_inputs", "axes", "decoding_steps"),
+    *("gradient_combinations", "positions_written_in_place"),
+)
 TIMED = (
     Step("prefill", _times("prefill"), 35, 90),
     Step("decode", _times("decode"), 80, 150),
@@ -223,7 +227,7 @@ def run_together(steps, numbers, options, save):
 
 
 def tell(name, result):
-    """Print the state of a step, a line for each timed case, and what is missing."""
+    """Print the state of a step, and a line for each timed case and for each missing package or result."""
     print(f"{result.get('seconds', 0):6.1f} s  {name}: {result['state']}, {len(result['cases'])} cases")
     for case, numbers in result["cases"].items():
         if times := [f"{row} {ratio}" for row, ratio in ratios_of(numbers)]:
@@ -310,8 +314,8 @@ def groups_of(steps):
 def show(steps):
     """Print the steps with their estimates and limits, and the sum."""
     for step in steps:
-        beside = ", at once with its neighbours" * step.together
-        print(f"{step.name:36}{step.estimate:5} s, at most {step.limit} s{beside}")
+        order = ", at once with its neighbours" * step.together
+        print(f"{step.name:36}{step.estimate:5} s, at most {step.limit} s{order}")
     print(f"{'all':36}{seconds_of(steps):5} s")
 
 
