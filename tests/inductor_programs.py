@@ -114,7 +114,7 @@ def generate(function, make_arrays, dynamic=False):
 LAYERS = 4
 ARCHS = (90, 80, 100) if os.environ.get("ROPE_ARRAY_NIGHTLY") else (90,)
 NUMBERS = "i32", "i64", "constexpr"
-# By name: what is rotated, the dtype, and whether gradients are recorded.
+# By name: the arrays and their source, the dtype, and whether gradients are recorded.
 LAUNCHES = {
     "positions": ("positions", "bfloat16", False),
     "float64": ("positions", "float64", False),

@@ -15,7 +15,9 @@ from triton_mutants import TRACED_MUTANTS, installed
 
 import posing_gpu  # isort: skip
 import rope_array as ra
+from rope_array._array_api.source import Tables
 from rope_array._backends.torch import _triton_traced
+from rope_array.hf import _operators
 
 pytestmark = [pytest.mark.library("torch"), pytest.mark.usefixtures("fresh_dynamo")]
 HALF, AXES = rope("half"), rope("three axes")
@@ -304,6 +306,25 @@ def test_modes(name):
         assert_same(tuple(y.detach() for y in ys), tuple(y.detach() for y in rotate(*xs, POS)))
     assert [y.requires_grad for y in ys] == [name == "autocast"] * 2
     assert program.operators() == [ONCE]
+
+
+@pytest.mark.parametrize(("follows_norm", "launches"), [(False, ONCE), (True, {})])
+def test_a_patched_model_launches_unless_a_norm_precedes(follows_norm, launches, monkeypatch):
+    """After a norm the compiler fuses PyTorch's operations with it."""
+    monkeypatch.setattr(_operators, "_has_kernel", lambda device: True)
+    cos, sin = HALF.rotation(POS, like=torch.ones(1))
+    tables = Tables(cos, sin, HALF._plan.layout)
+    program = posing_gpu.Program(lambda q, k: _operators.rotate_by_operator((q, k), tables, -3, follows_norm))
+    xs = tuple(x.requires_grad_() for x in q_and_k("bfloat16"))
+    with posing_gpu.posing():
+        ys = program.run(*xs)
+    expected = rotate(*xs, POS)
+    assert_same(tuple(y.detach() for y in ys), tuple(y.detach() for y in expected))
+    assert_same(
+        torch.autograd.grad(ys, xs, q_and_k("bfloat16")),
+        torch.autograd.grad(expected, xs, q_and_k("bfloat16")),
+    )
+    assert program.operators() == [launches] * 2
 
 
 def test_training_after_inference():

@@ -62,7 +62,7 @@ def assert_right(call):
 
 @contextlib.contextmanager
 def tiles_of_many_tokens():
-    """Cut the launches of few tokens as those of many."""
+    """Give few tokens the tiles of many tokens."""
     # After Triton was set to interpret.
     from rope_array._backends.torch import _triton_inputs, _triton_launch
 
