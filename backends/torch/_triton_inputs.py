@@ -159,8 +159,9 @@ def _cache_numbers(targets: list[Target], k: Rows, v: Rows | None, unit: int) ->
 
 def arguments_of(xs: Any, norm: Norm | None, write: CacheWrite | None, prepared: _InputsLaunch) -> Any:
     """Return the arguments of the kernel in addition to a rotation's; of xs for a tensor that it ignores."""
-    weights = (None,) * len(xs) if norm is None else norm.weights
-    weights = [x if weight is None else weight.contiguous() for x, weight in zip(xs, weights, strict=True)]
+    norm_weights = (None,) * len(xs) if norm is None else norm.weights
+    pairs = zip(xs, norm_weights, strict=True)
+    weights = [x if weight is None else weight.contiguous() for x, weight in pairs]
     if write is None:
         return weights[0], weights[-1], *xs[:1] * 4, 1.0, 1.0
     slots = write.slots.contiguous()
