@@ -129,6 +129,7 @@ LAUNCHES = {
     "a norm": ("a norm", "bfloat16", False),
     "one array": ("one array", "bfloat16", False),
     "features first": ("features first", "bfloat16", False),  # tokens have a stride of 1
+    "computed tables": ("computed tables", "bfloat16", False),
 }
 
 
@@ -174,6 +175,9 @@ def function_of(form, dtype, trained):
     functions = {
         **dict.fromkeys(("positions", "few tokens", "features first"), lambda q, k, pos: plain((q, k), pos)),
         **dict.fromkeys(("one array", "one array of few tokens"), lambda q, k, pos: plain(q, pos)),
+        "computed tables": lambda q, k, pos: rope.rotation_from(
+            pos[:, None] * q[0, 0, 0, :64].float(), pos[:, None] / k[0, 0, 0, :64].float()
+        ).apply((q, k), seq_axis=-3),
         "a norm": lambda q, k, pos: ra.attention_inputs(
             q, k, pos, rope, norm=(q[0, 0, 0], None), seq_axis=-3
         ),

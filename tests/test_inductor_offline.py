@@ -61,6 +61,7 @@ RUN = {
     "one array of few tokens": [[ROTATE]],
     "a norm": [["make_inputs"]],
     "features first": [["rotate_rows"]],
+    "computed tables": [["rotate_rows", "triton_poi_fused__to_copy_div_mul_select_slice_unsqueeze"]],
     "layers": [LAYERS],
     "layers trained": [LAYERS, LAYERS],
     "layers trained, any sizes": [LAYERS, LAYERS],
