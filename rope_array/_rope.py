@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Never
 
-from . import _dispatch
+from . import _dispatch, _tables
 from ._array_api import builders
 from ._array_api.checks import check_angles, check_frequencies
 from ._array_api.library import numpy_library
@@ -192,6 +192,67 @@ class RoPE(Spec):
             _dispatch.check_max_position(like, source.values, self.max_position)
         cos, sin, _ = _dispatch.make_tables(source, like, backend)
         return type_of_plan(source.plan)(cos, sin)
+
+    def tables(self, positions: Any, format: str = "split", *, dtype: Any = None, like: Any = None) -> Any:
+        """Make exact tables in the format of an engine, an exporter or another library.
+
+        Each number is the exact one rounded once to `dtype`. Rotations need no tables: `apply` computes the
+        angles as fast. Tables serve programs of others, which read them.
+
+        Parameters
+        ----------
+        positions : int, range, sequence or NumPy array
+            An int is the length of the table: its rows are the positions 0 to length - 1. Or the positions of
+            the rows, as in `rope_array.apply`. With axes, the coordinates of a row of a length are equal.
+        format : {"split", "joined", "full", "stacked", "complex", "angles"}
+            The arrays and their last axes, with the amplitude in cos and sin:
+
+            * "split": cos and sin apart, of (pairs,) each. ONNX, ONNX Runtime, FlashAttention.
+            * "joined": one array, cos of all pairs and then sin, (2·pairs,). vLLM, SGLang, FlashInfer.
+            * "full": cos and sin apart, (rotary_dim,) each, a number at both features of its pair:
+              [c0, c1, c0, c1] for half pairs, [c0, c0, c1, c1] for interleaved. Hugging Face, diffusers.
+            * "stacked": one array of cos and sin of each pair, (pairs, 2). TensorRT-LLM, torchtune.
+            * "complex": one array of cos + i·sin, (pairs,). Meta's Llama.
+            * "angles": one array of angles in radians, reduced to (-π, π], (rotary_dim,), arranged as in
+              "full". Transformer Engine, Megatron-LM.
+        dtype : dtype of like's library, optional
+            By default float64 for a `like` of float64, and float32 for every other. Of "complex", the dtype
+            of the real part.
+        like : array, optional
+            An array whose library and device the tables get; by default NumPy.
+
+        Returns
+        -------
+        array or (array, array)
+            Of shape positions.shape without coordinates, and the last axes above.
+
+        Raises
+        ------
+        ArrayTypeError
+            `positions` are no integers or floats in host memory, or `dtype` is no real floating dtype of
+            like's library.
+        PositionError
+            The length is below 1, or a position is out of range.
+        SpecError
+            `format` is no format; the scaling needs `at_length` first; or the rope has an amplitude, and the
+            format is "angles".
+
+        Notes
+        -----
+        cos and sin are within half a unit of the last place of the exact ones, plus 2e-16: they are computed
+        in float64, whose error is 1.7e-16. Long tables are computed in chunks, so that no memory is needed
+        but the table's; JAX and other libraries without writable arrays need it twice.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rope = ra.RoPE(head_dim=128, base=500_000.0, pairing="half")
+        >>> cos, sin = rope.tables(4096)
+        >>> cos.shape, rope.tables(4096, "joined").shape
+        ((4096, 64), (4096, 128))
+        """
+        require_plan(self)
+        return _tables.make_tables(self, positions, format, dtype, like)
 
     def rotation_from(self, cos: Any, sin: Any, *, pairing: Pairing | None = None) -> Rotation:
         """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
