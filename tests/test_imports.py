@@ -217,7 +217,8 @@ MAY_IMPORT = {
     "._dispatch ._rope .hf .torch torch",
     "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
     "._rope ._rotation .torch torch",
-    "vllm": "._errors ._spec ._rope ._version .hf .vllm torch vllm",
+    "_engines": "._errors ._spec ._rope ._engines",
+    "vllm": "._errors ._engines ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._registry ._spec.scaling .config .plots .testing late numpy",

@@ -12,9 +12,9 @@ import pytest
 
 import rope_array as ra
 from rope_array import PatchError
+from rope_array._engines.ropes import REFUSED, ROPES
 from rope_array._spec import scaling
 from rope_array.vllm import register
-from rope_array.vllm._ropes import REFUSED, ROPES
 
 TABLE = tomllib.loads((oracle.GOLDEN / "vllm.toml").read_text("utf-8"))
 CASES = [(name, *texts) for name, rows in TABLE.items() for texts in rows.items()]

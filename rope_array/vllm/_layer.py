@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from vllm.model_executor.custom_op import CustomOp
 
+from rope_array._engines.ropes import ROPES
 from rope_array._errors import PatchError, RoPEError
 from rope_array._rope import RoPE
-
-from ._ropes import ROPES
 
 __all__ = ["ExactLayer", "ExactPatches", "exact_class"]
 

@@ -11,13 +11,13 @@ from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from rope_array._engines.ropes import REFUSED, ROPES
 from rope_array._errors import PatchError
 from rope_array._version import version
 
 from . import _transformers
 from ._layer import ExactLayer, exact_class
 from ._report import report
-from ._ropes import REFUSED, ROPES
 
 logger = init_logger("vllm.rope_array")
 

@@ -24,10 +24,10 @@ from vllm.model_executor.layers import rotary_embedding
 
 import rope_array
 from rope_array import PatchError
+from rope_array._engines.ropes import REFUSED
+from rope_array._engines.ropes import ROPES as ROPES_BY_CLASS
 from rope_array.vllm import report
 from rope_array.vllm._register import register
-from rope_array.vllm._ropes import REFUSED
-from rope_array.vllm._ropes import ROPES as ROPES_BY_CLASS
 
 pytestmark = pytest.mark.library("torch")
 ROPES = [name for name in LAYERS if name != "patches"]

@@ -1,6 +1,7 @@
 """The rope of each class of vLLM's rotary embeddings, by the attributes of a layer. Plain numbers, no vLLM.
 
-A new class of vLLM needs a line in ROPES, or in REFUSED with the reason. The names of attributes are vLLM's.
+A new class of vLLM needs a line in ROPES, or in REFUSED with the reason. The names of attributes are vLLM's
+and SGLang's, which has copies of most classes.
 """
 
 from collections.abc import Callable, Mapping
