@@ -232,16 +232,18 @@ class RoPE(Spec):
             `positions` are no integers or floats in host memory, or `dtype` is no real floating dtype of
             like's library.
         PositionError
-            The length is below 1, or a position is out of range.
+            The length is below 1 or above 2**31, or a position is out of range.
         SpecError
             `format` is no format; the scaling needs `at_length` first; or the rope has an amplitude, and the
             format is "angles".
 
         Notes
         -----
-        cos and sin are within half a unit of the last place of the exact ones, plus 2e-16: they are computed
-        in float64, whose error is 1.7e-16. Long tables are computed in chunks, so that no memory is needed
-        but the table's; JAX and other libraries without writable arrays need it twice.
+        cos and sin are within half a unit of the last place of the exact ones, plus 2e-16 times the
+        amplitude, as they are computed in float64; angles are within half a unit, plus 1e-15. Of a rope with
+        ``angles="float32"`` cos and sin are exact at these angles. Make tables outside of functions that
+        `torch.compile` compiles. Long tables are computed in chunks, so that no memory is needed but the
+        table's; JAX and other libraries without writable arrays need it twice.
 
         Examples
         --------

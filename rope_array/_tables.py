@@ -15,22 +15,25 @@ from ._rotation import Rotation
 from ._spec.validation import choice
 
 _CHUNK = 1 << 17  # numbers of float64 that are computed at a time: 1 MB for cos, and 1 MB for sin
+_LONGEST = 2**31  # its last position is the largest of int32
 
 
 def make_tables(rope: Any, positions: Any, format: Any, dtype: Any, like: Any) -> Any:
     """Return the tables of a rope; see `RoPE.tables`."""
     arrange = FORMATS[choice("format", format, tuple(FORMATS))]
-    positions, shape = _checked_positions(positions, rope)
+    positions, rows_shape, shape = _checked_positions(positions, rope)
     if like is None:
         like = numpy_library().xp.empty(0, dtype="float32")
     lib = _dispatch.library_of_like(like)
     dtype, host_dtype = _dtypes(dtype, like, lib, format == "complex")
-    rows = max(1, _CHUNK // max(1, rope.rotary_dim // 2 * prod(shape[1:])))
+    rows = max(1, _CHUNK // max(1, rope.rotary_dim // 2 * prod(rows_shape[1:])))
     chunks = (
         _rounded(arrange(_rotation(rope, positions[start : start + rows])), host_dtype)
-        for start in range(0, max(1, shape[0]), rows)
+        for start in range(0, max(1, rows_shape[0]), rows)
     )
-    tables = _collected(chunks, shape[0], dtype, like, lib)
+    tables = _collected(chunks, rows_shape[0], dtype, like, lib)
+    if shape != rows_shape:
+        tables = tuple(lib.xp.reshape(t, (*shape, *t.shape[len(rows_shape) :])) for t in tables)
     return tables[0] if len(tables) == 1 else tables
 
 
@@ -79,25 +82,39 @@ FORMATS: Mapping[str, Callable[[Rotation], tuple[Any, ...]]] = {
 # ---- positions, and numbers of float64 ----
 
 
-def _checked_positions(positions: Any, rope: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return positions that can be sliced, and the shape of their tables without the pairs."""
-    if isinstance(positions, (bool, float)):
-        raise _no_positions(positions)
+def _checked_positions(positions: Any, rope: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """Return positions to slice, their shape without coordinates, and that shape as the caller gave it.
+
+    The leading axes of an array become one, so that chunks are small for any shape.
+    """
     try:
-        length = operator.index(positions)
+        length = None if isinstance(positions, bool) else operator.index(positions)
     except TypeError:
-        parsed = parse_host(positions)
-        if parsed is None and not is_numpy(positions):
-            raise _no_positions(positions) from None
-        shape = positions.shape if parsed is None else parsed.shape
-        return positions, shape[:-1] if rope.axes else shape
-    if length < 1:
-        raise PositionError(f"the length of a table is {length}; give at least 1, or positions: range(8).")
-    xp = numpy_library().xp
-    positions = xp.arange(length)
+        length = None
+    if length is not None:
+        return _of_length(length, rope)
+    parsed = parse_host(positions)
+    if parsed is None and not is_numpy(positions):
+        raise _no_positions(positions)
+    full = (parsed or positions).shape
+    if not full:  # a number that is no int
+        raise _no_positions(positions)
+    shape = full[:-1] if rope.axes else full
+    if parsed:
+        return (positions, shape, shape) if shape else ([[*positions]], (1,), shape)
+    rows = prod(shape)
+    return positions.reshape(rows, *full[len(shape) :]), (rows,), shape
+
+
+def _of_length(length: int, rope: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """Return the same for the positions of a length."""
+    if not 1 <= length <= _LONGEST:
+        raise PositionError(f"the length of a table is {length}; give 1 to 2**31, or positions: range(8).")
+    positions: Any = range(length)
     if rope.axes:  # of text: all coordinates are equal
-        positions = xp.broadcast_to(positions[:, None], (length, rope._plan.coordinates.number))
-    return positions, (length,)
+        xp = numpy_library().xp
+        positions = xp.broadcast_to(xp.arange(length)[:, None], (length, rope._plan.coordinates.number))
+    return positions, (length,), (length,)
 
 
 def _no_positions(positions: Any) -> ArrayTypeError:
@@ -155,7 +172,7 @@ def _collected(
     chunk = converted(next(chunks))
     if chunk[0].shape[0] == length:
         return chunk
-    if lib.memory(chunk[0]) is None:
+    if type(lib).memory is Library.memory:  # no call: a fake tensor has no address
         return tuple(xp.concat(parts, axis=0) for parts in zip(chunk, *map(converted, chunks), strict=True))
     tables = tuple(xp.empty((length, *t.shape[1:]), dtype=dtype, **ops.creation_kwargs) for t in chunk)
     start = 0

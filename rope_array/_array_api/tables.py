@@ -137,7 +137,7 @@ def cast_table(table: Any, dtype: Any, ops: ArrayOps) -> Any:
         raise ArrayTypeError(f"dtype is {describe(dtype)}; give a dtype of the tables' library.") from None
     if dtype_name(cast) not in X_DTYPES:
         raise ArrayTypeError(
-            f"dtype is {describe(dtype)}; cos and sin need real floating point: {', '.join(X_DTYPES)}."
+            f"dtype is {describe(dtype)}; give one of real floating point: {', '.join(X_DTYPES)}."
         )
     return cast
 
