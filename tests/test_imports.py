@@ -217,7 +217,7 @@ MAY_IMPORT = {
     "._dispatch ._rope .hf .torch torch",
     "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
     "._rope ._rotation .torch torch",
-    "_engines": "._errors ._spec ._rope ._engines",
+    "_engines": "._errors ._spec ._rope ._engines torch",
     "vllm": "._errors ._engines ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",

@@ -11,7 +11,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
 
-__all__ = ["REFUSED", "ROPES"]
+__all__ = ["REFUSED", "ROPES", "ROPES_OF_TABLES", "long_rope_at", "patch_coordinates"]
 
 
 def _plain_rope(layer: Any, **fields: Any) -> RoPE:
@@ -72,8 +72,8 @@ def _proportional_rope(layer: Any) -> RoPE:
     return _plain_rope(layer, scaling=Proportional(2 * layer.rope_angles / layer.head_size))
 
 
-def _long_rope(layer: Any) -> RoPE:
-    """Return the rope of LongRoPE, long or short: vLLM chooses by max_model_len, once for all requests."""
+def long_rope_at(layer: Any, length: int) -> RoPE:
+    """Return the rope of LongRoPE for a length: by the short factors, or by the long ones."""
     original = layer.original_max_position_embeddings
     rule = LongRoPE(
         tuple(map(float, layer.short_factor)),
@@ -83,7 +83,12 @@ def _long_rope(layer: Any) -> RoPE:
         long_mscale=float(layer.long_mscale),
     )
     fields = {"base": float(layer.base), "rotary_dim": layer.rotary_dim, "pairing": "half", "scaling": rule}
-    return RoPE(layer.head_size, **fields).at_length(original + 1 if layer.use_long_rope else original)
+    return RoPE(layer.head_size, **fields).at_length(length)
+
+
+def _long_rope(layer: Any) -> RoPE:
+    """Return the long or the short rope: vLLM chooses by max_model_len, once for all requests."""
+    return long_rope_at(layer, layer.original_max_position_embeddings + layer.use_long_rope)
 
 
 def _mrope(layer: Any) -> RoPE:
@@ -116,6 +121,17 @@ def _patch_rope(layer: Any) -> RoPE:
     return RoPE(2 * width, base=float(layer.base), axes=Axes.axial(width, width))
 
 
+def patch_coordinates(layer: Any) -> list[tuple[int, int]]:
+    """Return x and y of Llama 4's patches; the last token is the class token, which is not rotated."""
+    count = layer.max_position_embeddings
+    side = int(count**0.5)
+    return [*((i % side + 1, i // side + 1) for i in range(count)), (0, 0)]
+
+
+def _rope_of_deepseek_v4(layer: Any) -> RoPE:
+    return _yarn_rope(layer, truncate=True, rotary_start=layer.head_size - layer.rotary_dim)
+
+
 ROPES: Mapping[str, Callable[[Any], RoPE]] = {
     "RotaryEmbedding": _plain_rope,
     "LinearScalingRotaryEmbedding": _linear_rope,
@@ -132,6 +148,12 @@ ROPES: Mapping[str, Callable[[Any], RoPE]] = {
     "Ernie4_5_VLRotaryEmbedding": _mrope_of_ernie,
     "BailingMRotaryEmbedding": _mrope_of_bailing,
     "Llama4VisionRotaryEmbedding": _patch_rope,
+}
+
+# The ropes of classes whose tables can be filled, and which have no replacement.
+ROPES_OF_TABLES: Mapping[str, Callable[[Any], RoPE]] = {
+    "DeepseekV4ScalingRotaryEmbedding": _rope_of_deepseek_v4,
+    "DualChunkRotaryEmbedding": _plain_rope,
 }
 
 REFUSED: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from vllm.model_executor.custom_op import CustomOp
 
-from rope_array._engines.ropes import ROPES
+from rope_array._engines.ropes import ROPES, patch_coordinates
 from rope_array._errors import PatchError, RoPEError
 from rope_array._rope import RoPE
 
@@ -147,16 +147,11 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
 class ExactPatches(ExactLayer):
     """The methods of a replacement of Llama4VisionRotaryEmbedding: its positions are an image's patches."""
 
-    max_position_embeddings: int
     _patches: torch.Tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        count = self.max_position_embeddings
-        patches, side = torch.arange(count, dtype=torch.int32), int(count**0.5)
-        grid = torch.stack([patches % side + 1, patches // side + 1], dim=-1)
-        # The last token is the class token, which is not rotated.
-        coordinates = torch.cat([grid, torch.zeros_like(grid[:1])])
+        coordinates = torch.tensor(patch_coordinates(self), dtype=torch.int32)
         self.register_buffer("_patches", coordinates, persistent=False)
 
     def forward(  # type: ignore[override]
