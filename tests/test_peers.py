@@ -10,6 +10,8 @@ import peer_cases
 import pytest
 import torch
 
+import rope_array as ra
+
 
 def their(cases):
     """Return the cases of a project as parameters; one skipped parameter if its repository is missing."""
@@ -46,3 +48,15 @@ def test_rope_parameters_of_transformers():
     suite.run(outcome)
     assert outcome.testsRun >= 3
     assert [trace for _, trace in [*outcome.errors, *outcome.failures]] == []
+
+
+def test_full_tables_have_the_form_of_transformers():
+    """Its rotary module multiplies in float32: a relative error of some 2^-22."""
+    from transformers.models.llama import LlamaConfig, modeling_llama
+
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, rope_theta=10_000.0)
+    theirs = modeling_llama.LlamaRotaryEmbedding(config)(torch.ones(1), torch.arange(2048)[None])
+    ours = ra.RoPE(64, base=10_000.0, pairing="half").tables(2048, "full", like=torch.ones(1))
+    for table, expected in zip(ours, theirs, strict=True):
+        assert (table[None].shape, table.dtype) == (expected.shape, expected.dtype)
+        assert ((table - expected[0]).abs().amax(1) <= 2.0**-22 * torch.arange(2048) + 2.0**-22).all()

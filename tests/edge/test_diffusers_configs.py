@@ -459,3 +459,22 @@ def test_a_model_object_is_read():
     sizes |= {"axes_dims_rope": (4, 6, 6), "joint_attention_dim": 8, "pooled_projection_dim": 8}
     model = CLASSES["FluxTransformer2DModel"](**sizes)
     assert ra.RoPE.from_config(model) == ra.RoPE(16, axes=ra.Axes.axial(4, 6, 6))
+
+
+@pytest.mark.parametrize(
+    ("pairing", "format", "options"),
+    [
+        ("interleaved", "full", {"use_real": True}),
+        ("half", "full", {"use_real": True, "repeat_interleave_real": False}),
+        ("interleaved", "complex", {}),
+    ],
+    ids=["interleaved", "half", "complex"],
+)
+def test_tables_have_the_form_of_diffusers(pairing, format, options):
+    """diffusers multiplies in float32: a relative error of some 2^-22."""
+    theirs = embeddings.get_1d_rotary_pos_embed(64, 2048, **options)
+    ours = ra.RoPE(64, base=10_000.0, pairing=pairing).tables(2048, format, like=torch.ones(1))
+    theirs, ours = (each if isinstance(each, tuple) else (each,) for each in (theirs, ours))
+    for table, expected in zip(ours, theirs, strict=True):
+        assert (table.shape, table.dtype) == (expected.shape, expected.dtype)
+        assert ((table - expected).abs().amax(1) <= 2.0**-22 * torch.arange(2048) + 2.0**-22).all()
