@@ -11,6 +11,7 @@ from ._array_api.library import Library
 from ._array_api.norm import checked_norm
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.position_input import check_largest, parse, parse_host
+from ._array_api.shift import check_shifts, shift_by_parts
 from ._array_api.source import OptionFields, Positions, SourceFields, Tables
 from ._errors import ArrayTypeError, describe
 
@@ -81,6 +82,21 @@ def attention_inputs(
     one_pass = getattr(chosen, "attention_inputs", None)
     results = NotImplemented if one_pass is None else one_pass(inputs)
     return make_by_parts(chosen.rotate, inputs) if results is NotImplemented else results
+
+
+def shift_rows(keys: tuple[Any, ...], *fields: Any) -> tuple[Any, ...]:
+    """Rotate rows of caches in place; `fields` are the other arguments of `check_shifts`."""
+    backends, written = backends_for(keys), list(keys)
+    lib = backends.library(keys[0])
+    for members, shift in check_shifts(lib, keys, *fields):
+        chosen = _registry.choose(backends, shift.caches, shift.source, None)
+        in_place = getattr(chosen, "shift_keys", None)
+        caches = NotImplemented if in_place is None else in_place(shift)
+        if caches is NotImplemented:
+            caches = shift_by_parts(shift, make_tables, rotate, lib)
+        for i, cache in zip(members, caches, strict=True):
+            written[i] = cache
+    return tuple(written)
 
 
 def check_max_position(x: Any, pos: Any, limit: int) -> None:

@@ -8,7 +8,7 @@ one pairing works with the other. Pair i remains pair i: frequencies, scaling ru
 import dataclasses
 from typing import Any
 
-from . import _errors, _registry
+from . import _dispatch, _errors, _registry
 from ._array_api import library as _library
 from ._rope import RoPE as _RoPE
 from ._spec import shape_rule as _shape_rule
@@ -238,36 +238,71 @@ def shift_rope(rope: _RoPE) -> _RoPE:
     ('half', None, 1.0)
     """
     _check_rope("rope", rope)
-    return dataclasses.replace(rope, pairing=_written_pairing(rope), out_pairing=None, attention_factor=1.0)
+    pairing = _written_pairing(rope)
+    # No max_position: a distance may be larger.
+    return dataclasses.replace(
+        rope, pairing=pairing, out_pairing=None, attention_factor=1.0, max_position=None
+    )
 
 
-def shift_keys(keys: Any, delta: Any, rope: _RoPE, *, seq_axis: int = -2) -> Any:
+def shift_keys(
+    keys: Any,
+    delta: Any,
+    rope: _RoPE | tuple[_RoPE | None, ...],
+    *,
+    seq_axis: int = -2,
+    slots: Any = None,
+    pages: Any = None,
+    scales: float | tuple[float, ...] = 1.0,
+    out: Any = None,
+) -> Any:
     """Move cached keys from positions p to p + delta by one more rotation (a K-shift).
+
+    By default all rows of the arrays are moved, into new arrays or into `out`. With `slots` or `pages`, rows
+    of the pool of a serving engine are moved in place, and nothing else in the pool changes.
 
     Parameters
     ----------
     keys : array of shape (..., S, head_dim), or a tuple of such arrays
         Keys that `rope` rotated, in the pairing it wrote. The arrays of a tuple, such as the keys of all
-        layers, share one computation of the angles.
+        layers, share one computation of the angles. With slots or pages, each is a pool, of any strides:
+        (pages, page size, heads, head_dim) or (slots, heads, head_dim) with ``seq_axis=-3``; with -2 (pages,
+        heads, page size, head_dim), (slots, head_dim), or (pages, page size, head_dim) for `pages`.
     delta
         The distance, by the shape rule of positions in `rope_array.apply`: a number for all, or numbers per
-        sequence or token; negative to move back. With a multi-axis rope its last axis holds the coordinates.
-    rope : RoPE
-        The rotary embedding that rotated the keys, a length-dependent rule resolved.
+        sequence or token; negative to move back. With slots a number, or one per slot (T,); with pages one
+        per page (P,), or per row of each page (P, page size). With a multi-axis rope its last axis holds the
+        coordinates.
+    rope : RoPE, or a tuple with a RoPE or None for each array
+        The rotary embedding that rotated the keys, a length-dependent rule resolved. None is a layer that
+        does not rotate. If some features hold no rotated key, as in the rows of MLA, the rope has a slice:
+        ``RoPE(576, rotary_start=512, rotary_dim=64)``. Other features keep their bits.
     seq_axis : int
-        The axis of the positions in keys.
+        The axis of the positions in keys, or of the slots in a pool; then negative.
+    slots : array of int32 or int64, or sequence of int
+        Rows to move, of shape (T,): slot s is row ``s % page_size`` of page ``s // page_size``, if there are
+        pages. A slot below 0 is skipped. A slot that is given twice is refused, or, where slots are on a
+        device, moved once, by its last distance.
+    pages : array of int32 or int64, or sequence of int
+        Pages to move, of shape (P,), all rows of each, as for `slots`.
+    scales : float, or a tuple with a float for each array
+        Pools of int8 and float8_e4m3fn hold key / scale. A scale that all features of a head share has no
+        effect but on rounding, as a rotation is linear. So leave 1.0 for scales of heads, tokens or pages.
+    out : array or tuple of arrays, optional
+        As for `rope_array.apply`: ``out=keys`` works in place. Not with slots or pages.
 
     Returns
     -------
     array or tuple of arrays
-        As keys; never a view of them.
+        As keys; never a view of them. With slots or pages the pools themselves; JAX returns new arrays.
 
     Raises
     ------
     SpecError
-        `rope` is no RoPE, or its frequencies depend on an unknown length.
+        `rope` is no RoPE, or its frequencies depend on an unknown length; or options do not go together.
     ArrayTypeError, ShapeError, PositionError
-        See `rope_array.apply`.
+        See `rope_array.apply`. Also for slots and pages on the host that are out of range or given twice, and
+        for pools that share memory or that require a gradient. Nothing is written before all checks.
 
     Notes
     -----
@@ -286,8 +321,52 @@ def shift_keys(keys: Any, delta: Any, rope: _RoPE, *, seq_axis: int = -2) -> Any
     >>> cached = rope.apply(k, range(100, 110))
     >>> bool(np.allclose(convert.shift_keys(cached, -90, rope), rope.apply(k, range(10, 20)), atol=1e-14))
     True
+
+    Page 1 of a pool with pages of 5 rows and one head moves forward by 7 positions, in place:
+
+    >>> pool = cached.reshape(4, 5, 1, 64)
+    >>> pool = convert.shift_keys(pool, 7, rope, seq_axis=-3, pages=[1])
+    >>> bool(np.allclose(pool[1, :, 0], rope.apply(k[0, 5:], range(112, 117)), atol=1e-14))
+    True
     """
-    return shift_rope(rope).apply(keys, delta, seq_axis=seq_axis)
+    has_rows, has_groups = slots is not None or pages is not None, isinstance(rope, tuple)
+    if (slots is not None and pages is not None) or (out is not None and (has_rows or has_groups)):
+        raise _errors.SpecError(
+            "slots, pages and out are given together, or out with a tuple of ropes; give one of them."
+        )
+    if not has_rows and scales != 1.0:
+        raise _errors.SpecError("scales is given, and neither slots nor pages; give one of them.")
+    if not has_rows and not isinstance(rope, tuple):
+        return shift_rope(rope).apply(keys, delta, seq_axis=seq_axis, out=out)
+    arrays = keys if type(keys) is tuple else (keys,)
+    ropes = [r if r is None and has_groups else shift_rope(r) for r in _one_for_each("rope", rope, arrays)]
+    if has_rows:
+        plans = [r if r is None else _spec.require_plan(r) for r in ropes]
+        of_each = _one_for_each("scales", scales, arrays)
+        ys = _dispatch.shift_rows(arrays, delta, plans, of_each, seq_axis, slots, pages)
+    else:
+        ys = _shift_groups(arrays, delta, ropes, seq_axis)
+    return ys if type(keys) is tuple else ys[0]
+
+
+def _shift_groups(keys: tuple[Any, ...], delta: Any, ropes: list[_RoPE | None], seq_axis: int) -> Any:
+    """Shift whole arrays, those of equal ropes together; copy those without a rope."""
+    ys = [k if r else _ops(k).xp.asarray(k, copy=True) for k, r in zip(keys, ropes, strict=True)]
+    for rope in dict.fromkeys(filter(None, ropes)):
+        members = [i for i, r in enumerate(ropes) if r == rope]
+        moved = rope.apply(tuple([keys[i] for i in members]), delta, seq_axis=seq_axis)
+        for i, y in zip(members, moved, strict=True):
+            ys[i] = y
+    return tuple(ys)
+
+
+def _one_for_each(name: str, value: Any, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    values = value if type(value) is tuple else (value,) * len(arrays)
+    if len(values) != len(arrays):
+        raise _errors.SpecError(
+            f"{name} is a tuple of {len(values)}, and keys has {len(arrays)} arrays; give one for each."
+        )
+    return values
 
 
 def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis: int = -2) -> Any:

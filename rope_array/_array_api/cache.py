@@ -140,20 +140,21 @@ def check_cache(write: CacheWrite, k: Any, seq_axis: int, lib: Library) -> list[
         named.append(("v", write.values, write.caches[1], write.scales[1]))
     targets = []
     for name, x, cache, scale in named:
-        _check_array(name, cache, k, scale, lib)
+        check_cache_array(name, cache, k, scale, lib)
         targets.append(_target(name, x, cache, scale, write, seq_axis))
     _check_range(targets, slots, lib)
     return targets
 
 
-def _check_array(name: str, cache: Any, k: Any, scale: float, lib: Library) -> None:
+def check_cache_array(name: str, cache: Any, k: Any, scale: float, lib: Library) -> None:
+    """Check the library, dtype and device of a cache, and that only a quantised cache has a scale."""
     if not lib.is_array(cache):
-        raise ArrayTypeError(f"the cache of {name} is {describe(cache)}; give an array of k's library.")
+        raise ArrayTypeError(f"the cache of {name} is {describe(cache)}; give an array of {lib.name}.")
     if dtype_name(cache) not in CACHE_DTYPES:
         raise ArrayTypeError(
             f"the cache of {name} is {describe(cache)}; give one of {', '.join(CACHE_DTYPES)}."
         )
-    check_same_device(f"the cache of {name}", cache, "k", k, lib)
+    check_same_device(f"the cache of {name}", cache, "another array of the call", k, lib)
     if scale != 1.0 and dtype_name(cache) not in QUANTISED:
         raise SpecError(
             f"scales has {scale} for {name}, whose cache is {describe(cache)}; give 1.0, or a cache of int8 "

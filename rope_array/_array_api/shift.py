@@ -1,35 +1,44 @@
-"""Moving cached keys to other positions in place: rows of pools, rotated by the distances of their slots."""
+"""Moving cached keys to other positions: rows of caches, rotated in place by the distances of their slots."""
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .source import Source
+from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe
+from rope_array._spec.plan import Plan
+from rope_array._spec.shape_rule import check_row_of_coordinates, sequence_axis, without_coordinates
+from rope_array._spec.validation import integer, positive
+
+from .cache import QUANTISED, Target, check_cache_array, check_same_device, last_of_each, stored_values
+from .library import Library, computes_in_float64, dtype_name, numpy_library
+from .norm import as_compute
+from .ops import ArrayOps
+from .out import check_apart
+from .pairs import join
+from .position_input import parse
+from .source import Positions, Source
 
 
 class KeyShift(NamedTuple):
     """A checked shift of rows of caches by one rope; see `rope_array.convert.shift_keys`.
 
-    Row ``slots[t]`` of each cache becomes the rotated row: ``round(rotate(row · scale) / scale)``, in float32
-    (float64 for float64), each head by the same angles, with an amplitude of 1. int8 and float8_e4m3fn are
-    rounded as by `cache.stored_values`. Nothing else in the caches changes, nor features outside the slice.
+    Row ``slots[t]`` of each cache becomes ``round(rotate(row · scale) / scale)``, in float32 (float64 for
+    float64), rounded as by `cache.stored_values`. Features outside the slice, and all else, keep their bits.
 
     Attributes
     ----------
     caches
-        The arrays of keys, of one library and compute dtype: axes as the caches of
-        `rope_array.attention_inputs`, with pages first if there are any, and slots along `seq_axis`. Their
-        numbers of axes, slots and heads, and their dtypes, may differ.
+        Arrays of one library and compute dtype, with the axes of the caches of `rope_array.attention_inputs`.
     slots
-        An array of int32 or int64, of shape (T,), of the caches' library or NumPy's: a row each. Below 0 for
-        none. No other slot appears twice.
+        An array of int32 or int64, of shape (T,), in which only numbers below 0 appear twice: they are none.
     source
-        The distances, of the shape (T,) or () without coordinates.
+        The distances, of the shape (T,) or () without coordinates, and a plan with an amplitude of 1.
     scales
-        A number for each cache: the row is the stored numbers times it. 1.0 for floats.
+        A number for each cache; 1.0 for floats.
     seq_axis
         The axis of the caches along which slots run, from the end.
     has_pages
-        Whether the first axis of the caches has pages: (pages, slots, features) and (heads, slots, features)
-        have as many axes.
+        Whether the first axis of the caches has pages.
     """
 
     caches: tuple[Any, ...]
@@ -38,3 +47,154 @@ class KeyShift(NamedTuple):
     scales: tuple[float, ...]
     seq_axis: int
     has_pages: bool
+
+
+def check_shifts(
+    lib: Library,
+    keys: tuple[Any, ...],
+    delta: Any,
+    plans: list[Plan | None],
+    scales: tuple[Any, ...],
+    seq_axis: Any,
+    slots: Any,
+    pages: Any,
+) -> list[tuple[list[int], KeyShift]]:
+    """Check a whole call before anything is written; return shifts, and the indices of their arrays in keys.
+
+    A plan is None for an array that does not rotate.
+    """
+    rows, numbers = ("slots", slots) if pages is None else ("pages", pages)
+    if not lib.has_caches:
+        raise ArrayTypeError(
+            f"{rows} is given, and arrays of {lib.name} are not written into; {rows} serves NumPy, PyTorch, "
+            f"CuPy and JAX. Omit {rows}, and write the rows yourself."
+        )
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    targets: dict[int, Target] = {}
+    for i, (array, plan, scale) in enumerate(zip(keys, plans, scales, strict=True)):
+        if plan is not None:
+            name = f"keys[{i}]" if len(keys) > 1 else "keys"
+            check_cache_array(name, array, keys[0], positive("scales", scale), lib)
+            target = targets[i] = _target(name, array, plan, float(scale), seq_axis, rows)
+            size = array.shape[target.slot_axis] if rows == "pages" else 0
+            key = plan, target.slot_axis - array.ndim, bool(target.pages), size, computes_in_float64(array)
+            groups.setdefault(key, []).append(i)
+    ops = lib.ops(keys[0])
+    numbers = _checked_numbers(rows, numbers, [*targets.values()], keys[0], lib, ops)
+    check_apart([(target.name, target.cache) for target in targets.values()], (numbers, delta), lib)
+    shifts = []
+    for (plan, axis, has_pages, size, _), members in groups.items():
+        lib.check_mix((*[keys[i] for i in members], numbers), Positions(delta, plan))
+        shape = (*numbers.shape, size) if rows == "pages" else tuple(numbers.shape)
+        source = Positions(_distances(delta, plan, rows, shape, keys[0], lib, ops), plan)
+        of_rows = numbers if rows == "slots" else _slots_of_pages(numbers, size, ops)
+        arrays, factors = tuple([keys[i] for i in members]), tuple([targets[i].scale for i in members])
+        shifts.append((members, KeyShift(arrays, of_rows, source, factors, axis, has_pages)))
+    return shifts
+
+
+def _target(name: str, keys: Any, plan: Plan, scale: float, seq_axis: Any, rows: str) -> Target:
+    """Return an array with the axes of its rows; raise if it has no rows of such keys."""
+    axis, head_dim = sequence_axis(keys.ndim, seq_axis), plan.layout.head_dim
+    # Before slots are pages, heads (if slots run along the last axis but one), both, or neither.
+    if axis not in (1 + (axis == keys.ndim - 2), rows == "pages") or keys.shape[-1] != head_dim:
+        raise ShapeError(
+            f"{name} has the shape {tuple(keys.shape)}, seq_axis is {seq_axis}, the rope has {head_dim=}. "
+            "Give (pages, page size, heads, head_dim) with seq_axis=-3, or (pages, heads, page size, "
+            "head_dim) with -2; for slots also (slots, heads, head_dim) with -3. Rows without heads get an "
+            f"axis of heads by {name}[:, :, None], and heads without pages an axis of pages by {name}[None]."
+        )
+    return Target(name, keys, keys, scale, (), (), (0,)[:axis], axis)
+
+
+def _checked_numbers(
+    rows: str, numbers: Any, targets: list[Target], like: Any, lib: Library, ops: ArrayOps
+) -> Any:
+    """Return slots or pages as an array in which only numbers below 0 appear twice."""
+    dtype = ops.xp.int64 if ops.has_int64 else ops.xp.int32
+    host: list[int] | None
+    is_array, is_numpy = lib.is_array(numbers), hasattr(numbers, "__array_interface__")
+    if isinstance(numbers, (list, tuple, range)):
+        host = [integer(f"{rows}[{i}]", n, -(2**31)) for i, n in enumerate(numbers)]
+    elif (
+        not (is_array or (lib.takes_numpy and is_numpy))
+        or dtype_name(numbers) not in ("int32", "int64")
+        or numbers.ndim != 1
+    ):
+        raise ArrayTypeError(
+            f"{rows} is {describe(numbers)}; give a sequence of integers, or an array of {lib.name} with one "
+            "axis, of int32 or int64."
+        )
+    else:
+        host = numbers.tolist() if is_numpy else lib.host_numbers(numbers)
+    if is_array:
+        check_same_device(rows, numbers, "keys", like, lib)
+        numbers = ops.cast(numbers, dtype)
+    if host is None:  # on a device, or unknown while a compiler traces
+        return last_of_each(numbers, ops)
+    for target in targets:
+        size = target.num_slots if rows == "slots" else target.cache.shape[0]
+        if max(host, default=-1) >= size:
+            raise PositionError(
+                f"{rows} has {max(host)}, and {target.name} has {size} {rows}; give {rows} below {size}, or "
+                "-1 to move none."
+            )
+    for number, following in pairwise(sorted(host)):
+        if 0 <= number == following:
+            raise PositionError(f"{rows} has {number} more than once; give it once, with its whole distance.")
+    # Clipped: without 64-bit integers, JAX would read -2**40 as 0.
+    return numbers if is_array else ops.from_values([max(n, -1) for n in host], dtype)
+
+
+def _slots_of_pages(pages: Any, size: int, ops: ArrayOps) -> Any:
+    """Return the slots of all rows of pages."""
+    rows = ops.xp.arange(size, dtype=pages.dtype, **ops.creation_kwargs)
+    # Clipped: the product of a number far below 0 could overflow.
+    return ops.reshape(ops.xp.clip(pages, -1, None)[:, None] * size + rows, (-1,))
+
+
+def _distances(
+    delta: Any, plan: Plan, rows: str, shape: tuple[int, ...], like: Any, lib: Library, ops: ArrayOps
+) -> Any:
+    """Return a distance for each slot, or one for all; `shape` is that of slots, or (pages, page size)."""
+    parsed = parse(delta, like, lib)
+    given = without_coordinates(parsed.shape, plan)
+    last = parsed.shape[len(given) :]
+    if given and given not in (shape, shape[:1]):
+        raise ShapeError(
+            f"delta has the shape {parsed.shape}; give a distance for all {rows}, or distances of the "
+            f"shape {(*shape[:1], *last)}{f' or {(*shape, *last)}' if rows == 'pages' else ''}."
+        )
+    if last and not given and lib.has_fixed_sizes(like):
+        check_row_of_coordinates((*shape, 1), 0, last[0])
+    if not given or len(shape) == 1:
+        return delta
+    if parsed.form in ("range", "numbers"):
+        return [d for row in delta for d in (row if given == shape else [row] * shape[1])]
+    xp = numpy_library().xp if parsed.form == "numpy" else ops.xp  # JAX may have no float64
+    each = delta if given == shape else xp.broadcast_to(delta[:, None], (*shape, *last))
+    return xp.reshape(each, (-1, *last))
+
+
+def shift_by_parts(
+    shift: KeyShift, make_tables: Callable[..., Any], rotate: Callable[..., Any], lib: Library
+) -> tuple[Any, ...]:
+    """Take rows, rotate them by a backend, and write them; return the caches."""
+    ops, layout, tables, written = lib.ops(shift.caches[0]), shift.source.layout, None, []
+    kept = shift.slots >= 0
+    slots = ops.xp.where(kept, shift.slots, ops.xp.zeros_like(shift.slots))
+    for cache, scale in zip(shift.caches, shift.scales, strict=True):
+        axis = cache.ndim + shift.seq_axis
+        target = Target("", cache, cache, scale, (), (), (0,)[: shift.has_pages], axis)
+        size = max(1, cache.shape[axis])
+        index = (slots // size, slots % size) if shift.has_pages else (slots,)
+        rows = ops.xp.permute_dims(cache, target.order)[index]
+        is_quantised = dtype_name(cache) in QUANTISED
+        x = ops.rounded(as_compute(rows, ops) * scale) if is_quantised else rows
+        tables = make_tables(shift.source, x) if tables is None else tables
+        y = rotate(x, tables, (0,))
+        if is_quantised:  # the features outside the slice keep their bits, whatever the scale
+            y = stored_values(y, target, ops)[..., layout.start : layout.stop]
+            y = join([rows[..., : layout.start], y, rows[..., layout.stop :]], ops)
+        written.append(lib.write_rows(cache, target.order, index, kept, y, ops))
+    return tuple(written)
