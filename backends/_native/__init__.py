@@ -18,7 +18,8 @@ from rope_array._array_api.angles import cos_sin, mixed_turns
 from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import Library, computes_in_float64, dtype_name
 from rope_array._array_api.position_input import parse
-from rope_array._array_api.source import Call, Positions, Source, Tables
+from rope_array._array_api.shift import KeyShift
+from rope_array._array_api.source import Call, CallOptions, Positions, Source, Tables
 from rope_array._array_api.tables import with_axes_of
 from rope_array._errors import BackendError
 from rope_array._spec.frequencies import turns_of_floats
@@ -164,6 +165,21 @@ def attention_inputs(inputs: AttentionCall, source_for: Callable[[bool], Source]
     return kernel.attention_inputs(
         tuple(call.xs), source, call.options, inputs.norm, inputs.write, inputs.outs, checked=True
     )
+
+
+def shift_keys(shift: KeyShift, lib: Library, contiguous: Any) -> Any:
+    """Rotate rows of checked caches in place; NotImplemented for caches that are not served.
+
+    `contiguous`: see `sources`.
+    """
+    if kernel is None:
+        return NotImplemented
+    caches, slots, source, scales, seq_axis, _ = shift
+    like, use_float64 = caches[0], computes_in_float64(caches[0])
+    pos = parse(source.values, like, lib) if isinstance(source, Positions) else None
+    call = Call(caches, source, CallOptions(), lib, lib.ops(like), (use_float64,), pos)
+    source = sources(call, contiguous)(use_float64)
+    return kernel.shift_keys(caches, slots, source, scales, seq_axis, checked=True)
 
 
 def sources(

@@ -1,21 +1,9 @@
 #include "attention.hpp"
 
-#include "python_call.hpp"
+#include "cache_slots.hpp"
 
 namespace rope {
 namespace {
-
-nb::handle item(nb::handle tuple, size_t i) { return PyTuple_GetItem(tuple.ptr(), static_cast<Py_ssize_t>(i)); }
-
-bool is_tuple_of(nb::handle value, size_t size) {
-    return PyTuple_Check(value.ptr()) && PyTuple_Size(value.ptr()) == static_cast<Py_ssize_t>(size);
-}
-
-bool parse_float(nb::handle value, double& number) {
-    if (!PyFloat_CheckExact(value.ptr())) return false;
-    number = PyFloat_AsDouble(value.ptr());
-    return std::isfinite(number);
-}
 
 // A norm of rope_array/_array_api/norm.py: (weights, eps, offset, rounding). Each function returns false for what the
 // kernel does not serve.
@@ -157,9 +145,9 @@ class ParsedWrite {
         if (!is_tuple_of(write, 6) || !is_tuple_of(item(write, 0), 2) || !is_tuple_of(item(write, 3), 2)) return false;
         caches = item(write, 0);
         values = item(write, 1);
-        if (!parse_int(item(write, 4), seq_axis_) || !library.view(item(write, 2), slots_view_)) return false;
-        is_unique_ = item(write, 5).ptr() == Py_True;
-        if (!is_unique_ && item(write, 5).ptr() != Py_False) return false;
+        if (!parse_int(item(write, 4), seq_axis_) || !library.view(item(write, 2), slots_.view)) return false;
+        const bool is_unique = item(write, 5).ptr() == Py_True;
+        if (!is_unique && item(write, 5).ptr() != Py_False) return false;
         if (values.is_none() != item(caches, 1).is_none()) return false;
         num_caches = values.is_none() ? 1 : 2;
         for (size_t i = 0; i < 2; ++i) {
@@ -168,7 +156,9 @@ class ParsedWrite {
             if (i < num_caches && !library.view(item(caches, i), views[i])) return false;
             rows_[i].scale = static_cast<float>(scale);
         }
-        return read_slots();
+        if (!slots_.read()) return false;
+        if (!is_unique) slots_.drop_overwritten();
+        return true;
     }
 
     // Set the cache of an array of k or v.
@@ -178,13 +168,12 @@ class ParsedWrite {
         const int64_t feature = array.rotates ? array.y_feature : array.x_feature;
         if (!set_dtype(rows, view, array) || !set_axes(rows, view, array)) return false;
         if (rows.is_copy && array.width > 1 && feature != ITEMSIZE[array.dtype]) return false;
-        rows.data = view.data;
-        rows.slots = slots_.data();
+        rows.slots = slots_.numbers.data();
         array.cache = &rows;
         return view.writable && !may_overlap_itself(view) && view.is_aligned();
     }
 
-    const ArrayView& slots_view() const { return slots_view_; }
+    const ArrayView& slots_view() const { return slots_.view; }
     static CacheRows of_head(const CacheRows& rows, int axis, int64_t head, int num_axes) {
         CacheRows head_rows = rows;
         head_rows.data += head * rows.head_stride[axis];
@@ -198,55 +187,16 @@ class ParsedWrite {
     ArrayView views[2];
 
   private:
-    bool read_slots() {
-        const ArrayView& view = slots_view_;
-        if ((view.dtype != I32 && view.dtype != I64) || !view.num_axes || view.num_axes > 4) return false;
-        int64_t index[4] = {}, count = 1;
-        for (int a = 0; a < view.num_axes; ++a) count *= view.shape[a];
-        slots_.resize(static_cast<size_t>(count));
-        for (int64_t& slot : slots_) {
-            const char* from = view.data;
-            for (int a = 0; a < view.num_axes; ++a) from += index[a] * view.strides[a];
-            slot = view.dtype == I64 ? read_as<int64_t>(from) : read_as<int32_t>(from);
-            for (int a = view.num_axes - 1; a >= 0 && ++index[a] == view.shape[a]; --a) index[a] = 0;
-        }
-        if (!is_unique_) drop_overwritten();
-        return true;
-    }
-
-    // Set a slot to -1 if a later token has it too: rows are written in any order. Seen slots are kept in a table of
-    // open addressing, at the first free place from their hash on.
-    void drop_overwritten() {
-        const size_t count = slots_.size();
-        const bool increases = std::adjacent_find(slots_.begin(), slots_.end(), std::greater_equal<>()) == slots_.end();
-        if (increases) return;
-        int bits = 1;
-        while ((size_t{1} << bits) < 2 * count) ++bits;
-        std::vector<int64_t> seen(size_t{1} << bits, -1);
-        for (size_t i = count; i-- > 0;) {
-            if (slots_[i] < 0) continue;
-            size_t place = static_cast<size_t>(static_cast<uint64_t>(slots_[i]) * 0x9E3779B97F4A7C15u >> (64 - bits));
-            while (seen[place] >= 0 && seen[place] != slots_[i]) place = (place + 1) & (seen.size() - 1);
-            if (seen[place] == slots_[i])
-                slots_[i] = -1;
-            else
-                seen[place] = slots_[i];
-        }
-    }
-
     static bool set_dtype(CacheRows& rows, const ArrayView& view, const Array& array) {
-        constexpr CacheDType DTYPES[] = {CACHE_F32, NUM_CACHE_DTYPES, CACHE_F16, CACHE_BF16,
-                                         NUM_CACHE_DTYPES, NUM_CACHE_DTYPES, CACHE_I8, CACHE_E4M3};  // by dtypes of views
-        const bool is_quantised = view.dtype == I8 || view.dtype == E4M3;
         rows.is_copy = view.dtype == array.dtype;
-        rows.dtype = view.dtype <= E4M3 ? DTYPES[view.dtype] : NUM_CACHE_DTYPES;
-        if (rows.scale != 1 && !is_quantised) return false;
+        rows.dtype = cache_dtype_of(view);
+        if (rows.scale != 1 && !is_quantised(view)) return false;
         return rows.is_copy || (rows.dtype != NUM_CACHE_DTYPES && array.dtype != F64);
     }
 
     // Match the axes of x with the axes of slots and of the cache, and check the slots.
     bool set_axes(CacheRows& rows, const ArrayView& view, const Array& array) {
-        const int num_tokens = slots_view_.num_axes, num_free = array.num_axes - num_tokens, last = view.num_axes - 1;
+        const int num_tokens = slots_.view.num_axes, num_free = array.num_axes - num_tokens, last = view.num_axes - 1;
         const int num_pages = view.num_axes - num_free - 2;
         const int64_t slot_axis = seq_axis_ + view.num_axes;
         if (num_free < 0 || array.seq_axis < 0 || (num_pages != 0 && num_pages != 1)) return false;
@@ -258,10 +208,10 @@ class ParsedWrite {
         int64_t stride = 1;
         for (int j = num_tokens - 1; j >= 0; --j) {
             const int a = paired_axis(num_tokens, array.seq_axis, j);
-            if (slots_view_.shape[j] != array.shape[a]) return false;
+            if (slots_.view.shape[j] != array.shape[a]) return false;
             is_token[a] = true;
             rows.slots_stride[a] = stride;
-            stride *= slots_view_.shape[j];
+            stride *= slots_.view.shape[j];
         }
         int cache_axis = num_pages;
         for (int a = 0; a < array.num_axes; ++a) {
@@ -270,17 +220,11 @@ class ParsedWrite {
             if (view.shape[cache_axis] != array.shape[a]) return false;
             rows.head_stride[a] = view.strides[cache_axis++];
         }
-        const int64_t size = view.shape[slot_axis], pages = num_pages ? view.shape[0] : 1;
-        rows.page_size = std::max<int64_t>(1, size);
-        rows.page = num_pages ? view.strides[0] : 0;
-        rows.row = view.strides[slot_axis];
-        return std::all_of(slots_.begin(), slots_.end(), [&](int64_t slot) { return slot < size * pages; });
+        return slots_.locate(rows, view, slot_axis, num_pages == 1);
     }
 
-    bool is_unique_ = false;
     int64_t seq_axis_ = 0;
-    ArrayView slots_view_;
-    std::vector<int64_t> slots_;
+    ParsedSlots slots_;
     CacheRows rows_[2];
 };
 

@@ -41,6 +41,20 @@ inline nb::object get_attribute(nb::handle object, PyObject* name) {
     return value;
 }
 
+// ---- items and numbers ----
+
+inline nb::handle item(nb::handle tuple, size_t i) { return PyTuple_GetItem(tuple.ptr(), static_cast<Py_ssize_t>(i)); }
+
+inline bool is_tuple_of(nb::handle value, size_t size) {
+    return PyTuple_Check(value.ptr()) && PyTuple_Size(value.ptr()) == static_cast<Py_ssize_t>(size);
+}
+
+inline bool parse_float(nb::handle value, double& number) {
+    if (!PyFloat_CheckExact(value.ptr())) return false;
+    number = PyFloat_AsDouble(value.ptr());
+    return std::isfinite(number);
+}
+
 // ---- plans ----
 
 // Convert an int that fits, and is no bool; otherwise return false.

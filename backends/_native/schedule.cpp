@@ -1,6 +1,7 @@
 #include "schedule.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -32,6 +33,15 @@ constexpr int64_t STACK_BYTES = 1 << 15;
 constexpr int64_t FEW_ROWS = 16;  // a call to the inner loop costs as much as some rows
 
 int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+
+void prefetch_rows(const char* from, int64_t row, int64_t count, int64_t bytes) {
+#if defined(__GNUC__)
+    for (int64_t r = 0; r < count; ++r, from += row)
+        for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch(from + i);
+#else
+    (void)from, (void)row, (void)count, (void)bytes;
+#endif
+}
 
 struct Axis {
     int64_t n, x, y, cos, sin;  // size, and strides in bytes
@@ -66,8 +76,9 @@ bool is_staged(const Array& array, const void* data, const int64_t* stride, int6
 // Reads the positions of a source in blocks along its last axis.
 class PositionReader {
   protected:
-    PositionReader(const KernelPlan& plan, const Source& source)
-        : plan_(plan), source_(source), num_coordinates_(std::max<int64_t>(1, plan.num_coordinates)) {
+    PositionReader(const KernelPlan& plan, const Source& source, const Level& level, DType dtype)
+        : plan_(plan), source_(source), level_(level), real_bytes_(dtype == F64 ? 8 : 4),
+          num_coordinates_(std::max<int64_t>(1, plan.num_coordinates)) {
         for (int j = 0; j < source.num_axes; ++j)
             if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
         length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
@@ -156,8 +167,37 @@ class PositionReader {
         return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
     }
 
+    // Bytes of the cos of a block, and of cos and sin in scratch, after positions_bytes().
+    int64_t table_bytes() const { return block_size_ * plan_.layout.num_pairs * real_bytes_; }
+    int64_t tables_bytes() const { return source_.kind == TABLES ? 0 : round_to_lines(2 * table_bytes()); }
+
+    // Set the tables of a block of positions: the caller's, or computed into scratch.
+    void set_tables(Rows& rows, const int64_t* index, int64_t count, char* scratch) const {
+        if (source_.kind == TABLES) {
+            rows.cos = source_.data + offset(source_.stride, index);
+            rows.sin = source_.sin + offset(source_.sin_stride, index);
+            rows.cos_row = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0;
+            rows.sin_row = num_source_axes_ ? source_.sin_stride[source_axes_[last()]] : 0;
+            return;
+        }
+        rows.positions = read_positions(scratch, index, count);
+        char* const cos = scratch + positions_bytes();
+        char* const sin = cos + table_bytes();
+        if (real_bytes_ == 8)
+            level_.make_tables64(plan_.frequencies, rows.positions, reinterpret_cast<double*>(cos),
+                                 reinterpret_cast<double*>(sin));
+        else
+            level_.make_tables32(plan_.frequencies, rows.positions, reinterpret_cast<float*>(cos),
+                                 reinterpret_cast<float*>(sin));
+        rows.cos = cos;
+        rows.sin = sin;
+        rows.cos_row = rows.sin_row = plan_.layout.num_pairs * real_bytes_;
+    }
+
     const KernelPlan& plan_;
     const Source& source_;
+    const Level& level_;
+    const int64_t real_bytes_;  // of the precision that arrays are rotated in
     const int64_t num_coordinates_;
     int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
     int64_t length_ = 1, outer_ = 1;                   // size of the last axis, product of the other sizes
@@ -183,7 +223,8 @@ void run_tiles(int64_t num_tiles, int threads, int64_t bytes, const RunTile& run
 // Makes tables of all positions, a block in a tile.
 class TableSchedule : PositionReader {
   public:
-    TableSchedule(const KernelPlan& plan, const Source& source) : PositionReader(plan, source) {
+    TableSchedule(const KernelPlan& plan, const Source& source, const Level& level, DType dtype)
+        : PositionReader(plan, source, level, dtype) {
         set_block_size(MAX_TILE_POSITIONS);
     }
 
@@ -213,8 +254,7 @@ class Schedule : PositionReader {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
              const Level& level)
-        : PositionReader(plan, source), fresh_(fresh), level_(level),
-          real_bytes_(arrays[0].dtype == F64 ? 8 : 4), loops_(arrays.size()) {
+        : PositionReader(plan, source, level, arrays[0].dtype), fresh_(fresh), loops_(arrays.size()) {
         for (size_t i = 0; i < arrays.size(); ++i) classify_axes(loops_[i], arrays[i]);
         if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
@@ -231,7 +271,7 @@ class Schedule : PositionReader {
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         const int64_t scratch_bytes =
-            positions_bytes() + tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes() + blocks_bytes();
+            positions_bytes() + block_tables_bytes() + group_tables_bytes() + staged_bytes() + stream_buffer_bytes() + blocks_bytes();
         run_tiles(num_tiles_, threads, scratch_bytes, [this](char* scratch, int64_t tile) { run_tile(scratch, tile); });
     }
 
@@ -328,8 +368,7 @@ class Schedule : PositionReader {
     }
 
     // The sections of a tile's scratch memory, in their order, after positions_bytes().
-    int64_t table_bytes() const { return block_size_ * plan_.layout.num_pairs * real_bytes_; }
-    int64_t tables_bytes() const { return source_.kind == TABLES || fused_ ? 0 : round_to_lines(2 * table_bytes()); }
+    int64_t block_tables_bytes() const { return fused_ ? 0 : tables_bytes(); }
     int64_t group_tables_bytes() const {
         const int64_t rows = std::max<int64_t>(1, GROUP_BYTES / std::max<int64_t>(1, row_bytes(loops_[0])));
         return fused_ ? round_to_lines(8 * std::min(rows, block_size_) * plan_.layout.num_pairs) : 0;
@@ -385,7 +424,7 @@ class Schedule : PositionReader {
         int64_t index[MAX_AXES] = {};
         const int64_t count = locate(tile / num_shares_, index);
         Rows rows = {};
-        rows.scratch = scratch + positions_bytes() + tables_bytes();
+        rows.scratch = scratch + positions_bytes() + block_tables_bytes();
         StreamBuffer stream = {};
         if (streams_) {
             char* const buffer = rows.scratch + group_tables_bytes() + staged_bytes() + CACHE_LINE;
@@ -399,32 +438,11 @@ class Schedule : PositionReader {
         if (streams_) level_.finish_stream(stream);
     }
 
-    // Set the tables of a block of positions: the caller's, or computed into scratch. Set the positions if
-    // the loop is fused.
+    // Set the tables of a block of positions, or the positions if the loop is fused.
     void set_angles(Rows& rows, const int64_t* index, int64_t count, char* scratch) const {
-        if (source_.kind == TABLES) {
-            rows.cos = source_.data + offset(source_.stride, index);
-            rows.sin = source_.sin + offset(source_.sin_stride, index);
-            rows.cos_row = num_source_axes_ ? source_.stride[source_axes_[last()]] : 0;
-            rows.sin_row = num_source_axes_ ? source_.sin_stride[source_axes_[last()]] : 0;
-            return;
-        }
+        if (!fused_) return set_tables(rows, index, count, scratch);
         rows.positions = read_positions(scratch, index, count);
-        if (fused_) {
-            rows.frequencies = &plan_.frequencies;
-            return;
-        }
-        char* const cos = scratch + positions_bytes();
-        char* const sin = cos + table_bytes();
-        if (real_bytes_ == 8)
-            level_.make_tables64(plan_.frequencies, rows.positions, reinterpret_cast<double*>(cos),
-                                 reinterpret_cast<double*>(sin));
-        else
-            level_.make_tables32(plan_.frequencies, rows.positions, reinterpret_cast<float*>(cos),
-                                 reinterpret_cast<float*>(sin));
-        rows.cos = cos;
-        rows.sin = sin;
-        rows.cos_row = rows.sin_row = plan_.layout.num_pairs * real_bytes_;
+        rows.frequencies = &plan_.frequencies;
     }
 
     // Rotate a share of the rows of an array at the tile's positions, in the order of their addresses. For x
@@ -553,15 +571,6 @@ class Schedule : PositionReader {
     static const char* next_block(const Rows& rows, int64_t run, int64_t row) {
         if (!rows.next_x || row < rows.count) return rows.next_x ? rows.x + run * rows.x_run + row * rows.x_row : nullptr;
         return run + 1 < rows.runs ? rows.x + (run + 1) * rows.x_run : rows.next_x;
-    }
-
-    static void prefetch_rows(const char* from, int64_t row, int64_t count, int64_t bytes) {
-#if defined(__GNUC__)
-        for (int64_t r = 0; r < count; ++r, from += row)
-            for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch(from + i);
-#else
-        (void)from, (void)row, (void)count, (void)bytes;
-#endif
     }
 
     // Rotate blocks of gradients back, and compute the gradients of the norm from them.
@@ -704,13 +713,99 @@ class Schedule : PositionReader {
     }
 
     const bool fresh_;
-    const Level& level_;
-    const int64_t real_bytes_;  // of the precision that the arrays are rotated in
     Items<ArrayLoop> loops_;
     int64_t num_shares_ = 1, num_tiles_ = 1;
     size_t num_weights_ = 0;                 // numbers of all weights, for gradients
     mutable std::vector<double> tile_sums_;  // of the gradients of weights in each tile
     bool fused_ = false, streams_ = false, streams_new_pages_ = false, prefetches_ = false;
+};
+
+// Return the numbers of the 256 bytes of a quantised dtype; loops/norm.hpp describes float8_e4m3fn.
+std::array<float, 256> numbers_of_bytes(CacheDType dtype) {
+    std::array<float, 256> numbers;
+    for (int byte = 0; byte < 256; ++byte) {
+        const int exponent = byte >> 3 & 15, fraction = byte & 7, significand = exponent ? 8 + fraction : fraction;
+        const float magnitude = (byte & 127) == 127 ? NAN : std::ldexp(1.0f * significand, std::max(exponent, 1) - 10);
+        const float e4m3 = byte < 128 ? magnitude : -magnitude;
+        numbers[static_cast<size_t>(byte)] = dtype == CACHE_I8 ? static_cast<int8_t>(byte) : e4m3;
+    }
+    return numbers;
+}
+
+// Rotates slots of caches in place, a block of tokens in a tile. The scratch memory of a tile:
+//
+//     | values | fractions | cos | sin | a row of floats |
+class ShiftSchedule : PositionReader {
+  public:
+    ShiftSchedule(const KernelPlan& plan, const std::vector<ShiftedCache>& caches, const std::vector<int64_t>& slots,
+                  const Source& source, const Level& level)
+        : PositionReader(plan, source, level, caches[0].x_dtype), caches_(caches), slots_(slots.data()),
+          num_tokens_(static_cast<int64_t>(slots.size())), rotated_(plan.layout) {
+        rotated_.start = 0;
+        rotated_.head_dim = 2 * rotated_.num_pairs;
+    }
+
+    void run(int64_t bytes, int threads) {
+        if (!rotated_.num_pairs) return;
+        const int64_t num_tiles = threads > 1 ? std::min<int64_t>(4 * threads, bytes / MIN_TILE_BYTES) : 1;
+        tile_tokens_ = std::min(num_tokens_ / std::max<int64_t>(1, num_tiles), TABLE_BYTES / (rotated_.head_dim * real_bytes_));
+        tile_tokens_ = std::max<int64_t>(1, std::min(tile_tokens_, MAX_TILE_POSITIONS));
+        set_block_size(tile_tokens_);
+        const int64_t scratch_bytes = positions_bytes() + tables_bytes() + round_to_lines(4 * rotated_.head_dim);
+        run_tiles((num_tokens_ + tile_tokens_ - 1) / tile_tokens_, threads, scratch_bytes,
+                  [this](char* scratch, int64_t tile) { run_tile(scratch, tile * tile_tokens_); });
+    }
+
+  private:
+    void run_tile(char* scratch, int64_t first) const {
+        const int64_t end = std::min(first + tile_tokens_, num_tokens_);
+        StreamBuffer stream = {};
+        Rows tables = {}, rows = {};
+        set_tables(tables, &first, num_source_axes_ ? end - first : 1, scratch);
+        if (!num_source_axes_) tables.cos_row = tables.sin_row = 0;
+        rows.runs = 1;
+        rows.stream = &stream;
+        rows.scratch = scratch + positions_bytes() + tables_bytes();
+        for (const ShiftedCache& cache : caches_)
+            for (int64_t t = first; t < end; ++t) {
+                if (slots_[t] < 0) continue;
+                rows.cos = tables.cos + (t - first) * tables.cos_row;
+                rows.sin = tables.sin + (t - first) * tables.sin_row;
+                rows.x = rows.y = cache.at(slots_[t]);
+                rows.next_x = t + 1 < end && slots_[t + 1] >= 0 ? cache.at(slots_[t + 1]) : nullptr;
+                if (!cache.is_copy) {
+                    shift_quantised(cache, rows);
+                    continue;
+                }
+                rows.count = cache.heads;
+                rows.x_row = rows.y_row = cache.head;
+                level_.rotate[cache.x_dtype](plan_.layout, rows);
+            }
+    }
+
+    // Read the rotated features of each row as floats, rotate them, and round them back.
+    void shift_quantised(const ShiftedCache& cache, Rows rows) const {
+        static const std::array<float, 256> of_e4m3 = numbers_of_bytes(CACHE_E4M3), of_int8 = numbers_of_bytes(CACHE_I8);
+        const std::array<float, 256>& number_of = cache.dtype == CACHE_I8 ? of_int8 : of_e4m3;
+        const int64_t width = rotated_.head_dim, start = plan_.layout.start;
+        if (rows.next_x) prefetch_rows(rows.next_x + start, cache.head, cache.heads, width);
+        char* features = rows.y + start;
+        auto* const numbers = reinterpret_cast<float*>(rows.scratch);
+        rows.count = 1;
+        rows.x = rows.y = rows.scratch;
+        rows.next_x = nullptr;
+        for (int64_t h = 0; h < cache.heads; ++h, features += cache.head) {
+            for (int64_t i = 0; i < width; ++i) numbers[i] = number_of[static_cast<uint8_t>(features[i])] * cache.scale;
+            level_.rotate[F32](rotated_, rows);
+            level_.store[cache.dtype](numbers, features, width, cache.scale);
+        }
+    }
+
+    const std::vector<ShiftedCache>& caches_;
+    const int64_t* const slots_;
+    const int64_t num_tokens_;
+    Layout rotated_;  // of the rotated features alone
+    int64_t tile_tokens_ = 1;
 };
 
 }  // namespace
@@ -743,9 +838,14 @@ void rotate_gradients(const KernelPlan& plan, const Items<Array>& arrays, const 
     Schedule(plan, arrays, source, false, level).run_with_gradients(threads, weight_sums);
 }
 
+void shift(const KernelPlan& plan, const std::vector<ShiftedCache>& caches, const std::vector<int64_t>& slots,
+           const Source& source, int64_t bytes, const Level& level, int threads) {
+    ShiftSchedule(plan, caches, slots, source, level).run(bytes, threads);
+}
+
 void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,
                  int threads) {
-    TableSchedule schedule(plan, source);
+    TableSchedule schedule(plan, source, level, dtype);
     if (dtype == F64)
         schedule.run(level.make_tables64, reinterpret_cast<double*>(cos), reinterpret_cast<double*>(sin), threads);
     else

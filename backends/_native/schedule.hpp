@@ -62,6 +62,13 @@ struct CacheRows {
     char* at(int64_t slot) const { return data + slot / page_size * page + slot % page_size * row; }
 };
 
+// A cache whose rows are rotated in place: `heads` rows in a slot, `head` bytes apart, of the dtype `x_dtype`, or of int8
+// or float8_e4m3fn if `is_copy` is false.
+struct ShiftedCache : CacheRows {
+    DType x_dtype;
+    int64_t heads = 1, head = 0;
+};
+
 // The x that was normed, for gradients: the array's own x is the gradient of its result. Strides are in bytes along the
 // array's axes.
 struct NormedX {
@@ -147,6 +154,11 @@ void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& so
 // the gradients of all weights to `weight_sums`; their bits do not depend on the number of threads.
 void rotate_gradients(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, const Level& level,
                       int threads, std::vector<double>& weight_sums);
+
+// Rotate rows of caches in place: slot slots[t] by the position of index t, or by the only position. Slots below 0 are
+// skipped; no other appears twice. The caches have one compute dtype; `bytes` of them are rotated.
+void shift(const KernelPlan& plan, const std::vector<ShiftedCache>& caches, const std::vector<int64_t>& slots,
+           const Source& source, int64_t bytes, const Level& level, int threads);
 
 // Write tables of a plan at positions, contiguous, F32 or F64, with the errors of loops/angles.hpp.
 void make_tables(const KernelPlan& plan, const Source& source, DType dtype, char* cos, char* sin, const Level& level,

@@ -6,6 +6,7 @@ import numpy as np
 
 from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.library import library
+from rope_array._array_api.shift import KeyShift
 from rope_array._array_api.source import Call, CallOptions, Positions, Source
 from rope_array._array_api.tables import make_tables as make_tables_by_array_api
 from rope_array._backends import _native
@@ -24,6 +25,7 @@ __all__ = [
     "name",
     "outdated",
     "rotate",
+    "shift_keys",
     "unavailable_reason",
 ]
 
@@ -53,6 +55,13 @@ def rotate(call: Call, outs: Any = None) -> Any:
 def attention_inputs(inputs: AttentionCall) -> Any:
     """Norm, rotate and write into caches in one pass; NotImplemented for calls that are not served."""
     return _native.attention_inputs(inputs, _native.sources(inputs.call, _readable))
+
+
+def shift_keys(shift: KeyShift) -> Any:
+    """Rotate rows of caches in place; NotImplemented for a shift that array operations serve."""
+    caches = tuple(map(np.asarray, shift.caches))
+    shifted = _native.shift_keys(shift._replace(caches=caches), library(shift.caches[0]), _readable)
+    return shifted if shifted is NotImplemented else shift.caches
 
 
 def make_tables(source: Positions, like: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 
 from rope_array._array_api.attention import AttentionCall
 from rope_array._array_api.checks import as_source
+from rope_array._array_api.shift import KeyShift
 from rope_array._array_api.source import Call, OptionFields, Positions, Source, SourceFields
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
@@ -15,7 +16,7 @@ from rope_array._spec.plan import Plan
 from . import _attention, _compiled, _eager, triton
 from ._eager import first_tensor_reason, why_checked_call_declined, why_tensor_not_plain
 from ._gradient import FORWARD, GATED, UNCHECKED, make_recorded_tables
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, is_recorded, no_autocast
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED, count_writes, is_recorded, no_autocast
 from ._mapped import make_mapped_tables, rotate_mapped
 
 name = "native"
@@ -149,6 +150,17 @@ def attention_inputs(inputs: AttentionCall) -> Any:
             return _attention.attention_traced(inputs, by_kernel=True)
         source_for = partial(_native.sources, inputs.call, _readable)
         return _attention.attention_eagerly(_native.kernel, inputs, source_for)
+
+
+def shift_keys(shift: KeyShift) -> Any:
+    """Rotate rows of caches in place; NotImplemented for a shift that PyTorch's operations serve."""
+    if _eager.why_call_declined(shift.source, False) is not None or is_recorded(shift.source.arrays):
+        return NotImplemented
+    with no_autocast(shift.caches[0]):
+        shifted = _native.shift_keys(shift, LIBRARY, _readable)
+    if shifted is not NotImplemented:
+        count_writes(shift.caches)
+    return shifted
 
 
 def make_tables(source: Positions, like: Any) -> Any:
