@@ -371,13 +371,13 @@ def triton(session: nox.Session) -> None:
 
 @runs("night")
 def serving(session: nox.Session) -> None:
-    """Test inside vLLM on the CPU: layers of every class, and engines with tiny models."""
+    """Test inside vLLM on the CPU, layers and engines with tiny models; layers of SGLang."""
     session.install(TORCH)  # first and alone, as another package would bring another build
     session.install("--no-deps", *GROUPS["serving-alone"], "packaging")
     requirements = session.run("python", "tests/serving/requirements.py", silent=True)
     install(session, TORCH, *GROUPS["test"], *requirements.split())
     # Warnings of vLLM's import are not ours.
-    pytest(session, "numpy,torch", "--serving", "-W", "default", "tests/serving", *files("vllm"))
+    pytest(session, "numpy,torch", "--serving", "-W", "default", "tests/serving", *files("vllm", "sglang"))
 
 
 @runs("")

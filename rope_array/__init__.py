@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import convert as convert
     from . import hf as hf
     from . import positions as positions
+    from . import sglang as sglang
     from . import torch as torch
     from . import vllm as vllm
     from ._diagnose import diagnose as diagnose
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from ._spec.scaling import *  # noqa: F403
 
 # Names imported on first use, with their modules: most programs need few. The others are scaling rules.
-_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing", "torch", "vllm")
+_MODULES = (
+    *("backend_tools", "config", "convert", "hf", "plots", "positions", "sglang", "testing", "torch", "vllm"),
+)
 _LATE = {
     **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
     "diagnose": "_diagnose",
@@ -51,8 +54,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _public_names() -> list[str]:
-    # Without `torch` and `vllm`: `from rope_array import *` would hide those packages' own names.
-    modules = {*_MODULES} - {"torch", "vllm"}
+    # Without these: `from rope_array import *` would hide the packages' own names.
+    modules = {*_MODULES} - {"sglang", "torch", "vllm"}
     rules = import_module(f"{__name__}.{_RULES}").__all__
     return sorted(
         [*_errors.__all__, "Axes", "RoPE", "Rotation", "apply", "attention_inputs", *_LATE, *modules, *rules]

@@ -170,7 +170,7 @@ FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
     "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config "
-    ".convert .hf .positions .torch .vllm",
+    ".convert .hf .positions .sglang .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
@@ -218,6 +218,7 @@ MAY_IMPORT = {
     "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
     "._rope ._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
+    "sglang": "._errors ._engines ._rope ._version .sglang torch sglang",
     "vllm": "._errors ._engines ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
@@ -461,7 +462,7 @@ def test_names_and_docstrings(name):
             assert parameter.name in ("self", "cls") or is_described, (name, wanted)
 
 
-NOT_CORE = {"_backends", "__main__", "_command", "_demo", "hf", "vllm"}
+NOT_CORE = {"_backends", "__main__", "_command", "_demo", "hf", "sglang", "vllm"}
 
 
 @pytest.mark.parametrize("name", [case(n) for n in sorted(NAMES) if n.split(".")[1] not in NOT_CORE])

@@ -15,6 +15,7 @@ __all__ = ["PARTS", "fill_tables", "is_filled", "rope_of_tables", "tables_of"]
 # The rows of a table, in parts that follow each other: a rope, and the position of each row. In the last part
 # a function from a number of rows to positions, such as `range`, is for a table that may be longer.
 Parts = tuple[tuple[RoPE, Any], ...]
+PartsByClass = Mapping[str, Callable[[Any], dict[str, Parts]]]
 _CHUNK = 1 << 16  # rows that are computed at a time
 
 
@@ -55,7 +56,7 @@ def _dual_chunk_parts(layer: Any) -> dict[str, Parts]:
 
 
 # By class: the tables of a layer by their names. A layer need not have all of them.
-PARTS: Mapping[str, Callable[[Any], dict[str, Parts]]] = {
+PARTS: PartsByClass = {
     **dict.fromkeys([*ROPES, *ROPES_OF_TABLES], _text_parts),
     "Phi3LongRoPEScaledRotaryEmbedding": _long_rope_parts,
     "Llama4VisionRotaryEmbedding": _patch_parts,
@@ -63,13 +64,13 @@ PARTS: Mapping[str, Callable[[Any], dict[str, Parts]]] = {
 }
 
 
-def tables_of(layer: Any, length: int = 0) -> dict[str, tuple[Any, Parts]]:
+def tables_of(layer: Any, length: int = 0, by_class: PartsByClass = PARTS) -> dict[str, tuple[Any, Parts]]:
     """Return the tables of a layer by name, with the positions of their rows, or of `length` if that is more.
 
     Raises ValueError if a table has another shape than the layer's class gives it.
     """
     tables = {}
-    for name, (*fixed, (rope, positions)) in PARTS[type(layer).__name__](layer).items():
+    for name, (*fixed, (rope, positions)) in by_class[type(layer).__name__](layer).items():
         if (table := getattr(layer, name, None)) is None:
             continue
         first = sum(len(of_rows) for _, of_rows in fixed)
@@ -85,14 +86,14 @@ def tables_of(layer: Any, length: int = 0) -> dict[str, tuple[Any, Parts]]:
     return tables
 
 
-def fill_tables(layer: Any, length: int = 0) -> list[str]:
-    """Write exact values into the tables of a layer, whose class PARTS has.
+def fill_tables(layer: Any, length: int = 0, by_class: PartsByClass = PARTS) -> list[str]:
+    """Write exact values into the tables of a layer, whose class `by_class` has.
 
     A table with fewer positions than `length` is replaced by a longer one, if its class allows it.
     Returns the names of such tables. Raises before anything is written.
     """
     longer = []
-    for name, (table, parts) in tables_of(layer, length).items():
+    for name, (table, parts) in tables_of(layer, length, by_class).items():
         rows = sum(len(positions) for _, positions in parts)
         if rows > table.shape[0]:
             table = table.new_empty((rows, *table.shape[1:]))
