@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import config as config
     from . import convert as convert
     from . import hf as hf
+    from . import onnx as onnx
     from . import positions as positions
     from . import sglang as sglang
     from . import torch as torch
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 # Names imported on first use, with their modules: most programs need few. The others are scaling rules.
 _MODULES = (
-    *("backend_tools", "config", "convert", "hf", "plots", "positions", "sglang", "testing", "torch", "vllm"),
+    *("backend_tools", "config", "convert", "hf", "onnx", "plots", "positions"),
+    *("sglang", "testing", "torch", "vllm"),
 )
 _LATE = {
     **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
@@ -55,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
 def _public_names() -> list[str]:
     # Without these: `from rope_array import *` would hide the packages' own names.
-    modules = {*_MODULES} - {"sglang", "torch", "vllm"}
+    modules = {*_MODULES} - {"onnx", "sglang", "torch", "vllm"}
     rules = import_module(f"{__name__}.{_RULES}").__all__
     return sorted(
         [*_errors.__all__, "Axes", "RoPE", "Rotation", "apply", "attention_inputs", *_LATE, *modules, *rules]

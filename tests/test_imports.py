@@ -170,7 +170,7 @@ FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
     "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config "
-    ".convert .hf .positions .sglang .torch .vllm",
+    ".convert .hf .onnx .positions .sglang .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
@@ -215,6 +215,7 @@ MAY_IMPORT = {
     # Folders for the users of one library.
     "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
     "._dispatch ._rope .hf .torch torch",
+    "onnx": "._errors ._spec ._rope numpy late onnx",
     "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
     "._rope ._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
