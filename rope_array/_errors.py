@@ -39,7 +39,7 @@ class PositionError(RoPEError, ValueError):
 
 
 class PatchError(RoPEError, ValueError):
-    """A model cannot be patched or unpatched, and is unchanged; or vLLM's rotation cannot be replaced."""
+    """A model cannot be patched or unpatched, and is unchanged; so vLLM's rotation, and an ONNX file."""
 
 
 class BackendError(RoPEError, ValueError):

@@ -31,7 +31,11 @@ _REMEDY = "export the model anew, with exact angles or tables: see the page 'Exp
 
 
 class ReplacedTables(NamedTuple):
-    """Tables that `write_tables` replaced: the nodes that read them, and the largest error before."""
+    """Tables that `write_tables` replaced, and the nodes that read them.
+
+    The largest `error` of the numbers before was at `position`. If one array has several tables, as of
+    LongRoPE, it has several `ropes`.
+    """
 
     nodes: tuple[str, ...]
     ropes: tuple[_RoPE, ...]
@@ -61,7 +65,7 @@ def write_tables(path: Any, out: Any, ropes: Any, *, length: int | None = None) 
     Returns
     -------
     tuple of ReplacedTables
-        Each pair of tables once, with the largest error before, and its position.
+        Each pair of tables once.
 
     Raises
     ------
@@ -93,13 +97,10 @@ def write_tables(path: Any, out: Any, ropes: Any, *, length: int | None = None) 
     for nodes, tensors in _constants(graphs):
         old: list[Any] = [onnx.numpy_helper.to_array(tensor, str(path.parent)) for tensor in tensors]
         matches, new = _exact(nodes[0], old, ropes, length)
-        rows = slice(min(len(old[0]), len(new[0])))
-        errors = _np.max(
-            [abs(a[rows].astype(float) - b[rows]) for a, b in zip(old, new, strict=True)], axis=(0, 2)
-        )
-        replaced.append(
-            ReplacedTables(nodes, matches, len(new[0]), float(errors.max()), int(errors.argmax()))
-        )
+        rows = slice(min(map(len, (*old, *new))))
+        errors = [abs(a[rows].astype(float) - b[rows]).max(axis=1) for a, b in zip(old, new, strict=True)]
+        position = int(_np.max(errors, axis=0).argmax())
+        replaced.append(ReplacedTables(nodes, matches, len(new[0]), float(_np.max(errors)), position))
         written += zip(tensors, map(onnx.numpy_helper.from_array, new), strict=True)
     for tensor, data in written:
         for field, _ in tensor.ListFields():
@@ -107,7 +108,7 @@ def write_tables(path: Any, out: Any, ropes: Any, *, length: int | None = None) 
                 tensor.ClearField(field.name)
         tensor.MergeFrom(data)
     for graph in graphs:
-        if out.resolve().parent != path.resolve().parent and any(t.data_location for t in graph.tensors()):
+        if out.parent.resolve() != path.parent.resolve() and any(t.data_location for t in graph.tensors()):
             raise _errors.PatchError(f"{path} has data files; give an out in their folder, {path.parent}.")
         graph.state_length(length)
     partial = out.with_name(f"{out.name}.partial")

@@ -88,6 +88,7 @@ FILES = {
     "float16": (float16_calls, {"rotary_float16.onnx": ("onnxruntime",)}),
     "Tables as inputs": (table_calls, {"rotate.onnx": BOTH}),
     "ONNX's operator RotaryEmbedding": (operator_calls, {"operator.onnx": ("onnxruntime",)}),
+    "An ONNX file that exists": (operator_calls, {"model.onnx": (), "exact.onnx": ("onnxruntime",)}),
     "torch.export and AOTInductor": (rotary_calls, {"rotary.pt2": ("aoti",)}),
     "torch.jit.trace": (rotary_calls, {"rotary.pt": ("jit",)}),
     "OpenVINO": (rotary_calls, {"rotary.xml": ("openvino",)}),

@@ -10,10 +10,12 @@ import onnxruntime
 import pytest
 import torch
 from onnx.numpy_helper import from_array, to_array
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import rope_array as ra
+from rope_array.onnx import _OPERATORS
 from rope_array.testing import apply_definition, cos_sin
 
 pytestmark = pytest.mark.library("torch")
@@ -174,6 +176,13 @@ def test_all_else_is_kept_bit_for_bit(external, tmp_path):
     if external:
         with pytest.raises(ra.PatchError, match="has data files; give an out in their folder"):
             ra.onnx.write_tables(path, tmp_path / "elsewhere" / "out.onnx", ROPES["llama3"])
+
+
+def test_inputs_of_operators():
+    schemas = [*get_all_operator_schema(), onnx.defs.get_schema("RotaryEmbedding", 23)]
+    inputs = {(schema.domain, schema.name): [each.name for each in schema.inputs] for schema in schemas}
+    for operator, index in _OPERATORS.items():
+        assert inputs[operator][index : index + 2] == ["cos_cache", "sin_cache"], operator
 
 
 def spoilt(position, number):
