@@ -85,3 +85,17 @@ def test_llama_cpp_divides_angles_by_the_factors_of_the_page():
     plain = np.array(RoPE(rope.head_dim, base=rope.base).frequencies)
     assert factors.dtype == np.float32
     np.testing.assert_allclose(plain / factors, rope.frequencies, rtol=2.0**-24)
+
+
+def test_errors_of_llama_cpp_are_as_the_page_has_them():
+    """ggml multiplies the angle of each pair by base^(-2/d), in float32, for that of the next."""
+    positions, rope = [4_095, 100_000, 1_000_000], RoPE(128, base=BASE)
+    scale, angles = np.float32(BASE) ** np.float32(-2 / 128), [np.array(positions, np.float32)]
+    for _ in range(63):
+        angles.append(angles[-1] * scale)
+    table = np.exp(1j * np.stack(angles, -1)).astype(np.complex64)
+    difference = table - rope.tables(positions, "complex", dtype="float64")
+    errors = np.maximum(np.abs(difference.real), np.abs(difference.imag)).max(-1)
+    page = (docs_blocks.DOCS / "in-my-model" / "engines.md").read_text("utf-8")
+    words = "The errors of the products stay: {:.0e}, {:.0e} and {:.0e} at the positions above."
+    assert words.format(*errors).replace("e-0", "e-") in page
