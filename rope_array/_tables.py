@@ -138,13 +138,17 @@ def _dtypes(dtype: Any, like: Any, lib: Library, is_complex: bool) -> tuple[Any,
     xp, ops = lib.xp, lib.ops(like)
     if dtype is None:
         dtype = xp.float64 if computes_in_float64(like) else xp.float32
-    empty = cast_table(xp.empty(0, dtype=xp.float32, **ops.creation_kwargs), dtype, ops)
+    empty = xp.asarray(numpy_library().xp.empty(0, dtype="float32"), **ops.creation_kwargs)
+    empty = cast_table(empty, dtype, ops)
     name = dtype_name(empty)
     if not is_complex:
         return empty.dtype, name
     if name not in ("float32", "float64"):
         raise ArrayTypeError(f"dtype is {describe(dtype)}, and format 'complex' needs float32 or float64.")
-    return (xp.complex64, "complex64") if name == "float32" else (xp.complex128, "complex128")
+    complex_name = "complex64" if name == "float32" else "complex128"
+    if not hasattr(xp, complex_name):
+        raise ArrayTypeError(f"format is 'complex', and {lib.name} has no {complex_name}; give another.")
+    return getattr(xp, complex_name), complex_name
 
 
 def _rounded(arrays: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import rope_array as ra
 from rope_array import _dynamo, _registry
 from rope_array._array_api import library as _library
 from rope_array._array_api import trial as _trial
+from rope_array._tables import FORMATS
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS
 
 FAR = np.array([0, 1, -5, 2**31 - 1, 10**12])
@@ -212,6 +213,21 @@ def test_float_positions_have_gradients(lib, dtype):
     gradient = lib.to_numpy(lib.gradient(rotate, lib.asarray(pos), lib.asarray(cotangent)))
     differences = ra.apply(x, pos + step) - ra.apply(x, pos - step)
     np.testing.assert_allclose(gradient, (differences * cotangent).sum(-1) / (2 * step), rtol=0, atol=1e-3)
+
+
+@pytest.mark.library(*ADAPTED)
+@pytest.mark.parametrize("format", FORMATS)
+def test_tables_have_the_numbers_of_numpy(lib, format):
+    """5,000 rows of 64 pairs are three chunks."""
+    rope, like = ra.RoPE(128, pairing="half"), lib.asarray(values(2))
+    if format == "complex" and lib.name == "ndonnx":
+        with pytest.raises(ra.ArrayTypeError, match="ndonnx has no complex64; give another"):
+            rope.tables(5, format, like=like)
+        return
+    tables, expected = rope.tables(5000, format, like=like), rope.tables(5000, format)
+    pairs = zip(tables, expected, strict=True) if isinstance(tables, tuple) else [(tables, expected)]
+    for table, wanted in pairs:
+        np.testing.assert_array_equal(np.asarray(lib.to_numpy(table)), wanted)
 
 
 @pytest.mark.library(*ADAPTED)

@@ -72,7 +72,7 @@ _NAMES = (
     "where",
     "zeros_like",
 )
-_DTYPES = ("int32", "int64", "uint32", "float32", "float64")
+_DTYPES = ("int32", "int64", "uint32", "float32", "float64", "complex64", "complex128")
 _XP = SimpleNamespace(
     **{name: getattr(tf, name) for name in (*_NAMES, *_DTYPES)},
     arange=tf.range,
