@@ -198,7 +198,7 @@ class Torch(Library):
         # that is not kept, write one that is once more; if there is none, a row of the cache as it is.
         if not rows.numel() or not cache.numel():
             return cache
-        with torch.no_grad():  # a cache has no gradient
+        with torch.no_grad(), no_autocast(cache):  # a cache has no gradient; autocast joins no float8
             written, number = cache.permute(order), rows.shape[0]
             first = keep.to(torch.int8).argmax(0, keepdim=True)
             spare = tuple([i[first].clamp(min=0) for i in index])

@@ -190,11 +190,12 @@ def shift_by_parts(
         index = (slots // size, slots % size) if shift.has_pages else (slots,)
         rows = ops.xp.permute_dims(cache, target.order)[index]
         is_quantised = dtype_name(cache) in QUANTISED
-        x = ops.rounded(as_compute(rows, ops) * scale) if is_quantised else rows
+        wide = as_compute(rows, ops) if is_quantised else rows
+        x = ops.rounded(wide * scale) if is_quantised else rows
         tables = make_tables(shift.source, x) if tables is None else tables
         y = rotate(x, tables, (0,))
         if is_quantised:  # the features outside the slice keep their bits, whatever the scale
-            y = stored_values(y, target, ops)[..., layout.start : layout.stop]
-            y = join([rows[..., : layout.start], y, rows[..., layout.stop :]], ops)
+            y = as_compute(stored_values(y, target, ops), ops)[..., layout.start : layout.stop]
+            y = ops.cast(join([wide[..., : layout.start], y, wide[..., layout.stop :]], ops), cache.dtype)
         written.append(lib.write_rows(cache, target.order, index, kept, y, ops))
     return tuple(written)
