@@ -230,3 +230,44 @@ def test_modes_of_torch_change_no_bits(lib):
 
 def lib_equal(a, b):
     return as_bytes(a) == as_bytes(b)
+
+
+@HAS_CACHES
+def test_nothing_to_move(lib):
+    for shape, slots in (((8, 5, 3, D), []), ((8, 0, 3, D), [-1, -2]), ((0, 5, 3, D), [-1])):
+        pool = normal(lib, *shape)
+        assert bits(shift_keys(pool, 3, ROPE, seq_axis=-3, slots=slots)) == bits(pool)
+        assert bits(shift_keys(pool, 3, ROPE, seq_axis=-3, pages=slots)) == bits(pool)
+
+
+# ---- refused calls ----
+
+
+def refused_calls(section, *marks):
+    """Return a test of the calls of a section: none writes anything."""
+
+    @refusals(section)
+    def test(lib, call, error, words):
+        pool, other = normal(lib, 8, 5, 3, D), normal(lib, 8, 5, 3, D, seed=1)
+        names = {"pool": pool, "other": other, "ROPE": ROPE, "MROPE": MROPE, "ra": ra, "np": np, "lib": lib}
+        names["S"] = lib.asarray(np.array([3, 39, -1]), "int32")
+
+        def shift(keys=pool, delta=1, rope=ROPE, **options):
+            return shift_keys(keys, delta, rope, **{"seq_axis": -3, **options})
+
+        names |= {"shift": shift, "shift_keys": shift_keys}
+        before = bits((pool, other))
+        refused(error, words, lambda: eval(call, names))
+        assert bits((pool, other)) == before
+
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+test_refused_calls = refused_calls("shift of rows", HAS_CACHES)
+test_refused_memory = refused_calls("shift of rows in place", pytest.mark.without("strict", "dask", "jax"))
+test_refused_tensors = refused_calls("shift of rows of torch", pytest.mark.library("torch"))
+test_libraries_without_caches = refused_calls(
+    "no shift of rows", pytest.mark.without("numpy", "torch", "jax")
+)

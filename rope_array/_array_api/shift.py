@@ -78,7 +78,8 @@ def check_shifts(
             target = targets[i] = _target(name, array, plan, float(scale), seq_axis, rows)
             size = array.shape[target.slot_axis] if rows == "pages" else 0
             key = plan, target.slot_axis - array.ndim, bool(target.pages), size, computes_in_float64(array)
-            groups.setdefault(key, []).append(i)
+            if 0 not in array.shape:
+                groups.setdefault(key, []).append(i)
     ops = lib.ops(keys[0])
     numbers = _checked_numbers(rows, numbers, [*targets.values()], keys[0], lib, ops)
     check_apart([(target.name, target.cache) for target in targets.values()], (numbers, delta), lib)
@@ -101,8 +102,8 @@ def _target(name: str, keys: Any, plan: Plan, scale: float, seq_axis: Any, rows:
         raise ShapeError(
             f"{name} has the shape {tuple(keys.shape)}, seq_axis is {seq_axis}, the rope has {head_dim=}. "
             "Give (pages, page size, heads, head_dim) with seq_axis=-3, or (pages, heads, page size, "
-            "head_dim) with -2; for slots also (slots, heads, head_dim) with -3. Rows without heads get an "
-            f"axis of heads by {name}[:, :, None], and heads without pages an axis of pages by {name}[None]."
+            "head_dim) with -2; for slots also (slots, heads, head_dim) with -3. Rows without heads need an "
+            "axis of one head, and heads without pages a first axis of one page."
         )
     return Target(name, keys, keys, scale, (), (), (0,)[:axis], axis)
 
