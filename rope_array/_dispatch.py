@@ -11,7 +11,7 @@ from ._array_api.library import Library
 from ._array_api.norm import checked_norm
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.position_input import check_largest, parse, parse_host
-from ._array_api.shift import check_shifts, shift_by_parts
+from ._array_api.shift import Layer, check_shifts, shift_by_parts
 from ._array_api.source import OptionFields, Positions, SourceFields, Tables
 from ._errors import ArrayTypeError, describe
 
@@ -84,11 +84,12 @@ def attention_inputs(
     return make_by_parts(chosen.rotate, inputs) if results is NotImplemented else results
 
 
-def shift_rows(keys: tuple[Any, ...], *fields: Any) -> tuple[Any, ...]:
+def shift_rows(layers: list[Layer], *fields: Any) -> tuple[Any, ...]:
     """Rotate rows of caches in place; `fields` are the other arguments of `check_shifts`."""
-    backends, written = backends_for(keys), list(keys)
-    lib = backends.library(keys[0])
-    for members, shift in check_shifts(lib, keys, *fields):
+    written = [keys for keys, _, _ in layers]
+    backends = backends_for(tuple(written))
+    lib = backends.library(written[0])
+    for members, shift in check_shifts(lib, layers, *fields):
         chosen = _registry.choose(backends, shift.caches, shift.source, None)
         in_place = getattr(chosen, "shift_keys", None)
         caches = NotImplemented if in_place is None else in_place(shift)

@@ -211,7 +211,7 @@ def shift_rope(rope: _RoPE) -> _RoPE:
     """Return the rotary embedding that rotates keys which `rope` has already rotated.
 
     It reads and writes the pairing that `rope` writes, with an amplitude of 1, as the keys have `rope`'s
-    amplitude. For frequent `shift_keys`, make it once, outside of compiled functions.
+    amplitude, and without a `max_position`. Make it once to shift often: ``shift.apply(keys, delta)``.
 
     Parameters
     ----------
@@ -258,8 +258,8 @@ def shift_keys(
 ) -> Any:
     """Move cached keys from positions p to p + delta by one more rotation (a K-shift).
 
-    By default all rows of the arrays are moved, into new arrays or into `out`. With `slots` or `pages`, rows
-    of the pool of a serving engine are moved in place, and nothing else in the pool changes.
+    By default all rows move, into new arrays or into `out`. With `slots` or `pages`, rows of the pools of a
+    serving engine move in place, and nothing else in the pools changes.
 
     Parameters
     ----------
@@ -267,29 +267,28 @@ def shift_keys(
         Keys that `rope` rotated, in the pairing it wrote. The arrays of a tuple, such as the keys of all
         layers, share one computation of the angles. With slots or pages, each is a pool, of any strides:
         (pages, page size, heads, head_dim) or (slots, heads, head_dim) with ``seq_axis=-3``; with -2 (pages,
-        heads, page size, head_dim), (slots, head_dim), or (pages, page size, head_dim) for `pages`.
+        heads, page size, head_dim), (slots, head_dim), or for `pages` (pages, page size, head_dim).
     delta
         The distance, by the shape rule of positions in `rope_array.apply`: a number for all, or numbers per
-        sequence or token; negative to move back. With slots a number, or one per slot (T,); with pages one
-        per page (P,), or per row of each page (P, page size). With a multi-axis rope its last axis holds the
-        coordinates.
+        sequence or token; negative to move back. For pools a number, or one per slot (T,), per page (P,), or
+        per row of each page (P, page size). With a multi-axis rope its last axis holds the coordinates.
     rope : RoPE, or a tuple with a RoPE or None for each array
-        The rotary embedding that rotated the keys, a length-dependent rule resolved. None is a layer that
-        does not rotate. If some features hold no rotated key, as in the rows of MLA, the rope has a slice:
-        ``RoPE(576, rotary_start=512, rotary_dim=64)``. Other features keep their bits.
+        The rotary embedding that rotated the keys, a length-dependent rule resolved; None for a layer that
+        does not rotate. Features outside its slice keep their bits, such as the latent features of MLA:
+        ``RoPE(576, rotary_start=512, rotary_dim=64)``.
     seq_axis : int
-        The axis of the positions in keys, or of the slots in a pool; then negative.
+        The axis of the positions in keys, or of the slots of a pool.
     slots : array of int32 or int64, or sequence of int
         Rows to move, of shape (T,): slot s is row ``s % page_size`` of page ``s // page_size``, if there are
-        pages. A slot below 0 is skipped. A slot that is given twice is refused, or, where slots are on a
-        device, moved once, by its last distance.
+        pages. Slots below 0 are skipped. A slot that is given twice raises an error or, where slots are on a
+        device, moves once, by its last distance.
     pages : array of int32 or int64, or sequence of int
-        Pages to move, of shape (P,), all rows of each, as for `slots`.
+        Pages to move, of shape (P,), all rows of each; as for `slots`.
     scales : float, or a tuple with a float for each array
-        Pools of int8 and float8_e4m3fn hold key / scale. A scale that all features of a head share has no
-        effect but on rounding, as a rotation is linear. So leave 1.0 for scales of heads, tokens or pages.
+        Pools of int8 and float8_e4m3fn hold key / scale. As a rotation is linear, a scale that all features
+        of a head share has no effect but on rounding. So 1.0 serves scales of heads, tokens or pages too.
     out : array or tuple of arrays, optional
-        As for `rope_array.apply`: ``out=keys`` works in place. Not with slots or pages.
+        As for `rope_array.apply`: ``out=keys`` works in place. Not with slots, pages or several ropes.
 
     Returns
     -------
@@ -299,10 +298,10 @@ def shift_keys(
     Raises
     ------
     SpecError
-        `rope` is no RoPE, or its frequencies depend on an unknown length; or options do not go together.
+        `rope` is no RoPE, its frequencies depend on an unknown length, or options exclude each other.
     ArrayTypeError, ShapeError, PositionError
-        See `rope_array.apply`. Also for slots and pages on the host that are out of range or given twice, and
-        for pools that share memory or that require a gradient. Nothing is written before all checks.
+        See `rope_array.apply`. Or pools share memory or require a gradient, or slots on the host are out of
+        range or given twice. Nothing is written before all checks.
 
     Notes
     -----
@@ -342,8 +341,8 @@ def shift_keys(
     ropes = [r if r is None and has_groups else shift_rope(r) for r in _one_for_each("rope", rope, arrays)]
     if has_rows:
         plans = [r if r is None else _spec.require_plan(r) for r in ropes]
-        of_each = _one_for_each("scales", scales, arrays)
-        ys = _dispatch.shift_rows(arrays, delta, plans, of_each, seq_axis, slots, pages)
+        layers = zip(arrays, plans, _one_for_each("scales", scales, arrays), strict=True)
+        ys = _dispatch.shift_rows([*layers], delta, seq_axis, slots, pages)
     else:
         ys = _shift_groups(arrays, delta, ropes, seq_axis)
     return ys if type(keys) is tuple else ys[0]

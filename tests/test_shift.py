@@ -16,7 +16,8 @@ from rope_array.testing._contract import ROTATED, compute_dtype, eps, ulp
 HAS_CACHES = pytest.mark.without("strict", "dask")
 WRITES = pytest.mark.without("strict", "dask", "jax")
 D, SLICE, AXES = 16, slice(4, 12), ra.Axes.chunked(2, 1, 1)
-ROPE = ra.RoPE(D, rotary_start=4, rotary_dim=8, pairing="half", out_pairing="interleaved", attention_factor=3)
+WRITTEN = {"pairing": "half", "out_pairing": "interleaved", "attention_factor": 3, "max_position": 3}
+ROPE = ra.RoPE(D, rotary_start=4, rotary_dim=8, **WRITTEN)  # a distance may be above max_position
 MROPE = ra.RoPE(D, rotary_start=4, rotary_dim=8, axes=AXES)
 SCALES = {"int8": 0.02, "float8_e4m3fn": 0.005}
 LIMITS = {"int8": (-128, 127), "float8_e4m3fn": (-448, 448)}

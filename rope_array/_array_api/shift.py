@@ -49,20 +49,13 @@ class KeyShift(NamedTuple):
     has_pages: bool
 
 
-def check_shifts(
-    lib: Library,
-    keys: tuple[Any, ...],
-    delta: Any,
-    plans: list[Plan | None],
-    scales: tuple[Any, ...],
-    seq_axis: Any,
-    slots: Any,
-    pages: Any,
-) -> list[tuple[list[int], KeyShift]]:
-    """Check a whole call before anything is written; return shifts, and the indices of their arrays in keys.
+Layer = tuple[Any, Plan | None, Any]  # keys, the plan that rotates them or None, and their scale
 
-    A plan is None for an array that does not rotate.
-    """
+
+def check_shifts(
+    lib: Library, layers: list[Layer], delta: Any, seq_axis: Any, slots: Any, pages: Any
+) -> list[tuple[list[int], KeyShift]]:
+    """Check a whole call before anything is written; return shifts, and the indices of their layers."""
     rows, numbers = ("slots", slots) if pages is None else ("pages", pages)
     if not lib.has_caches:
         raise ArrayTypeError(
@@ -71,26 +64,28 @@ def check_shifts(
         )
     groups: dict[tuple[Any, ...], list[int]] = {}
     targets: dict[int, Target] = {}
-    for i, (array, plan, scale) in enumerate(zip(keys, plans, scales, strict=True)):
+    first, ops = layers[0][0], lib.ops(layers[0][0])
+    for i, (keys, plan, scale) in enumerate(layers):
         if plan is not None:
-            name = f"keys[{i}]" if len(keys) > 1 else "keys"
-            check_cache_array(name, array, keys[0], positive("scales", scale), lib)
-            target = targets[i] = _target(name, array, plan, float(scale), seq_axis, rows)
-            size = array.shape[target.slot_axis] if rows == "pages" else 0
-            key = plan, target.slot_axis - array.ndim, bool(target.pages), size, computes_in_float64(array)
-            if 0 not in array.shape:
-                groups.setdefault(key, []).append(i)
-    ops = lib.ops(keys[0])
-    numbers = _checked_numbers(rows, numbers, [*targets.values()], keys[0], lib, ops)
+            name = f"keys[{i}]" if len(layers) > 1 else "keys"
+            check_cache_array(name, keys, first, positive("scales", scale), lib)
+            target = targets[i] = _target(name, keys, plan, float(scale), seq_axis, rows)
+            size = keys.shape[target.slot_axis] if rows == "pages" else None
+            group = plan, target.slot_axis - keys.ndim, bool(target.pages), size, computes_in_float64(keys)
+            if 0 not in keys.shape:
+                groups.setdefault(group, []).append(i)
+    numbers = _checked_numbers(rows, numbers, [*targets.values()], first, lib, ops)
     check_apart([(target.name, target.cache) for target in targets.values()], (numbers, delta), lib)
     shifts = []
     for (plan, axis, has_pages, size, _), members in groups.items():
-        lib.check_mix((*[keys[i] for i in members], numbers), Positions(delta, plan))
-        shape = (*numbers.shape, size) if rows == "pages" else tuple(numbers.shape)
-        source = Positions(_distances(delta, plan, rows, shape, keys[0], lib, ops), plan)
-        of_rows = numbers if rows == "slots" else _slots_of_pages(numbers, size, ops)
-        arrays, factors = tuple([keys[i] for i in members]), tuple([targets[i].scale for i in members])
-        shifts.append((members, KeyShift(arrays, of_rows, source, factors, axis, has_pages)))
+        caches, scales = zip(*[(targets[i].cache, targets[i].scale) for i in members], strict=True)
+        lib.check_mix((*caches, numbers), Positions(delta, plan))
+        shape, of_rows = tuple(numbers.shape), numbers
+        if size is not None:  # the slots of all rows of pages; a page far below 0 would overflow
+            shape, row = (*shape, size), ops.xp.arange(size, dtype=numbers.dtype, **ops.creation_kwargs)
+            of_rows = ops.reshape(ops.xp.clip(numbers, -1, None)[:, None] * size + row, (-1,))
+        source = Positions(_distances(delta, plan, rows, shape, first, lib, ops), plan)
+        shifts.append((members, KeyShift(caches, of_rows, source, scales, axis, has_pages)))
     return shifts
 
 
@@ -145,13 +140,6 @@ def _checked_numbers(
             raise PositionError(f"{rows} has {number} more than once; give it once, with its whole distance.")
     # Clipped: without 64-bit integers, JAX would read -2**40 as 0.
     return numbers if is_array else ops.from_values([max(n, -1) for n in host], dtype)
-
-
-def _slots_of_pages(pages: Any, size: int, ops: ArrayOps) -> Any:
-    """Return the slots of all rows of pages."""
-    rows = ops.xp.arange(size, dtype=pages.dtype, **ops.creation_kwargs)
-    # Clipped: the product of a number far below 0 could overflow.
-    return ops.reshape(ops.xp.clip(pages, -1, None)[:, None] * size + rows, (-1,))
 
 
 def _distances(
