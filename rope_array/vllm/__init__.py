@@ -1,4 +1,7 @@
-"""Serve models by vLLM with exact angles and without tables: set ``ROPE_ARRAY_VLLM=1``.
+"""Serve models by vLLM with exact angles: set ``ROPE_ARRAY_VLLM`` to ``tables`` or to ``1``.
+
+With ``tables``, vLLM keeps its classes and its kernels, and its own tables get exact values. With ``1``,
+`rope_array` rotates, without tables.
 
 vLLM finds `register` by an entry point and calls it in each of its processes. Without the variable `register`
 returns at once, and vLLM is unchanged. Importing `rope_array.vllm` imports neither vLLM nor PyTorch.
@@ -8,9 +11,9 @@ import os
 
 from rope_array._errors import PatchError
 
-from ._report import EngineReport, ReplacedModule, UnchangedModule, report
+from ._report import EngineReport, FilledTable, ReplacedModule, UnchangedModule, report
 
-__all__ = ["EngineReport", "ReplacedModule", "UnchangedModule", "register", "report"]
+__all__ = ["EngineReport", "FilledTable", "ReplacedModule", "UnchangedModule", "register", "report"]
 
 
 def __dir__() -> list[str]:
@@ -21,7 +24,7 @@ VARIABLE = "ROPE_ARRAY_VLLM"
 
 
 def register() -> None:
-    """Replace vLLM's rotary embeddings in this process, if the environment variable ROPE_ARRAY_VLLM is 1.
+    """Replace vLLM's rotary embeddings in this process, or their tables, as ROPE_ARRAY_VLLM says.
 
     vLLM calls this function before it makes a model. A program that makes layers of vLLM itself can call it
     too, also repeatedly.
@@ -29,20 +32,21 @@ def register() -> None:
     Raises
     ------
     PatchError
-        ROPE_ARRAY_VLLM is neither 0 nor 1, or this version of vLLM has no class that can be replaced.
+        ROPE_ARRAY_VLLM is not 0, 1 or tables, or this version of vLLM has no class that can be replaced.
 
     Notes
     -----
-    A rotary embedding of vLLM that is no plain rotation, or that `rope_array` does not know, raises
-    `PatchError` when vLLM makes it: the engine does not start.
+    A rotary embedding that is no plain rotation, or that `rope_array` does not know: with ``1`` it raises
+    `PatchError` when vLLM makes it, so that the engine does not start. With ``tables`` it stays vLLM's, with
+    a warning and a line of the `report`; it raises only if its table is shorter than ``max_model_len``.
     """
     value = os.environ.get(VARIABLE, "0")
-    if value not in ("", "0", "1"):
+    if value not in ("", "0", "1", "tables"):
         raise PatchError(
-            f"The environment variable {VARIABLE} is {value!r}. Set it to 1 for the rotary embeddings of "
-            "rope_array, or to 0 for vLLM's own."
+            f"The environment variable {VARIABLE} is {value!r}. Set it to tables for exact tables in vLLM's "
+            "rotary embeddings, to 1 for the rotary embeddings of rope_array, or to 0 for vLLM's own."
         )
-    if value == "1":
+    if value in ("1", "tables"):
         from . import _register  # imported late: it needs vLLM
 
-        _register.register()
+        _register.register(value)

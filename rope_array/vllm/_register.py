@@ -1,4 +1,4 @@
-"""The replacement of vLLM's classes: each class that is instantiated becomes a subclass that is exact."""
+"""The hooks of both modes; in mode 1 each class that is instantiated becomes a subclass that is exact."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
@@ -15,7 +15,7 @@ from rope_array._engines.ropes import REFUSED, ROPES
 from rope_array._errors import PatchError
 from rope_array._version import version
 
-from . import _transformers
+from . import _tables, _transformers
 from ._layer import ExactLayer, exact_class
 from ._report import report
 
@@ -23,27 +23,28 @@ logger = init_logger("vllm.rope_array")
 
 
 @cache  # vLLM may load its plugins more than once in a process
-def register() -> None:
-    """Let vLLM instantiate exact classes, and none that this package does not know.
+def register(mode: str) -> None:
+    """Let vLLM instantiate exact classes, and none that this package does not know; or let it fill tables.
 
     vLLM's own hook, `CustomOp.register_oot`, replaces classes by name. It would leave a class that is new in
     vLLM as it is, and has no effect on a class that is no `CustomOp`.
     """
     for root in _roots():
-        root.__new__ = _instantiating(root.__new__)  # type: ignore[method-assign]
-    BaseModelLoader.create_model = _logging(BaseModelLoader.create_model)
-    # vLLM keys its cache of compiled graphs by the variables in this table.
-    envs.environment_variables["ROPE_ARRAY_VLLM"] = version
+        hook = _tables.filling if mode == "tables" else _instantiating
+        root.__new__ = hook(root.__new__)  # type: ignore[method-assign]
+    BaseModelLoader.create_model = _logging(BaseModelLoader.create_model, mode)
+    # vLLM keys its cache of compiled graphs by the variables in this table. Longer tables change graphs too.
+    envs.environment_variables["ROPE_ARRAY_VLLM"] = lambda: f"{mode}, {version()}"
 
 
-def _logging(create_model: Callable[..., Any]) -> Callable[..., Any]:
+def _logging(create_model: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """Return a method that also replaces the rotary embeddings of transformers, and logs the report."""
 
     @wraps(create_model)
     def create(*args: Any, **kwargs: Any) -> Any:
         model = create_model(*args, **kwargs)
         _transformers.patch_modules(model)
-        logger.info("ROPE_ARRAY_VLLM=1, rope_array %s\n%r", version(), report(model))
+        logger.info("ROPE_ARRAY_VLLM=%s, rope_array %s\n%r", mode, version(), report(model))
         return model
 
     return create

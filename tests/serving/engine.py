@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import time
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -48,7 +49,17 @@ def tables(model):
     return sum(buffer.nbytes for buffer in buffers.values())
 
 
-def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, **engine):
+def tokens_per_second(llm, prompts, max_tokens):
+    """Return the new tokens in a second of processor time, which does not count other processes."""
+    from vllm import SamplingParams, TokensPrompt
+
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, ignore_eos=True)
+    start = time.process_time()
+    llm.generate([TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False)
+    return len(prompts) * max_tokens / (time.process_time() - start)
+
+
+def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, rounds=0, **engine):
     from vllm import LLM, SamplingParams, TokensPrompt
 
     import rope_array.vllm
@@ -66,6 +77,7 @@ def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, repor
     answers = {"tables": llm.apply_model(tables)[0], "shifts": {}, "cached_tokens": 0}
     if report:
         answers["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
+    answers["speed"] = [tokens_per_second(llm, prompts, max_tokens) for _ in range(rounds)]
     for amount in shifts:
         llm.apply_model(functools.partial(shift_positions, amount))
         outputs = llm.generate(

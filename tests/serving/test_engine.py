@@ -1,4 +1,4 @@
-"""Whole engines of vLLM with tiny models, stock and by rope_array, against the models in float64.
+"""Whole engines of vLLM with tiny models, stock and in both modes, against the models in float64.
 
 Each engine runs in a process of its own, from the entry point: nothing here imports vLLM.
 """
@@ -22,13 +22,16 @@ OPTIONS = {"deepseek": {"attention_config": {"backend": "CPU_MLA"}}}  # the othe
 
 def start_engine(folder, variable, cache=None, **options):
     environment = {} if variable is None else {"ROPE_ARRAY_VLLM": variable}
+    environment["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # for models with short tables
     return start(ENGINE, folder, json.dumps(options), VLLM_CACHE_ROOT=str(cache or folder), **environment)
 
 
-def run(name, folder, variable, cache=None, **options):
-    """Save a model, and return an engine's results and its output."""
+def run(name, folder, variable, cache=None, config=lambda: None, **options):
+    """Save a model, change its config, and return an engine's results and its output."""
     options = {"prompts": prompts(), **OPTIONS.get(name, {}), **options}
-    done = start_engine(save(name, folder), variable, cache, **options)
+    save(name, folder)
+    config()
+    done = start_engine(folder, variable, cache, **options)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
@@ -44,17 +47,20 @@ def error(name, answers):
 @pytest.mark.parametrize("name", MODELS)
 def test_far_positions_are_right_where_stock_vllm_is_wrong(name, tmp_path):
     stock, _ = run(name, tmp_path, "0", shifts=SHIFTS)
-    exact, output = run(name, tmp_path, "1", shifts=SHIFTS, report=True)
-    assert "ROPE_ARRAY_VLLM=1, rope_array" in output
-    assert exact["report"].splitlines()[0] in output
+    stock_near, _, stock_far = stock["shifts"].values()
     assert stock["tables"] > 2e8 or name == "glm"
-    assert exact["tables"] == 0
-    assert re.search("[12] rotary embeddings? by rope_array", exact["report"])
-    (stock_near, _, stock_far), (near, middle, far) = (r["shifts"].values() for r in (stock, exact))
-    assert stock_near["tokens"] == near["tokens"] == middle["tokens"] == far["tokens"]
-    limit = max(4 * error(name, stock_near), 2e-5)
-    assert max(error(name, answers) for answers in (near, middle, far)) <= limit
-    assert error(name, stock_far) >= 50 * error(name, far)
+    for mode, tables in ("1", 0), ("tables", stock["tables"]):
+        exact, output = run(name, tmp_path, mode, shifts=SHIFTS, report=True)
+        assert f"ROPE_ARRAY_VLLM={mode}, rope_array" in output
+        assert exact["report"].splitlines()[0] in output
+        assert exact["tables"] == tables
+        assert re.search("[12] rotary embeddings? by rope_array", exact["report"])
+        assert "not by" not in exact["report"]
+        near, middle, far = exact["shifts"].values()
+        assert stock_near["tokens"] == near["tokens"] == middle["tokens"] == far["tokens"]
+        limit = max(4 * error(name, stock_near), 2e-5)
+        assert max(error(name, answers) for answers in (near, middle, far)) <= limit
+        assert error(name, stock_far) >= 50 * error(name, far)
 
 
 def test_a_model_may_change_the_pairing_of_its_layers(tmp_path):
@@ -74,12 +80,13 @@ def test_without_the_variable_the_bits_are_of_vllm_without_us(tmp_path, monkeypa
     assert run("llama3", tmp_path, None, shifts=SHIFTS)[0] == unset
 
 
-def test_compiled_graphs_are_exact_and_not_shared_with_stock_vllm(tmp_path):
+@pytest.mark.parametrize("mode", ["1", "tables"])
+def test_compiled_graphs_are_exact_and_not_shared_with_stock_vllm(mode, tmp_path):
     """On the CPU vLLM 0.32.0 saves compiled graphs and fails to read them, stock too: it compiles again."""
     cache = tmp_path / "cache"
     graphs = cache / "torch_compile_cache" / "torch_aot_compile"
     compiled = functools.partial(run, "gemma3", tmp_path, cache=cache, enforce_eager=False, shifts=SHIFTS)
-    exact, _ = compiled("1")
+    exact, _ = compiled(mode)
     (ours,) = graphs.iterdir()
     for answers in exact["shifts"].values():
         assert error("gemma3", answers) <= 2e-5
@@ -87,8 +94,25 @@ def test_compiled_graphs_are_exact_and_not_shared_with_stock_vllm(tmp_path):
     stock, _ = compiled("0")
     assert len({*graphs.iterdir()} - {ours}) == 1
     assert error("gemma3", stock["shifts"]["1000000"]) > 1e-3
-    assert compiled("1")[0] == exact
+    assert compiled(mode)[0] == exact
     assert len([*graphs.iterdir()]) == 2
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["rope_parameters"] |= changes.pop("rope_parameters", {})
+    path.write_text(json.dumps(config | changes), "utf-8")
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_a_table_that_is_shorter_than_max_model_len_becomes_longer(eager, tmp_path):
+    """Prompts and answers of 52 tokens at positions from 70 on, of a model with 64."""
+    config = functools.partial(change_config, tmp_path, max_position_embeddings=64)
+    answers, output = run("llama", tmp_path, "tables", config=config, shifts=[70], enforce_eager=eager)
+    assert "makes cos_sin_cache of RotaryEmbedding longer: 128 positions" in output
+    assert error("llama", answers["shifts"]["70"]) <= 2e-4
+    assert answers["tables"] == 128 * 64 * 4
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
@@ -127,11 +151,7 @@ def test_two_tensor_parallel_workers_have_the_same_answers(tmp_path):
     ids=["variable", "FoPE"],
 )
 def test_the_engine_does_not_start(variable, changes, message, tmp_path):
-    save("llama", tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    config["rope_parameters"] |= changes
-    path.write_text(json.dumps(config), "utf-8")
+    change_config(save("llama", tmp_path), rope_parameters=changes)
     done = start_engine(tmp_path, variable, prompts=prompts())
     assert done.returncode != 0
     assert message in done.stdout + done.stderr

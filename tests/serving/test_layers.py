@@ -36,7 +36,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-9, torch.bfloat16: 1.5e-2, t
 
 @pytest.fixture(scope="module", autouse=True)
 def replaced():
-    register()
+    register("1")
 
 
 def positions_of(name, largest, tokens=7):
@@ -238,4 +238,4 @@ def test_a_report_counts_layers_and_names_modules_left_alone():
 
 
 def test_the_key_of_compiled_graphs_changes():
-    assert envs.compile_factors()["ROPE_ARRAY_VLLM"] == rope_array.__version__
+    assert envs.compile_factors()["ROPE_ARRAY_VLLM"] == f"1, {rope_array.__version__}"
