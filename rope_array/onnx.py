@@ -246,5 +246,6 @@ def _constants(graphs: list[_Graph]) -> list[tuple[tuple[str, ...], Any]]:
                 readers.setdefault((id(pair[0]), id(pair[1])), ({}, pair))[0][label] = None
     if not readers:
         computed = "; Cos and Sin compute them" * any(node.op_type == "Cos" for _, node in nodes)
-        raise _errors.PatchError(f"no node of {[*_OPERATORS]} reads tables{computed}: {_REMEDY}")
+        names = ", ".join(".".join(filter(None, operator)) for operator in _OPERATORS)
+        raise _errors.PatchError(f"no node of {names} reads tables{computed}: {_REMEDY}")
     return [(tuple(labels), pair) for labels, pair in readers.values()]
