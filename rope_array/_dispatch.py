@@ -84,12 +84,18 @@ def attention_inputs(
     return make_by_parts(chosen.rotate, inputs) if results is NotImplemented else results
 
 
-def shift_rows(layers: list[Layer], *fields: Any) -> tuple[Any, ...]:
-    """Rotate rows of caches in place; `fields` are the other arguments of `check_shifts`."""
-    written = [keys for keys, _, _ in layers]
+def shift_rows(layers: list[Layer], delta: Any, seq_axis: Any, slots: Any, pages: Any) -> tuple[Any, ...]:
+    """Rotate rows of caches in place; the arguments are explained at `check_shifts`."""
+    written, plans = [keys for keys, _, _ in layers], {plan for _, plan, _ in layers}
     backends = backends_for(tuple(written))
+    try_fast = getattr(backends.in_order[0], "try_fast_shift", None)
+    if try_fast and pages is None and len(plans) == 1 and None not in plans:
+        scales = tuple([scale for _, _, scale in layers])
+        source = delta, *plans, None
+        if try_fast(tuple(written), slots, source, scales, seq_axis) is not NotImplemented:
+            return tuple(written)
     lib = backends.library(written[0])
-    for members, shift in check_shifts(lib, layers, *fields):
+    for members, shift in check_shifts(lib, layers, delta, seq_axis, slots, pages):
         chosen = _registry.choose(backends, shift.caches, shift.source, None)
         in_place = getattr(chosen, "shift_keys", None)
         caches = NotImplemented if in_place is None else in_place(shift)

@@ -338,7 +338,10 @@ def shift_keys(
     if not has_rows and not isinstance(rope, tuple):
         return shift_rope(rope).apply(keys, delta, seq_axis=seq_axis, out=out)
     arrays = keys if type(keys) is tuple else (keys,)
-    ropes = [r if r is None and has_groups else shift_rope(r) for r in _one_for_each("rope", rope, arrays)]
+    if isinstance(rope, tuple):
+        ropes = [r if r is None else shift_rope(r) for r in _one_for_each("rope", rope, arrays)]
+    else:
+        ropes = [shift_rope(rope)] * len(arrays)
     if has_rows:
         plans = [r if r is None else _spec.require_plan(r) for r in ropes]
         layers = zip(arrays, plans, _one_for_each("scales", scales, arrays), strict=True)

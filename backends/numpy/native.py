@@ -33,7 +33,8 @@ if _native.kernel is not None:
     # Declines the first call of each plan: the checked path prepares the plan for the kernel.
     try_fast = _native.kernel.rotate
     try_fast_inputs = _native.kernel.attention_inputs
-    __all__ += ["try_fast", "try_fast_inputs"]
+    try_fast_shift = _native.kernel.shift_keys
+    __all__ += ["try_fast", "try_fast_inputs", "try_fast_shift"]
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:

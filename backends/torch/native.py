@@ -67,6 +67,13 @@ def try_fast_inputs(
     return _attention.try_recorded_inputs(_native.kernel, xs, as_source(fields), options, norm, write)
 
 
+def try_fast_shift(*fields: Any) -> Any:
+    """Rotate rows of caches in place; NotImplemented for every call that the kernel does not serve."""
+    if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
+        return NotImplemented
+    return _native.kernel.shift_keys(*fields, UNCHECKED, GATED)
+
+
 def try_fast_tables(source: Positions, like: Any) -> Any:
     """Return cos and sin at a tensor of positions, by exact angles; NotImplemented for other calls.
 
