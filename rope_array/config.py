@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _config
+from ._config import _cache
 from ._rope import RoPE as _RoPE
 
-__all__ = ["Reading", "read", "read_layers"]
+__all__ = ["CacheMoves", "LayerMoves", "Reading", "can_shift", "read", "read_layers"]
 
 
 def __dir__() -> list[str]:
@@ -161,3 +162,128 @@ def read_layers(config: Any, *, part: str | None = None) -> tuple[tuple[tuple[in
     for index, reading in enumerate(readings):
         groups.setdefault(reading.rope, []).append(index)
     return tuple((tuple(indices), readings[indices[0]]) for indices in groups.values())
+
+
+@dataclass(frozen=True)
+class LayerMoves:
+    """Layers of a model with the same answer to whether their cached keys may move to other positions.
+
+    Attributes
+    ----------
+    layers : tuple of int
+        Their indices; empty if the number of layers is not known.
+    ok : bool
+        Whether the keys may move, without a condition.
+    rope : RoPE or None
+        The rope for `convert.shift_keys`. None: no rotation moves these keys.
+    reason : str
+        Why, and what to do.
+
+    Examples
+    --------
+    >>> from rope_array.config import can_shift
+    >>> rotated, unrotated = can_shift({"model_type": "smollm3", "num_hidden_layers": 8}).groups
+    >>> rotated.ok, rotated.rope.base, unrotated.layers, unrotated.rope
+    (True, 2000000.0, (3, 7), None)
+    """
+
+    layers: tuple[int, ...]
+    ok: bool
+    rope: _RoPE | None
+    reason: str
+
+    def __str__(self) -> str:
+        first = ", ".join(map(str, self.layers[:8])) + ", ..." * (len(self.layers) > 8)
+        return f"layers {first or 'of any number'}: {'yes' if self.ok else 'no'}: {self.reason}"
+
+
+@dataclass(frozen=True, repr=False)
+class CacheMoves:
+    """The answer of `can_shift`.
+
+    Attributes
+    ----------
+    groups : tuple of LayerMoves
+        The layers, grouped by rope and reason.
+
+    Examples
+    --------
+    >>> from rope_array.config import can_shift
+    >>> moves = can_shift({"model_type": "smollm3", "num_hidden_layers": 4})
+    >>> moves.ok, [rope and rope.base for rope in moves.ropes]
+    (True, [2000000.0, 2000000.0, 2000000.0, None])
+    """
+
+    groups: tuple[LayerMoves, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the keys of all layers may move."""
+        return all(group.ok for group in self.groups)
+
+    @property
+    def ropes(self) -> tuple[_RoPE | None, ...]:
+        """The rope of each layer, for `convert.shift_keys` with the keys of all layers."""
+        ropes = {index: group.rope for group in self.groups for index in group.layers}
+        return tuple(ropes[index] for index in sorted(ropes))
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self.groups))
+
+
+def can_shift(config: Any, *, part: str | None = None) -> CacheMoves:
+    """Tell whether the cached keys of a model may move to other positions, and how.
+
+    The answer is about positions. Keys and values depend on the tokens that were attended to, too: moved keys
+    equal newly computed ones only if these tokens have moved by the same distance.
+
+    Parameters
+    ----------
+    config, part
+        As in `read`.
+
+    Returns
+    -------
+    CacheMoves
+        Yes or no for each group of layers, its rope, and the reason.
+
+    Raises
+    ------
+    ConfigError
+        As in `read`, unless another position embedding of the model is known.
+
+    Examples
+    --------
+    >>> from rope_array.config import can_shift
+    >>> can_shift({"model_type": "smollm3", "num_hidden_layers": 8})
+    layers 0, 1, 2, 4, 5, 6: yes: rotate its keys by convert.shift_keys
+    layers 3, 7: yes: no rotation, and keys hold no position: leave them, or the layer's state, as they are
+    >>> can_shift({"model_type": "gpt2"}).ok
+    False
+    """
+    document = _config.load(config)
+    with _config.refusals(document):
+        config_part = _config.find_part(document, part)
+        kind, count = _cache.kind_of_model(config_part), _config.layer_count(config_part)
+    if kind is not None and not kind.ropes:
+        return CacheMoves((LayerMoves(tuple(range(count)), kind.ok, None, kind.reason),))
+    groups: dict[tuple[bool, _RoPE | None, str], tuple[int, ...]] = {}
+    for index in range(count) if count else (None,):
+        move = _move(_read(document, part, index), kind, f"{config_part.key}:indexer")
+        groups[move] = (*groups.get(move, ()), *(() if index is None else (index,)))
+    return CacheMoves(tuple(LayerMoves(layers, *move) for move, layers in groups.items()))
+
+
+def _move(reading: Reading, kind: _cache.Kind | None, indexer: str) -> tuple[bool, _RoPE | None, str]:
+    """Return the answer for a layer: whether its keys may move, by which rope, and the reason."""
+    rope, is_guess = reading.rope, "convention" in reading.inferred
+    is_unresolved = rope.scaling is not None and not rope.scaling.resolved
+    kind = kind or _cache.KINDS["guess" if is_guess else "length" if is_unresolved else "rope"]
+    if not rope.rotary_dim:
+        return kind.ok, None, (_cache.KINDS["none"] if kind.ok else kind).reason
+    remarks = {
+        ", by a distance for each coordinate": rope.axes is not None,
+        ", in the rotated part of a key": "qk_rope_head_dim" in {**reading.stated, **reading.inferred},
+        "; its indexer's too, by the rope of part='indexer'": indexer in _cache.CONVENTIONS,
+    }
+    return kind.ok, rope, kind.reason + "".join(text for text, applies in remarks.items() if applies)

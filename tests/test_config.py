@@ -10,7 +10,7 @@ from config_cases import config_of, half, heads, model, refuse, rope
 import rope_array as ra
 from rope_array._config import _model_defaults as defaults
 from rope_array._config._conventions import CONVENTIONS, REMOTE, known_convention
-from rope_array.config import read, read_layers
+from rope_array.config import can_shift, read, read_layers
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -199,3 +199,58 @@ def test_every_default_is_read(model_type):
         refuse("width|sums", model(model_type), **which)
     else:
         assert rope(model(model_type), **which).head_dim > 0
+
+
+# Whether cached keys may move
+
+
+def answer_of(function, model_type, part):
+    """Return the result of a function of a config; None if it refuses the config."""
+    try:
+        return function(model(model_type), part=part)
+    except ra.ConfigError:
+        return None
+
+
+@pytest.mark.parametrize("model_type", sorted({*defaults.MODELS, *CONVENTIONS, *defaults.WITHOUT}))
+def test_every_model_that_is_read_has_an_answer(model_type):
+    """Each layer is in one group, with its own rope; other models raise the reader's error or are known."""
+    root, _, part = model_type.partition(":")
+    moves, groups = (answer_of(function, root, part or None) for function in (can_shift, read_layers))
+    if groups is None:
+        assert moves is None or not any(group.rope for group in moves.groups)
+        return
+    ropes = {index: reading.rope for indices, reading in groups for index in indices}
+    assert sorted(index for group in moves.groups for index in group.layers) == sorted(ropes)
+    for group in moves.groups:
+        assert group.rope is None or {ropes[index] for index in group.layers} <= {group.rope}
+
+
+@pytest.mark.parametrize(
+    ("content", "ok", "reason"),
+    [
+        (model("llama"), True, "rotate its keys"),
+        (model("jamba"), True, "no rotation"),
+        (model("qwen2_vl"), True, "a distance for each coordinate"),
+        (model("deepseek_v32"), True, "in the rotated part of a key; its indexer's too"),
+        (model("falcon", alibi=True), True, "ALiBi"),
+        (model("t5"), True, "learned bias by distance"),
+        (model("gpt2"), False, "added to the hidden state"),
+        (model("blip-2", text_config={"model_type": "opt"}), False, "added to the hidden state"),
+        (model("neobert", rope=False), False, "read the model's code"),
+        (model("roformer", rotary_value=True), False, "values or hidden states are rotated too"),
+        (model("llama", rope_scaling={"type": "dynamic", "factor": 2.0}), False, "rope.at_length(n)"),
+        (model("qwen", kv_channels=64), False, "convert.rerotate"),
+        (model("mine", head_dim=64, rope_theta=1e4), False, "a guess"),
+        (model("mine", head_dim=64, rope_scaling={"rope_type": "fope"}), False, "no rotation of keys"),
+        (model("llama4_text"), False, "grows in steps"),
+        (model("mistral_large4_text"), False, "learned frequencies"),
+        (model("hunyuan_v1_dense"), False, "multiplied by weights"),
+        (model("deepseek_v4"), False, "sums over blocks"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
+def test_keys_may_move(content, ok, reason):
+    moves = can_shift(content)
+    assert moves.ok is ok
+    assert reason in repr(moves)

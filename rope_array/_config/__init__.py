@@ -18,6 +18,8 @@ The steps of a reading:
    from the parameters of one layer type (`_layer`).
 5. `_unused_keys` refuses or notes rotary keys that no step has read, and `_unread_values` refuses defaults
    of a class where the config states the values in another place or by another name.
+
+`_cache` tells the positions that cached keys hold, by the kinds of caches.toml.
 """
 
 from collections.abc import Iterator

@@ -92,6 +92,8 @@ class Convention:
         `nope`; None: by its type.
     unless
         Keys with the values that the module needs; with other values the layer has no rotation.
+    cache
+        The kind of positions in cached keys, by its name in caches.toml. None: as the rope tells.
     refusal
         The reason, for an error, that this is no rotation of pairs.
     note
@@ -140,6 +142,7 @@ class Convention:
     nope: tuple[str, ...] = ()
     unrotated: Function | None = None
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    cache: str | None = None
     refusal: str | None = None
     note: Note | None = None
     variant: Function | None = None

@@ -56,21 +56,22 @@ def divides_positions(content: Any) -> bool:
 
 
 def qwen(content: Content) -> Row:
-    return {"note": _by_powers(content, ("seq_length",))} if content.get("use_dynamic_ntk", True) else {}
+    return _by_powers(content, ("seq_length",)) if content.get("use_dynamic_ntk", True) else {}
 
 
 def telechat(content: Content) -> Row:
-    note = _by_powers(content, ("base_seqlen", "training_seqlen"))
-    return {"note": f"{note}, and attention_factor=0.1*ln(n/training_seqlen) + 1"}
+    factor = ", and attention_factor=0.1*ln(n/training_seqlen) + 1"
+    return _by_powers(content, ("base_seqlen", "training_seqlen"), factor)
 
 
-def _by_powers(content: Content, keys: tuple[str, ...]) -> str:
-    """Return the note on a base that grows in steps beyond the trained context."""
+def _by_powers(content: Content, keys: tuple[str, ...], factor: str = "") -> Row:
+    """Note a base that grows in steps beyond the trained context."""
     length = short(next((content[key] for key in keys if content.get(key) is not None), 8192))
-    return (
+    note = (
         f"beyond {length} positions the model's code multiplies the base: for n positions add "
-        f"scaling=NTKAware(2**ceil(log2(n/{length}) + 1) - 1)"
+        f"scaling=NTKAware(2**ceil(log2(n/{length}) + 1) - 1){factor}"
     )
+    return {"note": note, "cache": "length"}
 
 
 def olmo_hybrid(content: Content) -> Row:
