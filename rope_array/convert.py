@@ -15,7 +15,7 @@ from ._spec import shape_rule as _shape_rule
 from ._spec import spec as _spec
 from ._spec import validation as _validation
 
-__all__ = ["fused", "keys", "rerotate", "shift_keys", "shift_rope", "weights"]
+__all__ = ["BaseKeys", "fused", "keys", "rerotate", "shift_keys", "shift_rope", "weights"]
 
 
 def __dir__() -> list[str]:
@@ -369,6 +369,102 @@ def _one_for_each(name: str, value: Any, arrays: tuple[Any, ...]) -> tuple[Any, 
             f"{name} is a tuple of {len(values)}, and keys has {len(arrays)} arrays; give one for each."
         )
     return values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BaseKeys:
+    """Keys as a rope first rotated them, and the distance that they have moved since.
+
+    Each shift of shifted keys rounds again. Here distances add up in integers, and `shifted` rotates once.
+
+    Parameters
+    ----------
+    keys, rope, seq_axis
+        As in `shift_keys`, without slots or pages.
+    delta : int or array of integers
+        The distance from the positions at which the keys were rotated to those of now.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> from rope_array import convert
+    >>> rope = ra.RoPE(head_dim=64)
+    >>> k = np.random.default_rng(0).standard_normal((2, 10, 64))
+    >>> base = convert.BaseKeys(rope.apply(k, range(100, 110)), rope)
+    >>> for _ in range(90):
+    ...     base = base.moved(-1)
+    >>> base.delta
+    -90
+    >>> bool(np.allclose(base.shifted(), rope.apply(k, range(10, 20)), atol=1e-14))
+    True
+    """
+
+    keys: Any
+    rope: _RoPE | tuple[_RoPE | None, ...]
+    delta: Any = 0
+    seq_axis: int = -2
+
+    def moved(self, delta: Any) -> "BaseKeys":
+        """Add a distance, and compute nothing of the keys.
+
+        Parameters
+        ----------
+        delta : int or array of integers
+            As in `shift_keys`; arrays of NumPy or of the keys' library.
+
+        Returns
+        -------
+        BaseKeys
+            The same keys at new positions; `self` is unchanged.
+
+        Raises
+        ------
+        PositionError
+            `delta` is no int and no array of integers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> from rope_array import convert
+        >>> convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4)).moved(7).moved(np.asarray([0, -9])).delta
+        array([ 7, -2])
+        """
+        is_int = isinstance(delta, int) and not isinstance(delta, bool)
+        if not is_int and not (hasattr(delta, "dtype") and "int" in _library.dtype_name(delta)):
+            raise _errors.PositionError(
+                f"delta is {_errors.describe(delta)}; give an int, or an array of integers: sums are exact."
+            )
+        return dataclasses.replace(self, delta=self.delta + delta)
+
+    def shifted(self, *, out: Any = None) -> Any:
+        """Return the keys at their positions of now, by one shift.
+
+        Parameters
+        ----------
+        out : array or tuple of arrays, optional
+            As in `shift_keys`.
+
+        Returns
+        -------
+        array or tuple of arrays
+            As `shift_keys`.
+
+        Raises
+        ------
+        SpecError, ArrayTypeError, ShapeError, PositionError
+            As `shift_keys`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> from rope_array import convert
+        >>> pool = np.zeros((5, 4))
+        >>> pool[[0, 3]] = convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4)).moved(7).shifted()
+        """
+        return shift_keys(self.keys, self.delta, self.rope, seq_axis=self.seq_axis, out=out)
 
 
 def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis: int = -2) -> Any:

@@ -309,6 +309,26 @@ def test_a_shift_is_one_rotation_within_the_contract(lib, float_dtype):
     assert_contract(lib.to_numpy(shifted), lib.to_numpy(cached), -7, dtype=float_dtype, pairing="interleaved")
 
 
+def test_moves_of_base_keys_are_one_shift(lib, float_dtype):
+    """Sixteen moves, one with a distance for each token, rotate the first keys once, by their sum."""
+    rope = ra.RoPE(D, attention_factor=1.5, pairing="half")
+    cached, of_each_token = lib.asarray(normal(3, 5, D).astype(np.float32), float_dtype), np.arange(-2, 3)
+    base = convert.BaseKeys(cached, rope)
+    for delta in (*range(3, 18), lib.asarray(of_each_token, "int32")):
+        base = base.moved(delta)
+    assert base.keys is cached
+    moves = of_each_token + sum(range(3, 18))
+    assert_contract(
+        lib.to_numpy(base.shifted()), lib.to_numpy(cached), moves, dtype=float_dtype, pairing="half"
+    )
+
+
+@pytest.mark.parametrize("delta", [0.5, True, [1, 2], np.ones(5)], ids=["float", "bool", "list", "floats"])
+def test_moves_of_base_keys_are_integers(delta):
+    with pytest.raises(ra.PositionError, match="give an int, or an array of integers"):
+        convert.BaseKeys(normal(5, D), ra.RoPE(D)).moved(delta)
+
+
 # ---- other frequencies ----
 
 
