@@ -379,8 +379,8 @@ class BaseKeys:
 
     Parameters
     ----------
-    keys, rope, seq_axis
-        As in `shift_keys`, without slots or pages.
+    keys, rope
+        As in `shift_keys`.
     delta : int or array of integers
         The distance from the positions at which the keys were rotated to those of now.
 
@@ -389,34 +389,28 @@ class BaseKeys:
     >>> import numpy as np
     >>> import rope_array as ra
     >>> from rope_array import convert
-    >>> rope = ra.RoPE(head_dim=64)
-    >>> k = np.random.default_rng(0).standard_normal((2, 10, 64))
-    >>> base = convert.BaseKeys(rope.apply(k, range(100, 110)), rope)
-    >>> for _ in range(90):
-    ...     base = base.moved(-1)
-    >>> base.delta
-    -90
-    >>> bool(np.allclose(base.shifted(), rope.apply(k, range(10, 20)), atol=1e-14))
+    >>> rope, k = ra.RoPE(head_dim=4), np.ones((2, 4))
+    >>> base = convert.BaseKeys(rope.apply(k, [5, 6]), rope).moved(-1).moved(-1)
+    >>> bool(np.allclose(base.shifted(), rope.apply(k, [3, 4]), atol=1e-15))
     True
     """
 
     keys: Any
     rope: _RoPE | tuple[_RoPE | None, ...]
     delta: Any = 0
-    seq_axis: int = -2
 
     def moved(self, delta: Any) -> "BaseKeys":
-        """Add a distance, and compute nothing of the keys.
+        """Add a distance; nothing is rotated.
 
         Parameters
         ----------
         delta : int or array of integers
-            As in `shift_keys`; arrays of NumPy or of the keys' library.
+            As in `shift_keys`; an array of NumPy or of the keys' library.
 
         Returns
         -------
         BaseKeys
-            The same keys at new positions; `self` is unchanged.
+            The same keys, with the sum of the distances.
 
         Raises
         ------
@@ -428,7 +422,8 @@ class BaseKeys:
         >>> import numpy as np
         >>> import rope_array as ra
         >>> from rope_array import convert
-        >>> convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4)).moved(7).moved(np.asarray([0, -9])).delta
+        >>> base = convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4))
+        >>> base.moved(7).moved(np.asarray([0, -9])).delta
         array([ 7, -2])
         """
         is_int = isinstance(delta, int) and not isinstance(delta, bool)
@@ -438,23 +433,18 @@ class BaseKeys:
             )
         return dataclasses.replace(self, delta=self.delta + delta)
 
-    def shifted(self, *, out: Any = None) -> Any:
-        """Return the keys at their positions of now, by one shift.
+    def shifted(self, *, seq_axis: int = -2, out: Any = None) -> Any:
+        """Return the keys at their positions of now, by one `shift_keys`.
 
         Parameters
         ----------
-        out : array or tuple of arrays, optional
+        seq_axis, out
             As in `shift_keys`.
 
         Returns
         -------
         array or tuple of arrays
-            As `shift_keys`.
-
-        Raises
-        ------
-        SpecError, ArrayTypeError, ShapeError, PositionError
-            As `shift_keys`.
+            As `shift_keys`, with its exceptions.
 
         Examples
         --------
@@ -464,7 +454,7 @@ class BaseKeys:
         >>> pool = np.zeros((5, 4))
         >>> pool[[0, 3]] = convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4)).moved(7).shifted()
         """
-        return shift_keys(self.keys, self.delta, self.rope, seq_axis=self.seq_axis, out=out)
+        return shift_keys(self.keys, self.delta, self.rope, seq_axis=seq_axis, out=out)
 
 
 def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis: int = -2) -> Any:
