@@ -216,8 +216,8 @@ MAY_IMPORT = {
     "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
     "._dispatch ._rope .hf .torch torch",
     "onnx": "._errors ._spec ._rope numpy late onnx",
-    "torch": "._attention ._errors ._spec ._array_api.norm ._array_api.position_input ._array_api.source "
-    "._rope ._rotation .torch torch",
+    "torch": "._attention ._dynamo ._errors ._spec ._array_api ._backends.torch ._rope "
+    "._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
     "sglang": "._errors ._engines ._rope ._version .sglang torch sglang",
     "vllm": "._errors ._engines ._rope ._version .hf .vllm torch vllm",

@@ -416,6 +416,110 @@ def test_exported_with_a_dynamic_length(make):
             assert torch.allclose(y, expected, atol=1e-6)
 
 
+# ---- tables of recorded programs ----
+
+LENGTH = 70_001
+TABLED = RotaryEmbedding(HALF, tables=LENGTH)
+ROWS = torch.tensor([0, 1, 4095, 70_000, 77])
+RECORDERS = {
+    "export": torch.export.export,
+    "strict export": lambda *call: torch.export.export(*call, strict=True),
+    "jit.trace": lambda *call: torch.jit.trace(*call, check_trace=False),
+}
+by_recorder = pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
+
+
+def recorded(record, *call):
+    program = record(*call)
+    return program.module() if hasattr(program, "module") else program
+
+
+def constants(program):
+    """Return the tensors that an exported program has, by their memory."""
+    tensors = [*program.constants.values(), *program.state_dict.values()]
+    return {tensor.data_ptr(): tensor for tensor in tensors if tensor.ndim}
+
+
+@by_recorder
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_recorded_program_rotates_by_tables(record, dtype):
+    """Of a module made on the device meta, cast and copied; NaN outside the tables."""
+    with torch.device("meta"):
+        module = copy.deepcopy(RotaryEmbedding(HALF, tables=LENGTH).bfloat16())
+    q, k = normal(2, 2, 5, 16, dtype=dtype), normal(2, 2, 5, 16, dtype=dtype, seed=1)
+    for kind in (torch.int64, torch.int32):
+        program = recorded(record, module, (q, k, torch.arange(5, dtype=kind)))
+        for y, x in zip(program(q, k, ROWS.to(kind)), (q, k), strict=True):
+            judge(y, x, ROWS, **FIELDS["half"])
+        outside = torch.tensor([3, -1, LENGTH, torch.iinfo(kind).max, torch.iinfo(kind).min], dtype=kind)
+        y = program(q, k, outside)[0]
+        judge(y[..., :1, :], q[..., :1, :], outside[:1], **FIELDS["half"])
+        assert y[..., 1:, :].isnan().all()
+
+
+BLOCKS = {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}
+OF_TABLES = {**FIELDS, "axial": {"axes": BLOCKS}, "no rotation": {"rotary_dim": 0}}
+
+
+@by_recorder
+@pytest.mark.parametrize("name", OF_TABLES)
+def test_every_rope_is_recorded_with_tables(name, record):
+    rope = AXIAL if name == "axial" else ROPES.get(name, ra.RoPE(16, rotary_dim=0))
+    module, pos = RotaryEmbedding(rope, seq_axis=-3, tables=LENGTH), torch.stack([ROWS, ROWS.flip(0)])
+    pos = torch.stack([pos, pos // 2], -1) if rope is AXIAL else pos
+    q, k = normal(2, 5, 3, 16), normal(2, 5, 2, 16, seed=1)
+    for positions in (pos, pos[0], (pos % 1000).to(torch.int16)):
+        rotated = recorded(record, module, (q, k, positions))(q, k, positions)
+        for y, x in zip(rotated, (q, k), strict=True):
+            judge(y.transpose(1, 2), x.transpose(1, 2), positions, **OF_TABLES[name])
+
+
+def test_tables_are_float32_and_shared_by_the_layers_of_a_program():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([RotaryEmbedding(ra.RoPE(16), tables=50) for _ in range(3)])
+
+        def forward(self, q, k, positions):
+            for layer in self.layers:
+                q, k = layer(q, k, positions)
+            return q, k
+
+    program = torch.export.export(Layers(), (Q, K, IDS))
+    tables = constants(program).values()
+    assert sorted((tuple(t.shape), t.dtype) for t in tables) == [((52, 8), torch.float32)] * 2
+    y = Q.clone().requires_grad_()
+    program.module()(y, K, IDS)[0].sum().backward()
+    expected = torch.ones_like(Q)
+    for _ in range(3):
+        expected = ra.RoPE(16).rotation(IDS, like=Q).adjoint().apply(expected)
+    assert torch.allclose(y.grad, expected, atol=1e-5)
+
+
+def test_tables_change_no_call_that_is_not_recorded(fresh_dynamo):
+    """Eager calls have exact angles at every position of a tensor, and so do compiled calls."""
+    assert [*TABLED.parameters(), *TABLED.buffers(), *TABLED.state_dict()] == []
+    assert repr(TABLED) == f"{repr(FIXED)[:-1]}, tables={LENGTH})"
+    for module in (TABLED, saved(TABLED), copy.deepcopy(TABLED).half()):
+        assert module.tables == LENGTH
+        for positions in (ROWS, range(5), torch.tensor([-1, LENGTH, 2**31 - 1, -5, 3])):
+            for y, expected in zip(module(Q, K, positions), FIXED(Q, K, positions), strict=True):
+                assert same(y, expected)
+    compiled = torch.compile(TABLED, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(Q, K, ROWS + 1)[0], FIXED(Q, K, ROWS + 1)[0])
+
+
+@by_recorder
+def test_cos_and_sin_take_the_place_of_positions(record):
+    rotation = FIXED.rotation(ROWS, like=Q)
+    for module in (FIXED, Learned(HALF)):
+        assert all(map(same, module(Q, K, rotation), rotation.apply((Q, K))))
+        assert all(map(same, module(Q, K, tuple(rotation)), rotation.apply((Q, K))))
+    program = recorded(record, FIXED, (Q, K, FIXED.rotation(IDS, like=Q)))
+    for y, x in zip(program(Q, K, rotation), (Q, K), strict=True):
+        judge(y, x, ROWS, **FIELDS["half"])
+
+
 # ---- norm, rotation and caches ----
 
 
@@ -438,8 +542,11 @@ def test_attention_inputs_is_one_call_with_the_module_s_weights(heads):
 
 
 def test_attention_inputs_without_a_norm_rotates():
-    inputs = ra.torch.AttentionInputs(HALF, norm=False)
+    inputs = ra.torch.AttentionInputs(HALF, norm=False, tables=9)
     q, pos = normal(2, 5, 16), torch.arange(5)
+    program = torch.export.export(inputs, (q, 2 * q, pos))
+    assert [tuple(table.shape) for table in constants(program).values()] == [(11, 8)] * 2
+    judge(program.module()(q, 2 * q, pos + 4)[0], q, pos + 4, **FIELDS["half"])
     assert not list(inputs.parameters())
     assert torch.equal(inputs(q, None, pos)[0], HALF.apply(q, pos))
     with pytest.raises(ra.ShapeError, match="a position is no offset"):

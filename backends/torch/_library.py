@@ -213,14 +213,14 @@ class Torch(Library):
 def _is_for_other_tools() -> bool:
     """Return whether torch.jit.trace or an ONNX exporter records operations, not torch.export alone."""
     if torch.compiler.is_compiling():
-        return bool(_in_onnx_export())
+        return bool(in_onnx_export())
     return bool(_JIT.is_tracing())
 
 
 # A constant: Dynamo, which exports with strict=True, evaluates is_in_onnx_export() as False. Older versions
 # report the TorchScript exporter only.
 @_dynamo.traced_constant
-def _in_onnx_export() -> bool:
+def in_onnx_export() -> bool:
     return bool(torch.onnx.is_in_onnx_export())
 
 

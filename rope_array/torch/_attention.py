@@ -31,7 +31,7 @@ class AttentionInputs(RotaryEmbedding):
         heads share a weight of shape (head_dim,).
     eps, offset, rounding
         As in `rope_array.attention_inputs`. The parameters begin at ``1 - offset``.
-    seq_axis : int
+    seq_axis, tables
         As for `RotaryEmbedding`.
     device, dtype
         Of the parameters.
@@ -62,10 +62,11 @@ class AttentionInputs(RotaryEmbedding):
         offset: float = 0.0,
         rounding: str = "none",
         seq_axis: int = -2,
+        tables: int | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(rope, seq_axis=seq_axis)
+        super().__init__(rope, seq_axis=seq_axis, tables=tables)
         _, self.eps, self.offset, self.rounding = checked_norm(((None, None), eps, offset, rounding), 2)
         is_pair = isinstance(heads, tuple) and len(heads) == 2
         if heads is not None and not (is_pair and all(type(count) is int and count > 0 for count in heads)):
@@ -156,6 +157,8 @@ class AttentionInputs(RotaryEmbedding):
         is_rotation = isinstance(positions, Rotation)
         if not is_rotation:
             self._check_each_token(q, q if k is None else k, positions)
+            if self._reads_tables(positions, q):
+                positions, is_rotation = self.rotation(positions, like=q), True
         own: dict[str, Any] = {"norm": None, "eps": self.eps, "offset": 0.0, "rounding": "none"}
         if self.q_weight is not None:
             weights = self.q_weight, self.k_weight

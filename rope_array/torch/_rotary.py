@@ -7,13 +7,20 @@ from typing import Any, NoReturn
 import torch
 
 from rope_array._array_api.position_input import parse_host
+from rope_array._backends.torch._library import is_exported
 from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe, short
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
+from rope_array._spec.validation import integer, truth
+
+from . import _exported
 
 
 class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
     """The two calls of a module, and its rope: a plain attribute that no cast or checkpoint sees."""
+
+    tables: int | None = None
+    onnx_operator = False
 
     def __init__(self, rope: RoPE, seq_axis: int) -> None:
         super().__init__()
@@ -27,8 +34,10 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         self.seq_axis = _checked_axis(seq_axis)
 
     def extra_repr(self) -> str:
-        """Return the rope, and seq_axis unless it is the default."""
-        return repr(self.rope) + (f", seq_axis={self.seq_axis}" if self.seq_axis != -2 else "")
+        """Return the rope, and the other arguments unless they are the defaults."""
+        axis = f", seq_axis={self.seq_axis}" if self.seq_axis != -2 else ""
+        tables = f", tables={self.tables}" if self.tables is not None else ""
+        return repr(self.rope) + axis + tables + ", onnx_operator=True" * self.onnx_operator
 
     # position_ids by position too, as PyTorch's older ONNX exporter passes every default.
     def forward(self, q: Any, k: Any = None, positions: Any = None, position_ids: Any = None) -> Any:
@@ -39,10 +48,11 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         q, k : Tensor
             ``module(q, k, positions)``: queries and keys, of shape (B, heads, S, head_dim), or (B, S, heads,
             head_dim) with ``seq_axis=-3``. The numbers of heads may differ.
-        positions : Tensor
+        positions : Tensor or Rotation
             Positions of the tokens, as in `rope_array.apply`: (S,), (B, S), or a range or a list. A number is
             a position, not an offset, so it serves one token only; the positions from an offset on are
-            ``range(offset, offset + S)``.
+            ``range(offset, offset + S)``. Or cos and sin: a Rotation, or the tuple of two tensors that
+            torch.jit.trace makes of one.
         position_ids : Tensor
             ``module(x, position_ids)``: positions in the call of Hugging Face's models. As the second
             argument they are integers; by name they may be floats too.
@@ -61,6 +71,10 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         """
         by_name = position_ids is not None
         if _is_real(q) and _is_real(k) and positions is not None and not by_name:
+            if isinstance(positions, tuple) and len(positions) == 2 and all([_is_real(p) for p in positions]):
+                is_plain = not isinstance(positions, Rotation)
+                rotation: Any = self.rope.rotation_from(*positions) if is_plain else positions
+                return self._apply_tables(rotation, (q, k))
             self._check_each_token(q, k, positions)
             return self._rotate(q, k, positions)
         if _is_real(q) and positions is None and (k is None if by_name else _is_integer(k)):
@@ -73,7 +87,11 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         """Make cos and sin once, for all layers of a forward pass."""
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
-        return self.rotation(positions, like=q).apply((q, k), seq_axis=self.seq_axis)
+        return self._apply_tables(self.rotation(positions, like=q), (q, k))
+
+    def _apply_tables(self, rotation: Rotation, xs: tuple[Any, ...]) -> Any:
+        rotated = _exported.rotate_as_operator(rotation, xs, self.seq_axis) if self.onnx_operator else None
+        return rotation.apply(xs, seq_axis=self.seq_axis) if rotated is None else rotated
 
     def _check_each_token(self, q: Any, k: Any, positions: Any) -> None:
         """Raise for one position of several tokens, which `apply` broadcasts.
@@ -119,11 +137,25 @@ class RotaryEmbedding(RotaryModule):
     seq_axis : int
         The axis of q and k along which positions run: -2 for (B, heads, S, head_dim), -3 for (B, S, heads,
         head_dim).
+    tables : int, optional
+        A length. A program that torch.export, torch.jit.trace or an ONNX exporter records has exact tables of
+        the positions 0 to tables - 1, and reads them, in a tenth of the operations of exact angles. Eager and
+        compiled calls compute exact angles as without tables. The results agree within the contract.
+    onnx_operator : bool
+        Whether the newer ONNX exporter records ONNX's operator RotaryEmbedding, which needs
+        ``opset_version=23``. It records plain operations for float64, for q and k that have not four axes,
+        and for a rope with `rotary_start`, `out_pairing` or several blocks.
 
     Raises
     ------
     SpecError
-        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, or `seq_axis` is no int.
+        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, or another argument has no meaning.
+
+    Notes
+    -----
+    With `tables`, positions are integers. Outside the tables positions on the host raise PositionError; a
+    tensor's are not read, and a recorded program returns NaN. The module has no tables itself: they are made
+    when a program is recorded.
 
     Examples
     --------
@@ -139,8 +171,12 @@ class RotaryEmbedding(RotaryModule):
     torch.Size([1, 5, 64])
     """
 
-    def __init__(self, rope: RoPE, *, seq_axis: int = -2) -> None:
+    def __init__(
+        self, rope: RoPE, *, seq_axis: int = -2, tables: int | None = None, onnx_operator: bool = False
+    ) -> None:
         super().__init__(rope, seq_axis)
+        self.tables = None if tables is None else integer("tables", tables, 1)
+        self.onnx_operator = truth("onnx_operator", onnx_operator)
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass: `RoPE.rotation` of the rope.
@@ -167,9 +203,20 @@ class RotaryEmbedding(RotaryModule):
         >>> torch.equal(rotation.apply(q), rotary(q, q, torch.arange(5))[0])
         True
         """
+        if self.tables is not None and self._reads_tables(positions, like):
+            return _exported.rotation_by_tables(self.rope, self.tables, positions, like)
         return self.rope.rotation(positions, like=like)
 
+    def _reads_tables(self, positions: Any, like: Any) -> bool:
+        """Return whether a program with tables is recorded; raise for positions without a row."""
+        if self.tables is None or not self.rope.rotary_dim:
+            return False
+        _exported.check_rows(positions, self.tables, like)
+        return is_exported()
+
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
+        if self._reads_tables(positions, q) or (self.onnx_operator and is_exported()):
+            return super()._rotate(q, k, positions)
         return self.rope.apply((q, k), positions, seq_axis=self.seq_axis)
 
 

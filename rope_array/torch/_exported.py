@@ -1,0 +1,104 @@
+"""Programs that other tools run: exact tables as their constants, and ONNX's operator for a rotation."""
+
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from rope_array._array_api.checks import check_call
+from rope_array._array_api.library import numpy_library
+from rope_array._array_api.position_input import parse
+from rope_array._backends.torch._library import LIBRARY, in_onnx_export
+from rope_array._dynamo import traced_constant
+from rope_array._errors import ArrayTypeError, PositionError, describe
+from rope_array._internals import internal
+from rope_array._rope import RoPE
+from rope_array._rotation import Rotation, type_of_plan
+from rope_array._spec.spec import require_plan
+
+
+def check_rows(positions: Any, length: int, like: Any) -> None:
+    """Raise unless positions are integers, and in the table where they are on the host."""
+    parsed = parse(positions, like, LIBRARY)
+    if parsed.has_floats():
+        raise ArrayTypeError(
+            f"positions is {describe(positions)}, and tables have a row for each integer; give integers, or "
+            "make the module without tables."
+        )
+    if parsed.form in ("range", "numbers"):
+        outside = [p for p in (parsed.values if parsed.shape else [parsed.values]) if not 0 <= p < length]
+        if outside:
+            raise PositionError(
+                f"position {outside[0]} is outside the tables, which have the positions 0 to {length - 1}; "
+                "make the module with longer tables, or without tables for any position."
+            )
+
+
+def rotation_by_tables(rope: RoPE, length: int, positions: Any, like: Any) -> Rotation:
+    """Return the rotation at checked positions by rows of exact tables; NaN outside the tables."""
+    plan, device = require_plan(rope), like.device
+    tables = _tables(rope, length, like.dtype == torch.float64, device)
+    integers, _ = parse(positions, like, LIBRARY).read(LIBRARY, LIBRARY.ops(like), False)
+    if integers.dtype not in (torch.int32, torch.int64):
+        integers = integers.to(torch.int64)
+    # Not an index: tools differ in negative indices, and in indices beyond the end.
+    rows = integers.clamp(-1, length) + 1
+    if plan.coordinates is None:
+        return type_of_plan(plan)(*[torch.nn.functional.embedding(rows, table) for table in tables])
+    num_pairs = plan.layout.num_pairs
+    of_pairs = torch.tensor(plan.coordinates.of_pairs.values, device=device)
+    cells = rows.index_select(-1, of_pairs) * num_pairs + torch.arange(num_pairs, device=device)
+    return type_of_plan(plan)(*[torch.nn.functional.embedding(cells, table)[..., 0] for table in tables])
+
+
+_WITHOUT_MODES: Any = internal("torch.utils._python_dispatch._disable_current_modes") or nullcontext
+# Tables in use, for the other layers of a program.
+_TABLES: WeakValueDictionary[tuple[Any, ...], torch.Tensor] = WeakValueDictionary()
+
+
+@traced_constant  # of tensors, which Dynamo keeps with the program
+def _tables(rope: RoPE, length: int, use_float64: bool, device: Any) -> list[Any]:
+    """Return tables of cos and sin for the positions -1 to length, the first and the last row NaN.
+
+    With axes, each number is a row.
+    """
+    keys = [(rope, length, use_float64, device, name) for name in ("cos", "sin")]
+    tables: list[Any] = [_TABLES.get(key) for key in keys]
+    if any([table is None for table in tables]):
+        xp = numpy_library().xp
+        values = rope.tables(length, like=xp.empty(0, dtype="float64" if use_float64 else "float32"))
+        rows = [xp.concat([each[:1] * xp.nan, each, each[:1] * xp.nan]) for each in values]
+        with _WITHOUT_MODES():  # the program keeps them on its device, and copies nothing
+            tables = [torch.from_numpy(row.reshape(-1, 1) if rope.axes else row) for row in rows]
+            tables = tables if device.type == "cpu" else [table.to(device) for table in tables]
+        _TABLES.update(zip(keys, tables, strict=True))
+    return tables
+
+
+# ---- ONNX ----
+
+
+def rotate_as_operator(rotation: Rotation, xs: tuple[Any, ...], seq_axis: int) -> tuple[Any, ...] | None:
+    """Rotate by ONNX's operator RotaryEmbedding; None where a program has another rotation or format."""
+    layout = rotation.layout
+    is_plain = layout.start == 0 and layout.pairing == layout.out_pairing and layout.blocks == 1
+    if not (is_plain and layout.stop and torch.compiler.is_compiling() and in_onnx_export()):
+        return None
+    if rotation.cos.ndim > 3 or any([x.ndim != 4 or x.dtype == torch.float64 for x in xs]):
+        return None
+    check_call(xs, (*rotation, layout), (seq_axis,), LIBRARY)
+    return tuple([_operator(rotation, x, seq_axis) for x in xs])
+
+
+def _operator(rotation: Rotation, x: Any, seq_axis: int) -> Any:
+    """Rotate x in float32. The operator has heads before tokens; runtimes join transpositions."""
+    layout, is_inside = rotation.layout, seq_axis == -3
+    y = (x.transpose(1, 2) if is_inside else x).float()
+    shape = (y.shape[0], y.shape[2])
+    cos, sin = (t if t.shape[:-1] == shape else t.expand(*shape, t.shape[-1]) for t in rotation)
+    is_interleaved = layout.pairing == "interleaved"
+    y = torch.onnx.ops.rotary_embedding(
+        y, cos, sin, interleaved=is_interleaved, rotary_embedding_dim=layout.stop
+    )
+    return (y.transpose(1, 2) if is_inside else y).to(x.dtype)
