@@ -39,7 +39,6 @@ INTERNALS = (
     "torch.nn.modules.module._has_any_global_hook",
     "torch.overrides._get_current_function_mode_stack",
     "torch.utils._device.DeviceContext",
-    "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._pytree.register_constant",
     "torch.utils._pytree._register_namedtuple",
     "torch.utils._pytree.SUPPORTED_NODES",

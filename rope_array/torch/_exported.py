@@ -1,6 +1,6 @@
 """Programs that other tools run: exact tables as their constants, and ONNX's operator for a rotation."""
 
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,7 +12,6 @@ from rope_array._array_api.position_input import parse
 from rope_array._backends.torch._library import LIBRARY, in_onnx_export
 from rope_array._dynamo import traced_constant
 from rope_array._errors import ArrayTypeError, PositionError, describe
-from rope_array._internals import internal
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation, type_of_plan
 from rope_array._spec.spec import require_plan
@@ -52,28 +51,28 @@ def rotation_by_tables(rope: RoPE, length: int, positions: Any, like: Any) -> Ro
     return type_of_plan(plan)(*[torch.nn.functional.embedding(cells, table)[..., 0] for table in tables])
 
 
-_WITHOUT_MODES: Any = internal("torch.utils._python_dispatch._disable_current_modes") or nullcontext
 # Tables in use, for the other layers of a program.
 _TABLES: WeakValueDictionary[tuple[Any, ...], torch.Tensor] = WeakValueDictionary()
 
 
 @traced_constant  # of tensors, which Dynamo keeps with the program
-def _tables(rope: RoPE, length: int, use_float64: bool, device: Any) -> list[Any]:
-    """Return tables of cos and sin for the positions -1 to length, the first and the last row NaN.
-
-    With axes, each number is a row.
-    """
-    keys = [(rope, length, use_float64, device, name) for name in ("cos", "sin")]
-    tables: list[Any] = [_TABLES.get(key) for key in keys]
+def _tables(*key: Any) -> list[Any]:
+    """Return tables of cos and sin. The key: the rope, the length, whether in float64, and the device."""
+    tables: list[Any] = [_TABLES.get((*key, name)) for name in ("cos", "sin")]
     if any([table is None for table in tables]):
-        xp = numpy_library().xp
-        values = rope.tables(length, like=xp.empty(0, dtype="float64" if use_float64 else "float32"))
-        rows = [xp.concat([each[:1] * xp.nan, each, each[:1] * xp.nan]) for each in values]
-        with _WITHOUT_MODES():  # the program keeps them on its device, and copies nothing
-            tables = [torch.from_numpy(row.reshape(-1, 1) if rope.axes else row) for row in rows]
-            tables = tables if device.type == "cpu" else [table.to(device) for table in tables]
-        _TABLES.update(zip(keys, tables, strict=True))
+        # In a thread of their own, where no trace records them, and no mode makes other tensors of them.
+        with ThreadPoolExecutor(1) as thread:
+            tables = thread.submit(_make_tables, *key).result()
+        _TABLES.update({(*key, name): table for name, table in zip(("cos", "sin"), tables, strict=True)})
     return tables
+
+
+def _make_tables(rope: RoPE, length: int, use_float64: bool, device: Any) -> list[Any]:
+    """Make the rows of the positions -1 to length, the first and the last NaN; with axes, of each number."""
+    xp = numpy_library().xp
+    tables = rope.tables(length, like=xp.empty(0, dtype="float64" if use_float64 else "float32"))
+    rows = [xp.concat([table[:1] * xp.nan, table, table[:1] * xp.nan]) for table in tables]
+    return [torch.from_numpy(row.reshape(-1, 1) if rope.axes else row).to(device) for row in rows]
 
 
 # ---- ONNX ----

@@ -62,6 +62,12 @@ def operator_calls(names):
     return [Call((q, ids), (rotated(q, ids, names["rope"]),))]
 
 
+def batch_calls(names):
+    """Return a call with positions of (batch, tokens), near the end of tables of 4,096 positions."""
+    (call,), ids = rotary_calls(names), np.tile(POSITIONS, (3, 1))
+    return [Call((*call.inputs[:2], ids), call.outputs)]
+
+
 def step_calls(names):
     return [step_call(names["step"], past, tokens) for past, tokens in ((0, 5), (0, 1), (4, 1), (4, 3))]
 
@@ -84,10 +90,10 @@ BOTH = ("onnxruntime", "openvino")
 # The calls of each section, and its files, with their readers.
 FILES = {
     "ONNX": (rotary_calls, {"rotary.onnx": BOTH, "rotary_older.onnx": BOTH}),
+    "Tables": (batch_calls, {"tables.onnx": BOTH}),
     "A generation step with a cache": (step_calls, {"step.onnx": BOTH, "step_older.onnx": BOTH}),
     "float16": (float16_calls, {"rotary_float16.onnx": ("onnxruntime",)}),
     "Tables as inputs": (table_calls, {"rotate.onnx": BOTH}),
-    "ONNX's operator RotaryEmbedding": (operator_calls, {"operator.onnx": ("onnxruntime",)}),
     "An ONNX file that exists": (operator_calls, {"model.onnx": (), "exact.onnx": ("onnxruntime",)}),
     "torch.export and AOTInductor": (rotary_calls, {"rotary.pt2": ("aoti",)}),
     "torch.jit.trace": (rotary_calls, {"rotary.pt": ("jit",)}),

@@ -4,6 +4,7 @@ Each case is recorded with one batch and length, and run with others, at far and
 """
 
 import io
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -61,8 +62,8 @@ class ExportCase:
             x.double().numpy(), self.positions.numpy(), seq_axis=self.seq_axis, **self.fields
         )
 
-    def check(self, run):
-        inputs = self.inputs()
+    def check(self, run, inputs=None):
+        inputs = inputs or self.inputs()
         for x, y in zip(inputs, run(*inputs), strict=False):
             y = np.asarray(y)
             assert y.dtype == self.dtype
@@ -123,12 +124,13 @@ CASES = {
 }
 
 
-def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "positions")):
+def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "positions"), shapes=None):
     """Export a module; return its bytes. `axes`: the dynamic axes of each input by name."""
     file = io.BytesIO()
     options = {"input_names": list(names), "opset_version": opset, "dynamo": dynamo}
     if dynamo:
-        options |= {"dynamic_shapes": tuple(axes[name] for name in names), "external_data": False}
+        shapes = shapes or tuple(axes[name] for name in names)
+        options |= {"dynamic_shapes": shapes, "external_data": False}
     else:
         options["dynamic_axes"] = axes
     with torch.no_grad():
@@ -166,22 +168,6 @@ EXPORTS += [(name, False, opset) for name in ("apply", "float positions") for op
 @pytest.mark.parametrize(("name", "dynamo", "opset"), EXPORTS)
 def test_onnx_runtime_has_the_values_of_the_definition(name, dynamo, opset):
     CASES[name].check(runner(exported(CASES[name], dynamo, opset)))
-
-
-@EXPORTERS
-def test_a_rotation_is_an_input_of_the_program(dynamo):
-    """cos and sin of all layers are made by NumPy, and the program only rotates."""
-    case = ExportCase(None, OF_HALF)
-
-    def tables(positions):
-        rotation = HALF.rotation(positions.numpy(), like=np.ones(1, np.float32))
-        return tuple(torch.from_numpy(table) for table in rotation)
-
-    axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
-    program = module_of(lambda q, k, cos, sin: HALF.rotation_from(cos, sin).apply((q, k)))
-    example = (*case.arrays(2, 7), *tables(case.positions[:7]))
-    run = runner(to_onnx(program, example, dynamo, None, axes, tuple(axes)))
-    case.check(lambda q, k, positions: run(q, k, *tables(positions)))
 
 
 # ---- conversion to float16 ----
@@ -239,8 +225,8 @@ def dims_of(case):
     return tuple({axis: torch.export.Dim(name, min=2) for axis, name in names.items()} for names in axes)
 
 
-def saved(case, folder, dynamo):
-    (folder / "model.onnx").write_bytes(exported(case, dynamo))
+def saved(case, folder, dynamo, opset=None):
+    (folder / "model.onnx").write_bytes(exported(case, dynamo, opset))
     return folder / "model.onnx"
 
 
@@ -269,13 +255,136 @@ def test_openvino_rounds_positions_of_float64_to_float32():
     assert 1e-4 < np.abs(y - case.want(case.inputs()[0])).max() < 2e-3
 
 
+# ---- tables ----
+
+LENGTH = 2**20 + 1
+IN_TABLES = [0, 1, 77, 4095, 70_000, 2**20, 5]
+OF_PART = {"base": 500_000.0, "pairing": "half", "rotary_dim": 4}  # with small tables
+
+
+def exporting(case):
+    return torch.export.export(case.module, case.example(), dynamic_shapes=dims_of(case))
+
+
+def packaged(case, folder):
+    path = torch._inductor.aoti_compile_and_package(exporting(case), package_path=f"{folder}/rotary.pt2")
+    return torch._inductor.aoti_load_package(path)
+
+
+RUNTIMES = {
+    "ONNX Runtime, dynamo": lambda case, folder: runner(exported(case, True)),
+    "ONNX Runtime, operator": lambda case, folder: runner(exported(case, True, 23)),
+    "ONNX Runtime, torchscript": lambda case, folder: runner(exported(case, False)),
+    "ONNX Runtime, opset 12": lambda case, folder: runner(exported(case, False, 12)),
+    "OpenVINO, operator": lambda case, folder: in_openvino(
+        openvino.convert_model(saved(case, folder, True, 23))
+    ),
+    "OpenVINO, traced": lambda case, folder: in_openvino(FORMS["traced"](case, folder)),
+    "OpenVINO, torch.export": lambda case, folder: in_openvino(openvino.convert_model(exporting(case))),
+    "AOTInductor": packaged,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_results_outside_tables_are_nan(runtime, dtype, tmp_path):
+    """In every runtime. Features that are not rotated are x's."""
+    rotary = ra.torch.RotaryEmbedding(
+        ra.RoPE(16, **OF_PART), tables=LENGTH, onnx_operator="operator" in runtime
+    )
+    case = ExportCase(rotary, OF_PART, torch.tensor(IN_TABLES, dtype=dtype))
+    with torch.no_grad():
+        run = RUNTIMES[runtime](case, tmp_path)
+    case.check(run)
+    q, k, positions = case.inputs()
+    positions[1:] = torch.tensor([-1, LENGTH, LENGTH + 1, 2**31 - 1, -(2**31), -2])
+    for x, y in zip((q, k), run(q, k, positions), strict=True):
+        np.testing.assert_allclose(y[..., 0, :], x[..., 0, :], rtol=0, atol=1e-6)  # of position 0
+        assert np.isnan(y[..., 1:, :4]).all()
+        np.testing.assert_array_equal(y[..., 4:], x[..., 4:])
+
+
+OPERATORS = {"Clip": 1, "Add": 1, "Gather": 2, "RotaryEmbedding": 2}
+# The fields of the rope, and the operators of the program; None for plain operations.
+BY_OPERATOR = {
+    "half": ({"pairing": "half"}, OPERATORS),
+    "interleaved": ({}, OPERATORS),
+    "part of the features": ({"rotary_dim": 8}, OPERATORS),
+    "amplitude": ({"attention_factor": 1.25}, OPERATORS),
+    "heads inside": ({"pairing": "half"}, {**OPERATORS, "Transpose": 4}),
+    "float16": ({"pairing": "half"}, {**OPERATORS, "Cast": 4}),
+    "axes": (AXIAL, {**OPERATORS, "Gather": 5, "Mul": 1, "Add": 2}),
+    "another start": ({"rotary_dim": 8, "rotary_start": 4}, None),
+    "another output": ({"out_pairing": "half"}, None),
+    "float64": ({}, None),
+}
+
+
+@pytest.mark.parametrize("name", BY_OPERATOR)
+def test_onnx_has_one_operator_for_q_and_one_for_k(name):
+    fields, operators = BY_OPERATOR[name]
+    rope = ra.RoPE(16, axes=ra.Axes.axial(8, 8)) if name == "axes" else ra.RoPE(16, **fields)
+    rotary = ra.torch.RotaryEmbedding(
+        rope, seq_axis=-3 if name == "heads inside" else -2, tables=101, onnx_operator=True
+    )
+    positions = torch.tensor([[0, 1, 2, 99, 100, 7, 50], [3, 2, 1, 0, 9, 9, 100], [5, 4, 3, 2, 1, 1, 0]])
+    positions = torch.stack([positions, positions.flip(0)], -1) if name == "axes" else positions
+    dtype = name if name in TOLERANCE else "float32"
+    case = ExportCase(rotary, fields, positions, dtype, rotary.seq_axis)
+    axes = axes_of(case) | {"positions": {0: "batch", 1: "tokens"}}
+    model = to_onnx(rotary, (*case.arrays(2, 7), positions[:2]), True, 23, axes)
+    case.check(runner(model), (*case.arrays(3, 7), positions))
+    count = Counter(node.op_type for node in onnx.load_from_string(model).graph.node)
+    assert count == operators if operators else not count["RotaryEmbedding"]
+
+
+@EXPORTERS
+def test_tables_take_a_sixth_of_the_operations(dynamo):
+    """Of a program with exact angles. All of them are ExecuTorch's."""
+    small = ExportCase(ra.torch.RotaryEmbedding(HALF, tables=101), OF_HALF, NEAR)
+    models = [onnx.load_from_string(exported(case, dynamo)) for case in (CASES["module"], small)]
+    exact, count = (sum(node.op_type != "Constant" for node in model.graph.node) for model in models)
+    assert count <= 26 < exact / 6
+    assert operators_beyond_core(small.module, small.example(), dims_of(small)) == set()
+
+
+@pytest.mark.parametrize("form", ["dynamo", "torchscript", "operator"])
+def test_tables_need_no_block_list_for_float16(form):
+    rotary = ra.torch.RotaryEmbedding(HALF, tables=5001, onnx_operator=form == "operator")
+    case = ExportCase(rotary, OF_HALF, [*NEAR, 5000], tolerance=TOLERANCE["float16"])
+    model = exported(case, form != "torchscript", 23 if form == "operator" else None)
+    half = float16.convert_float_to_float16(onnx.load_from_string(model), keep_io_types=True)
+    run = runner(half.SerializeToString())
+    case.check(run)
+    assert np.isnan(run(*case.inputs()[:2], torch.full((9,), -1))[0]).all()
+
+
+@pytest.mark.parametrize("form", ["dynamo", "torchscript", "operator"])
+def test_a_rotation_in_place_of_positions_is_an_input(form):
+    """The program has no integers; of ONNX's operator it is two nodes, without position_ids."""
+    rotary, case = ra.torch.RotaryEmbedding(HALF, onnx_operator=form == "operator"), ExportCase(None, OF_HALF)
+    heads, tokens = {0: "b", 2: "s"}, {0: "b", 1: "s"}
+    axes = {"q": heads, "k": heads, "cos": tokens, "sin": tokens}
+    positions = torch.tensor(FAR).expand(3, -1)
+    rotation = HALF.rotation(positions, like=torch.ones(1))
+    example = *case.arrays(2, 7), type(rotation)(*[table[:2, :7].clone() for table in rotation])
+    shapes = heads, heads, type(rotation)(tokens, tokens)
+    opset = 23 if form == "operator" else None
+    model = to_onnx(rotary, example, form != "torchscript", opset, axes, tuple(axes), shapes)
+    run = runner(model)
+    case.check(lambda q, k, positions: run(q, k, *rotation))
+    types = {value.type.tensor_type.elem_type for value in onnx.load_from_string(model).graph.input}
+    assert types == {onnx.TensorProto.FLOAT}
+    if form == "operator":
+        nodes = onnx.load_from_string(model).graph.node
+        assert [(node.op_type, len(node.input)) for node in nodes] == [("RotaryEmbedding", 3)] * 2
+
+
 # ---- torch.export and torch.jit.trace ----
 
 
 TRACERS = {
-    "export": lambda case: torch.export.export(
-        case.module, case.example(), dynamic_shapes=dims_of(case)
-    ).module(),
+    "export": lambda case: exporting(case).module(),
     "jit.trace": lambda case: torch.jit.trace(case.module, case.example(), check_trace=False),
 }
 
