@@ -140,8 +140,17 @@ def reason_of_tables(layer: Any, package: str, by_class: Any, length: int = 0) -
     return ""
 
 
-def entry_of_tables(layer: Any, names: tuple[str, ...], reason: str, by_class: Any) -> Entry:
-    """Return the entry of a layer whose tables were filled, unless for a reason, after a look at them now."""
+def entry_of_tables(
+    layer: Any,
+    names: tuple[str, ...],
+    reason: str,
+    by_class: Any,
+    rope_of: Callable[[Any], RoPE] | None = None,
+) -> Entry:
+    """Return the entry of a layer whose tables were filled, unless for a reason, after a look at them now.
+
+    Its rope is by `rope_of`, else that of its last table.
+    """
     import torch
 
     from . import fill
@@ -156,7 +165,7 @@ def entry_of_tables(layer: Any, names: tuple[str, ...], reason: str, by_class: A
         tables.append(FilledTable(name, len(table), str(table.dtype).removeprefix("torch."), error))
     if reason or rope is None:
         return UnchangedModule(cls, names, reason)
-    return ReplacedModule(cls, rope, names, tuple(tables))
+    return ReplacedModule(cls, rope_of(layer) if rope_of else rope, names, tuple(tables))
 
 
 def rotates(cls: str) -> bool:

@@ -27,7 +27,7 @@ def report(model: Any) -> EngineReport:
     def entry_of(layer: Any, names: tuple[str, ...]) -> Any:
         if not rotates(type(layer).__name__):
             return None
-        return entry_of_tables(layer, names, reason_of(layer), PARTS)
+        return entry_of_tables(layer, names, reason_of(layer), PARTS, None)
 
     return report_of(model, entry_of)
 

@@ -5,14 +5,14 @@ from functools import cache, wraps
 from typing import Any
 from weakref import WeakSet
 
-import vllm
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers import rotary_embedding
 
 from rope_array._engines import fill
+from rope_array._engines.report import reason_of_tables
 from rope_array._engines.ropes import REFUSED
-from rope_array._errors import PatchError, RoPEError
+from rope_array._errors import PatchError
 
 __all__ = ["filling", "layers", "reason_of"]
 
@@ -64,15 +64,7 @@ def _max_model_len() -> int:
 
 def reason_of(layer: Any, length: int = 0) -> str:
     """Return why the tables of a layer cannot be filled, or ""."""
-    cls = type(layer)
-    if not cls.__module__.startswith(rotary_embedding.__name__) or cls.__name__ not in fill.PARTS:
-        unknown = f"this class of vLLM {vllm.__version__} is unknown to rope_array"
-        return REFUSED.get(cls.__name__, unknown)
-    try:
-        fill.tables_of(layer, length)
-    except (AttributeError, RoPEError, TypeError, ValueError, ZeroDivisionError) as error:
-        return str(error)
-    return ""
+    return reason_of_tables(layer, rotary_embedding.__name__, fill.PARTS, length)
 
 
 def _check_length(layer: Any, length: int, reason: str) -> None:
