@@ -377,7 +377,7 @@ def serving(session: nox.Session) -> None:
     requirements = session.run("python", "tests/serving/requirements.py", silent=True)
     install(session, TORCH, *GROUPS["test"], *requirements.split())
     # Warnings of vLLM's import are not ours.
-    pytest(session, "numpy,torch", "--serving", "-W", "default", "tests/serving", *files("vllm", "sglang"))
+    pytest(session, "numpy,torch", "--serving", "-W", "default", "tests/serving", *files("vllm"))
 
 
 @runs("")

@@ -1,10 +1,14 @@
 """The ropes of vLLM's rotary embeddings, read from stand-ins with the names of vLLM's attributes.
 
 tests/serving compares the same table with vLLM's own classes.
+
+The variables of the plugins of vLLM and SGLang.
 """
 
 import tomllib
 import types
+from importlib import import_module
+from importlib.metadata import EntryPoint
 
 import child
 import oracle
@@ -14,7 +18,6 @@ import rope_array as ra
 from rope_array import PatchError
 from rope_array._engines.ropes import REFUSED, ROPES
 from rope_array._spec import scaling
-from rope_array.vllm import register
 
 TABLE = tomllib.loads((oracle.GOLDEN / "vllm.toml").read_text("utf-8"))
 CASES = [(name, *texts) for name, rows in TABLE.items() for texts in rows.items()]
@@ -72,29 +75,44 @@ def test_what_no_rope_has_is_an_error(name, attributes, reason):
         ROPES[name](layer(**attributes))
 
 
-@pytest.mark.parametrize("value", ["yes", "2", " 1", "true"])
-def test_another_value_of_the_variable_is_an_error(value, monkeypatch):
-    monkeypatch.setenv("ROPE_ARRAY_VLLM", value)
-    with pytest.raises(PatchError, match=f"ROPE_ARRAY_VLLM is '{value}'. .* tables .* 1 .* 0 "):
-        register()
+MODES = {"vllm": ("1", "tables"), "sglang": ("tables",)}
 
 
-def test_the_variable_imports_vllm():
+@pytest.mark.parametrize("value", ["yes", "2", " 1", "Tables"])
+@pytest.mark.parametrize("engine", MODES)
+def test_another_value_of_the_variable_is_an_error(engine, value, monkeypatch):
+    variable = f"ROPE_ARRAY_{engine.upper()}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(PatchError, match=f"{variable} is '{value}'. Set it to tables .* 0 "):
+        import_module(f"rope_array.{engine}").register()
+
+
+@pytest.mark.parametrize("engine", MODES)
+def test_the_variable_imports_the_engine(engine):
     """Without it, nothing is imported."""
-    script = """
+    script = f"""
         import os, sys
         from importlib import import_module
-        register = import_module("rope_array.vllm").register
+        engine, variable = "{engine}", "ROPE_ARRAY_{engine.upper()}"
+        register = import_module("rope_array." + engine).register
         for value in ("", "0", None):
-            os.environ.pop("ROPE_ARRAY_VLLM", None)
+            os.environ.pop(variable, None)
             if value is not None:
-                os.environ["ROPE_ARRAY_VLLM"] = value
+                os.environ[variable] = value
             register()
-        print(sorted({name.partition(".")[0] for name in sys.modules} & {"vllm", "torch", "numpy"}))
-        os.environ["ROPE_ARRAY_VLLM"], sys.modules["vllm"] = "1", None
-        try:
-            register()
-        except ImportError as error:
-            print(error.name)
+        print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{engine, "torch", "numpy"}}))
+        sys.modules[engine] = None
+        for os.environ[variable] in {MODES[engine]}:
+            try:
+                register()
+            except ImportError as error:
+                print(error.name.partition(".")[0])
     """
-    assert child.run(script).split() == ["[]", "vllm"]
+    assert child.run(script).split() == ["[]", *[engine] * len(MODES[engine])]
+
+
+def test_sglangs_entry_point_is_its_plugin():
+    """tests/serving loads it by SGLang, with the group of this name."""
+    project = tomllib.loads((oracle.GOLDEN.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    ((name, value),) = project["entry-points"]["sglang.srt.plugins"].items()
+    assert EntryPoint(name, value, "sglang.srt.plugins").load() is ra.sglang.register
