@@ -317,7 +317,7 @@ def pure(session: nox.Session) -> None:
         pytest(session, "jax", *files("jax"), "-k", "not eight and not processes", run_name="jax")
 
 
-SANITIZED = files("native*", "conformance", "attention_inputs")
+SANITIZED = files("native*", "conformance", "attention_inputs", "shift")
 
 
 @runs("reached, night", shared=True, reads=SANITIZED)

