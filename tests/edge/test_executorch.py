@@ -8,12 +8,14 @@ from torch_cases import module_of
 import rope_array as ra
 from rope_array.testing import apply_definition
 
-pytestmark = [pytest.mark.library("torch"), pytest.mark.filterwarnings("default")]
+# Ignore warnings: pytest-xdist would import ExecuTorch's own kind of warning, which warns.
+pytestmark = [pytest.mark.library("torch"), pytest.mark.filterwarnings("ignore")]
 
 FIELDS = {"base": 500_000.0, "pairing": "half"}
 ROPE = ra.RoPE(16, **FIELDS)
 FAR = torch.tensor([0, 1, 4095, 2**20 - 1])
 TOKENS = torch.export.Dim("tokens", max=64)
+AXES = {"q": {2: TOKENS}, "k": {2: TOKENS}, "positions": {0: TOKENS}}
 SHIFT = torch.ops.aten.bitwise_right_shift.Tensor_Scalar  # not in Core ATen; a kernel exists
 
 
@@ -43,10 +45,9 @@ def check(outputs, positions):
 
 def test_a_program_with_exact_angles(tmp_path):
     module, example = ra.torch.RotaryEmbedding(ROPE), (*heads(7), torch.arange(7))
-    axes = {"q": {2: TOKENS}, "k": {2: TOKENS}, "positions": {0: TOKENS}}
     with pytest.raises(Exception, match=r"bitwise_right_shift.* is not in Core ATen opset"):
-        compiled(module, example, axes, tmp_path / "refused.pte")
-    run = compiled(module, example, axes, tmp_path / "program.pte", SHIFT)
+        compiled(module, example, AXES, tmp_path / "refused.pte")
+    run = compiled(module, example, AXES, tmp_path / "program.pte", SHIFT)
     for positions in (FAR, -FAR[:2], torch.tensor([2**31 - 1, -(2**31)])):
         check(run(*heads(len(positions)), positions), positions)
 
@@ -56,3 +57,13 @@ def test_a_program_with_tables_as_inputs(tmp_path):
     axes = ({2: TOKENS}, {2: TOKENS}, {0: TOKENS}, {0: TOKENS})
     run = compiled(module, (*heads(7), *ROPE.tables(7, like=torch.ones(1))), axes, tmp_path / "program.pte")
     check(run(*heads(4), *ROPE.tables(FAR.tolist(), like=torch.ones(1))), FAR)
+
+
+def test_a_program_with_tables_returns_nan_outside_of_them(tmp_path):
+    module = ra.torch.RotaryEmbedding(ROPE, tables=2**20)
+    run = compiled(module, (*heads(7), torch.arange(7)), AXES, tmp_path / "program.pte")
+    check(run(*heads(4), FAR), FAR)
+    for beyond in (2**20, -1, 2**33):
+        y = run(*heads(4), torch.tensor([0, 1, beyond, 2]))[0].isnan()
+        assert y[:, :, 2].all()
+        assert y.sum() == y[:, :, 2].sum()
