@@ -164,7 +164,7 @@ def test_dtypes_follow_like(lib):
             assert name_of(RoPE(8).tables(3, "complex", like=like).dtype) == f"complex{2 * int(wanted[5:])}"
 
 
-def test_float32_angles_are_those_of_the_rope():
+def test_cos_and_sin_of_float32_angles_are_exact():
     rope = RoPE(8, pairing="half", angles="float32")
     angles = np.arange(5000, dtype=np.float32)[:, None] * np.float32(rope.frequencies)
     cos, sin = rope.tables(5000)

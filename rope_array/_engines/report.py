@@ -149,7 +149,7 @@ def entry_of_tables(
 ) -> Entry:
     """Return the entry of a layer whose tables were filled, unless for a reason, after a look at them now.
 
-    Its rope is by `rope_of`, else that of its last table.
+    Its rope is by `rope_of`, else the rope of its last table.
     """
     import torch
 
