@@ -135,10 +135,11 @@ def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
     assert speculated["shifts"] == plain["shifts"]
 
 
-def test_two_tensor_parallel_workers_have_the_same_answers(tmp_path):
-    answers, _ = run("llama", tmp_path, "1", shifts=[1_000_000], tensor_parallel_size=2, report=True)
+@pytest.mark.parametrize(("mode", "tables"), [("1", 0), ("tables", 4 << 26)], ids=["1", "tables"])
+def test_two_tensor_parallel_workers_have_the_same_answers(mode, tables, tmp_path):
+    answers, _ = run("llama", tmp_path, mode, shifts=[1_000_000], tensor_parallel_size=2, report=True)
     assert error("llama", answers["shifts"]["1000000"]) <= 2e-4
-    assert answers["tables"] == 0
+    assert answers["tables"] == tables
     assert "2 x RotaryEmbedding" in answers["report"]
 
 
@@ -169,4 +170,4 @@ def test_the_program_of_the_page_prints_the_report(tmp_path):
     done = start(script, VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     report = "1 rotary embedding by rope_array\n  2 x RotaryEmbedding: RoPE(head_dim=64, pairing='half')\n"
-    assert done.stdout.endswith(report)
+    assert done.stdout.endswith(f"{report}    cos_sin_cache: 1,048,576 rows, rounded to bfloat16 (2^-9)\n")

@@ -68,16 +68,6 @@ def test_vllm_rotates_by_exact_tables(name, dtype):
         assert (y.double().view(7, -1, 32) - expected).abs().max() <= tolerance * max(amplitude, 1)
 
 
-@pytest.mark.parametrize("name", ["default", "interleaved", "yarn"])
-def test_vllms_operator_for_the_cpu_reads_the_tables(name):
-    layer, positions = filled(name), positions_of(name, FAR - 1)
-    _, q, k = packed(torch.float32)
-    expected = exact_rotation(name, positions, q.clone().view(7, -1, 32))
-    y, _ = layer.forward_cpu(positions, q, k)
-    assert y.data_ptr() == q.data_ptr()
-    assert (y.double().view(7, -1, 32) - expected).abs().max() <= 1.5e-6
-
-
 @pytest.mark.parametrize("name", [*LAYERS, "DeepseekV4ScalingRotaryEmbedding", "DualChunkRotaryEmbedding"])
 def test_tables_keep_their_form_and_their_first_rows(name):
     """vLLM's angles have errors of some 2^-23 of the angle, and of the frequency."""
