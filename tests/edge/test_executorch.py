@@ -1,4 +1,4 @@
-"""Programs in ExecuTorch's runtime, by its portable kernels, against the definition."""
+"""Programs in ExecuTorch's runtime, by its CPU kernels, against the definition."""
 
 import numpy as np
 import pytest
