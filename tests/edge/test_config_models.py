@@ -25,6 +25,7 @@ MLP = ["linear_attention", "full_attention", "mlp"]
 HYBRID = {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2}
 # A model's class, and the values that `tiny_config` does not know.
 UNROTATED = {
+    "inkling2_loop_text": ("Inkling2Loop", {}),
     "inkling2_text": ("Inkling2", {}),
     "jamba": ("Jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4}),
     "kimi_linear": ("KimiLinear", {}),
