@@ -73,7 +73,7 @@ def _grow(make_longer: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 def _keep_float32(match: Callable[..., Any], layer: Any, query: Any) -> None:
     """Leave a float32 table of M-RoPE in float32 on GPUs, where SGLang rounds it to the dtype of q.
 
-    The Triton kernels compute in the dtype of the table, and store in that of q.
+    The Triton kernels compute in the dtype of the table, and store in the dtype of q.
     """
     table = layer.cos_sin_cache
     if layer not in _filled or not query.is_cuda or table.dtype != torch.float32:
