@@ -11,7 +11,7 @@ from rope_array._array_api.library import numpy_library
 from rope_array._array_api.position_input import parse
 from rope_array._backends.torch._library import LIBRARY, in_onnx_export
 from rope_array._dynamo import traced_constant
-from rope_array._errors import ArrayTypeError, PositionError, describe
+from rope_array._errors import ArrayTypeError, PositionError, describe, short
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation, type_of_plan
 from rope_array._spec.spec import require_plan
@@ -25,12 +25,12 @@ def check_rows(positions: Any, length: int, like: Any) -> None:
             f"positions is {describe(positions)}, and tables have a row for each integer; give integers, or "
             "make the module without tables."
         )
-    if parsed.form in ("range", "numbers"):
-        outside = [p for p in (parsed.values if parsed.shape else [parsed.values]) if not 0 <= p < length]
-        if outside:
+    on_host = parsed.form in ("range", "numbers")
+    for position in (parsed.values if parsed.shape else [parsed.values]) if on_host else ():
+        if not 0 <= position < length:
             raise PositionError(
-                f"position {outside[0]} is outside the tables, which have the positions 0 to {length - 1}; "
-                "make the module with longer tables, or without tables for any position."
+                f"position {short(position)} is outside the tables, which have the positions 0 to "
+                f"{length - 1}; make the module with longer tables, or without tables for any position."
             )
 
 
@@ -80,19 +80,21 @@ def _make_tables(rope: RoPE, length: int, use_float64: bool, device: Any) -> lis
 
 def rotate_as_operator(rotation: Rotation, xs: tuple[Any, ...], seq_axis: int) -> tuple[Any, ...] | None:
     """Rotate by ONNX's operator RotaryEmbedding; None where a program has another rotation or format."""
-    layout = rotation.layout
+    layout, axis = rotation.layout, seq_axis if seq_axis < 0 else seq_axis - 4
     is_plain = layout.start == 0 and layout.pairing == layout.out_pairing and layout.blocks == 1
     if not (is_plain and layout.stop and torch.compiler.is_compiling() and in_onnx_export()):
         return None
-    if rotation.cos.ndim > 3 or any([x.ndim != 4 or x.dtype == torch.float64 for x in xs]):
+    if rotation.cos.ndim > 3 or axis not in (-2, -3):
+        return None
+    if any([x.ndim != 4 or x.dtype == torch.float64 for x in xs]):
         return None
     check_call(xs, (*rotation, layout), (seq_axis,), LIBRARY)
-    return tuple([_operator(rotation, x, seq_axis) for x in xs])
+    return tuple([_operator(rotation, x, axis == -3) for x in xs])
 
 
-def _operator(rotation: Rotation, x: Any, seq_axis: int) -> Any:
-    """Rotate x in float32. The operator has heads before tokens; runtimes join transpositions."""
-    layout, is_inside = rotation.layout, seq_axis == -3
+def _operator(rotation: Rotation, x: Any, is_inside: bool) -> Any:
+    """Rotate x in float32. `is_inside`: heads are after tokens; the operator has them before."""
+    layout = rotation.layout
     y = (x.transpose(1, 2) if is_inside else x).float()
     shape = (y.shape[0], y.shape[2])
     cos, sin = (t if t.shape[:-1] == shape else t.expand(*shape, t.shape[-1]) for t in rotation)

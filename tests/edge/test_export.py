@@ -312,6 +312,7 @@ BY_OPERATOR = {
     "part of the features": ({"rotary_dim": 8}, OPERATORS),
     "amplitude": ({"attention_factor": 1.25}, OPERATORS),
     "heads inside": ({"pairing": "half"}, {**OPERATORS, "Transpose": 4}),
+    "heads inside, axis 1": ({"pairing": "half"}, {**OPERATORS, "Transpose": 4}),
     "float16": ({"pairing": "half"}, {**OPERATORS, "Cast": 4}),
     "axes": (AXIAL, {**OPERATORS, "Gather": 5, "Mul": 1, "Add": 2}),
     "another start": ({"rotary_dim": 8, "rotary_start": 4}, None),
@@ -324,13 +325,13 @@ BY_OPERATOR = {
 def test_onnx_has_one_operator_for_q_and_one_for_k(name):
     fields, operators = BY_OPERATOR[name]
     rope = ra.RoPE(16, axes=ra.Axes.axial(8, 8)) if name == "axes" else ra.RoPE(16, **fields)
-    rotary = ra.torch.RotaryEmbedding(
-        rope, seq_axis=-3 if name == "heads inside" else -2, tables=101, onnx_operator=True
-    )
+    axis = -3 if name.startswith("heads inside") else -2
+    module_axis = 1 if name.endswith("1") else axis
+    rotary = ra.torch.RotaryEmbedding(rope, seq_axis=module_axis, tables=101, onnx_operator=True)
     positions = torch.tensor([[0, 1, 2, 99, 100, 7, 50], [3, 2, 1, 0, 9, 9, 100], [5, 4, 3, 2, 1, 1, 0]])
     positions = torch.stack([positions, positions.flip(0)], -1) if name == "axes" else positions
     dtype = name if name in TOLERANCE else "float32"
-    case = ExportCase(rotary, fields, positions, dtype, rotary.seq_axis)
+    case = ExportCase(rotary, fields, positions, dtype, axis)
     axes = axes_of(case) | {"positions": {0: "batch", 1: "tokens"}}
     model = to_onnx(rotary, (*case.arrays(2, 7), positions[:2]), True, 23, axes)
     case.check(runner(model), (*case.arrays(3, 7), positions))
