@@ -89,10 +89,10 @@ def shift_rows(layers: list[Layer], delta: Any, seq_axis: Any, slots: Any, pages
     written, plans = [keys for keys, _, _ in layers], {plan for _, plan, _ in layers}
     backends = backends_for(tuple(written))
     try_fast = getattr(backends.in_order[0], "try_fast_shift", None)
-    if try_fast and pages is None and len(plans) == 1 and None not in plans:
-        scales = tuple([scale for _, _, scale in layers])
-        source = delta, *plans, None
-        if try_fast(tuple(written), slots, source, scales, seq_axis) is not NotImplemented:
+    if try_fast and len(plans) == 1 and None not in plans:
+        scales, source = tuple([scale for _, _, scale in layers]), (delta, *plans, None)
+        rows = (slots, seq_axis) if pages is None else (pages, _axis_of_pages(written, seq_axis))
+        if try_fast(tuple(written), rows[0], source, scales, rows[1]) is not NotImplemented:
             return tuple(written)
     lib = backends.library(written[0])
     for members, shift in check_shifts(lib, layers, delta, seq_axis, slots, pages):
@@ -104,6 +104,13 @@ def shift_rows(layers: list[Layer], delta: Any, seq_axis: Any, slots: Any, pages
         for i, cache in zip(members, caches, strict=True):
             written[i] = cache
     return tuple(written)
+
+
+def _axis_of_pages(keys: list[Any], seq_axis: Any) -> int:
+    """Return the axis of pages from the end: a page moves like a slot of more heads. 0 for other shapes."""
+    ndim = {getattr(k, "ndim", 0) for k in keys}
+    shapes = [n for n, axis in ((4, -3), (4, -2), (3, -2)) if axis == seq_axis and type(seq_axis) is int]
+    return -max(ndim) if len(ndim) == 1 and max(ndim) in shapes else 0
 
 
 def check_max_position(x: Any, pos: Any, limit: int) -> None:

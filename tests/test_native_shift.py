@@ -1,5 +1,7 @@
 """The kernel moves rows of caches with the bits of array operations, which test_shift.py judges."""
 
+import functools
+
 import numpy as np
 import pytest
 from native_cases import (
@@ -95,6 +97,19 @@ def test_tensors(mode):
             by_array_operations(shift)
             assert_same(pool.numpy(), expected, calls)
             assert mode == "inference_mode" or pool._version == calls
+
+
+@pytest.mark.parametrize("seq_axis", [-3, -2])
+def test_pages_are_slots_of_more_heads(seq_axis, monkeypatch):
+    """The second call is served before all checks."""
+    pools, fast = [pool_of("pages", F32)[0] for _ in range(2)], native.try_fast_shift
+    shift = functools.partial(shift_keys, delta=np.arange(4), rope=POOLS["pages"][1], seq_axis=seq_axis)
+    shift(pools[0], pages=[7, -1, 0, 3])  # a list is served after the checks
+    served = []
+    monkeypatch.setattr(native, "try_fast_shift", lambda *call: served.append(fast(*call)) or served[-1])
+    assert shift(pools[1], pages=np.array([7, -1, 0, 3])) is pools[1]
+    assert served[0] is not NotImplemented
+    assert_same(*pools)
 
 
 DECLINED = {
