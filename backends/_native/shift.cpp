@@ -28,11 +28,11 @@ bool set_cache(ShiftedCache& cache, const ArrayView& view, const ParsedSlots& sl
     return true;
 }
 
-// Return whether a view shares no memory with earlier views, slots and positions.
+// Return whether a view shares no memory with slots, positions and the views before it.
 bool is_apart(const ArrayView* view, const std::vector<ArrayView>& views, const ParsedSlots& slots, const ParsedSource& source) {
-    const auto is_apart = [view](const ArrayView& other) { return are_apart(*view, other); };
-    return is_apart(slots.view) && std::all_of(source.views, source.views + source.num_views, is_apart) &&
-           std::all_of(views.data(), view, is_apart);
+    const auto is_other = [view](const ArrayView& other) { return are_apart(*view, other); };
+    return is_other(slots.view) && std::all_of(source.views, source.views + source.num_views, is_other) &&
+           std::all_of(views.data(), view, is_other);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb
     const Layout& layout = parsed.plan->layout;
     const int64_t num_tokens = parsed_slots.view.shape[0];
     if (positions.num_axes > 1 || (positions.num_axes && positions.shape[0] != num_tokens)) return declined;
-    if (!checked && !positions.num_axes && parsed.plan->num_coordinates) return declined;  // a number for each token?
+    if (!checked && !positions.num_axes && parsed.plan->num_coordinates) return declined;  // or a number for each token
     if (layout.reads_half != layout.writes_half) return declined;
     std::vector<ArrayView> views(arrays.size);
     std::vector<ShiftedCache> shifted;
@@ -64,7 +64,7 @@ nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb
         ShiftedCache cache;
         double scale;
         if (!library->view(arrays[i], view) || !parse_float(item(scales, i), scale)) return declined;
-        // Three axes may be pages, slots and features, or heads, slots and features: the check of the caller knows.
+        // Three axes may be (pages, slots, features) or (heads, slots, features): Python's check decides.
         const bool is_plain = view.num_axes == 4 || view.num_axes + axis == 0;
         if (!checked && (!is_plain || !is_apart(&view, views, parsed_slots, parsed))) return declined;
         if (view.is_empty()) continue;
