@@ -304,15 +304,24 @@ ENGINES = {
 
 
 def engines(run):
-    """Return errors of log-probabilities by shift, and megabytes of tables, without and with rope_array."""
-    head = ("model", "vLLM", "with rope_array", "tables of vLLM, MB", "with rope_array")
+    """Return errors of log-probabilities by shift, and megabytes of tables, by mode."""
+    head = ("model", "vLLM", "`tables`", "`1`", "MB of vLLM", "MB of `tables`", "MB of `1`")
     rows = []
-    for name, engines_of_model in run["numbers"].items():
-        pair = engines_of_model["stock"], engines_of_model["rope_array"]
-        rows.append(
-            (ENGINES[name], *map(errors, pair), *(f"{engine['tables'] / 1e6:,.0f}" for engine in pair))
-        )
-    return table(head, rows, head[3:4])
+    for name, label in ENGINES.items():
+        modes = run["numbers"][name].values()
+        rows.append((label, *map(errors, modes), *(f"{engine['tables'] / 1e6:,.0f}" for engine in modes)))
+    return table(head, rows, head[4:])
+
+
+def engine_speed(run):
+    """Return new tokens in a second of processor time, by mode."""
+    head = ("8 layers of Qwen3, bfloat16", "vLLM", "`tables`", "`1`")
+    rows = [
+        (name.removeprefix("speed, "), *(f"{tokens:.1f}" for tokens in modes.values()))
+        for name, modes in run["numbers"].items()
+        if name.startswith("speed, ")
+    ]
+    return table(head, rows, head[1:])
 
 
 def errors(engine):
@@ -453,7 +462,11 @@ PAGES = {
         "origin": (lambda run: [made(run)], "attention-inputs"),
     },
     "docs/in-my-model/huggingface.md": {"models": (patched_models, "hf-models", "hf-models-compiled")},
-    "docs/in-my-model/vllm.md": {"engines": (engines, "vllm-engine"), "in-place": (in_place, "in-place")},
+    "docs/in-my-model/vllm.md": {
+        "engines": (engines, "vllm-engine"),
+        "engine-speed": (engine_speed, "vllm-engine"),
+        "in-place": (in_place, "in-place"),
+    },
 }
 
 

