@@ -86,13 +86,12 @@ def attention_inputs(
 
 def shift_rows(layers: list[Layer], delta: Any, seq_axis: Any, slots: Any, pages: Any) -> tuple[Any, ...]:
     """Rotate rows of caches in place; the arguments are explained at `check_shifts`."""
-    written, plans = [keys for keys, _, _ in layers], {plan for _, plan, _ in layers}
+    written, plans = [keys for keys, _ in layers], {plan for _, plan in layers}
     backends = backends_for(tuple(written))
     try_fast = getattr(backends.in_order[0], "try_fast_shift", None)
     if try_fast and len(plans) == 1 and None not in plans:
-        scales, source = tuple([scale for _, _, scale in layers]), (delta, *plans, None)
         rows = (slots, seq_axis) if pages is None else (pages, _axis_of_pages(written, seq_axis))
-        if try_fast(tuple(written), rows[0], source, scales, rows[1]) is not NotImplemented:
+        if try_fast(tuple(written), rows[0], (delta, *plans, None), rows[1]) is not NotImplemented:
             return tuple(written)
     lib = backends.library(written[0])
     for members, shift in check_shifts(lib, layers, delta, seq_axis, slots, pages):

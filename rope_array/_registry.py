@@ -74,7 +74,7 @@ class BackendModule(Protocol):
       ``try_fast_inputs(xs, source, options, norm, write, out)`` serves such calls before any check, as
       `try_fast` does. Both are for backends of this package, as is ``shift_keys(shift)``, which moves keys in
       the caches of a `KeyShift` and returns the caches, or NotImplemented, and before any check
-      ``try_fast_shift(caches, slots, source, scales, seq_axis)``.
+      ``try_fast_shift(caches, slots, source, seq_axis)``.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
       cannot be used here, or an empty string; ``outdated()`` that its compiled code is of other
       sources than its checkout has, or an empty string.

@@ -253,7 +253,6 @@ def shift_keys(
     seq_axis: int = -2,
     slots: Any = None,
     pages: Any = None,
-    scales: float | tuple[float, ...] = 1.0,
     out: Any = None,
 ) -> Any:
     """Move cached keys from positions p to p + delta by one more rotation (a K-shift).
@@ -284,9 +283,6 @@ def shift_keys(
         device, moves once, by its last distance.
     pages : array of int32 or int64, or sequence of int
         Pages to move, of shape (P,), all rows of each; as for `slots`.
-    scales : float, or a tuple with a float for each array
-        Pools of int8 and float8_e4m3fn hold key / scale. As a rotation is linear, a scale that all features
-        of a head share has no effect but on rounding. So 1.0 serves scales of heads, tokens or pages too.
     out : array or tuple of arrays, optional
         As for `rope_array.apply`: ``out=keys`` works in place. Not with slots, pages or several ropes.
 
@@ -309,6 +305,10 @@ def shift_keys(
     amplitude is applied once. Each rotation rounds, so a shifted key is rounded twice. With
     ``angles="float32"`` each angle is rounded, and their sum differs from the rounded angle of p + delta.
     Frequencies must be the same before and after; otherwise see `rerotate`.
+
+    Pools of int8 and float8_e4m3fn need no scale, as a rotation is linear: a scale of the tensor, or of each
+    head, token or page, is the same before and after. A scale of each feature is not: multiply such keys by
+    it first. Numbers beyond the range of the dtype become its last.
 
     Examples
     --------
@@ -333,19 +333,16 @@ def shift_keys(
         raise _errors.SpecError(
             "slots, pages and out are given together, or out with a tuple of ropes; give one of them."
         )
-    if not has_rows and scales != 1.0:
-        raise _errors.SpecError("scales is given, and neither slots nor pages; give one of them.")
     if not has_rows and not isinstance(rope, tuple):
         return shift_rope(rope).apply(keys, delta, seq_axis=seq_axis, out=out)
     arrays = keys if type(keys) is tuple else (keys,)
     if isinstance(rope, tuple):
-        ropes = [r if r is None else shift_rope(r) for r in _one_for_each("rope", rope, arrays)]
+        ropes = [r if r is None else shift_rope(r) for r in _checked_ropes(rope, arrays)]
     else:
         ropes = [shift_rope(rope)] * len(arrays)
     if has_rows:
         plans = [r if r is None else _spec.require_plan(r) for r in ropes]
-        layers = zip(arrays, plans, _one_for_each("scales", scales, arrays), strict=True)
-        ys = _dispatch.shift_rows([*layers], delta, seq_axis, slots, pages)
+        ys = _dispatch.shift_rows([*zip(arrays, plans, strict=True)], delta, seq_axis, slots, pages)
     else:
         ys = _shift_groups(arrays, delta, ropes, seq_axis)
     return ys if type(keys) is tuple else ys[0]
@@ -362,13 +359,12 @@ def _shift_groups(keys: tuple[Any, ...], delta: Any, ropes: list[_RoPE | None], 
     return tuple(ys)
 
 
-def _one_for_each(name: str, value: Any, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    values = value if type(value) is tuple else (value,) * len(arrays)
-    if len(values) != len(arrays):
+def _checked_ropes(ropes: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(ropes) != len(arrays):
         raise _errors.SpecError(
-            f"{name} is a tuple of {len(values)}, and keys has {len(arrays)} arrays; give one for each."
+            f"rope is a tuple of {len(ropes)}, and keys has {len(arrays)} arrays; give one for each."
         )
-    return values
+    return ropes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -47,11 +47,8 @@ def shift_of(name, pools, delta, count=41):
     shape = pools[0].shape
     slots = np.random.default_rng(0).permutation(np.prod(shape[:-2]))[:count]
     slots[3::11] = -7
-    scales = (0.037 if pools[0].dtype in QUANTISED else 1.0,) * len(pools)
     source = Positions(delta, shift_rope(POOLS[name][1])._plan)
-    return KeyShift(
-        pools, np.where(np.arange(count) % 11 == 3, -7, slots), source, scales, -3, pools[0].ndim > 3
-    )
+    return KeyShift(pools, np.where(np.arange(count) % 11 == 3, -7, slots), source, -3, pools[0].ndim > 3)
 
 
 def by_array_operations(shift):
@@ -122,7 +119,6 @@ DECLINED = {
     ),
     "a pool twice": ("caches", lambda caches: caches * 2),
     "pages or heads": ("seq_axis", lambda axis: -2),
-    "a scale of floats": ("scales", lambda scales: (0.5,)),
     "another number of distances": ("source", lambda source: (source[0][1:], *source[1:])),
 }
 
@@ -133,7 +129,6 @@ def test_a_declined_call_writes_nothing(case):
     shift, before, (field, change) = shift_of("slots", (pool,), uneven(41)), around.copy(), DECLINED[case]
     assert native.shift_keys(shift._replace(slots=shift.slots * 0 - 1)) is shift.caches  # prepares the plan
     call = shift._replace(**{field: change(getattr(shift, field))})
-    call = call._replace(scales=call.scales * len(call.caches))
     assert native.try_fast_shift(*call[:-1]) is NotImplemented
     assert_same(around, before)
     assert native.try_fast_shift(*shift[:-1]) is not NotImplemented

@@ -174,12 +174,12 @@ def shift_keys(shift: KeyShift, lib: Library, contiguous: Any) -> Any:
     """
     if kernel is None:
         return NotImplemented
-    caches, slots, source, scales, seq_axis, _ = shift
+    caches, slots, source, seq_axis, _ = shift
     like, use_float64 = caches[0], computes_in_float64(caches[0])
     pos = parse(source.values, like, lib) if isinstance(source, Positions) else None
     call = Call(caches, source, CallOptions(), lib, lib.ops(like), (use_float64,), pos)
     source = sources(call, contiguous)(use_float64)
-    return kernel.shift_keys(caches, slots, source, scales, seq_axis, checked=True)
+    return kernel.shift_keys(caches, slots, source, seq_axis, checked=True)
 
 
 def sources(

@@ -21,6 +21,6 @@ nanobind::object attention_gradients(nanobind::handle gradients, nanobind::handl
 // rope_array/_array_api/shift.py. Return NotImplemented, with nothing written, for caches whose features are strided or
 // unaligned or whose heads are not equally spaced, and for a slot that appears twice.
 nanobind::object shift_keys(nanobind::handle caches, nanobind::handle slots, nanobind::handle source,
-                            nanobind::handle scales, nanobind::handle seq_axis, bool checked, bool gated);
+                            nanobind::handle seq_axis, bool checked, bool gated);
 
 }  // namespace rope

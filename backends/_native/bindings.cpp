@@ -114,8 +114,7 @@ NB_MODULE(_kernel, m) {
     m.def("attention_gradients", asleep_at_exit(&attention_gradients), nb::arg("gradients"), nb::arg("x"),
           nb::arg("source").none(), nb::arg("options").none(), nb::arg("norm").none());
     m.def("shift_keys", asleep_at_exit(&shift_keys), nb::arg("caches").none(), nb::arg("slots").none(),
-          nb::arg("source").none(), nb::arg("scales").none(), nb::arg("seq_axis").none(), nb::arg("checked") = false,
-          nb::arg("gated") = false);
+          nb::arg("source").none(), nb::arg("seq_axis").none(), nb::arg("checked") = false, nb::arg("gated") = false);
     m.def("make_tables", asleep_at_exit(&make_tables_of_arrays), nb::arg("cos"), nb::arg("sin"), nb::arg("source").none(),
           nb::arg("gated") = false);
     m.def("xla_handler", [](bool writes) {

@@ -795,7 +795,7 @@ class ShiftSchedule : PositionReader {
         rows.x = rows.y = rows.scratch;
         rows.next_x = nullptr;
         for (int64_t h = 0; h < cache.heads; ++h, features += cache.head) {
-            for (int64_t i = 0; i < width; ++i) numbers[i] = number_of[static_cast<uint8_t>(features[i])] * cache.scale;
+            for (int64_t i = 0; i < width; ++i) numbers[i] = number_of[static_cast<uint8_t>(features[i])];
             level_.rotate[F32](rotated_, rows);
             level_.store[cache.dtype](numbers, features, width, cache.scale);
         }

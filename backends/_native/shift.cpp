@@ -7,15 +7,15 @@ namespace {
 // Set a cache, which is not empty. Its heads have all axes but the slots', the pages' and the features'. Return false if
 // the kernel does not serve it.
 bool set_cache(ShiftedCache& cache, const ArrayView& view, const ParsedSlots& slots, const ParsedSource& source,
-               int64_t seq_axis, double scale) {
+               int64_t seq_axis) {
     const int last = view.num_axes - 1;
     const int64_t slot_axis = seq_axis + view.num_axes, width = source.plan->layout.head_dim;
     if (slot_axis < 0 || slot_axis >= last || view.shape[last] != width) return false;
     cache.is_copy = view.dtype < NUM_DTYPES;
-    if ((!cache.is_copy && !is_quantised(view)) || scale <= 0 || (cache.is_copy && scale != 1)) return false;
+    if (!cache.is_copy && !is_quantised(view)) return false;
     cache.x_dtype = cache.is_copy ? static_cast<DType>(view.dtype) : F32;
     cache.dtype = cache_dtype_of(view);
-    cache.scale = static_cast<float>(scale);
+    cache.scale = 1;
     if (source.source.kind == TABLES && source.is_double != (cache.x_dtype == F64)) return false;
     if ((width > 1 && view.strides[last] != view.itemsize) || !view.is_aligned()) return false;
     if (!view.writable || may_overlap_itself(view) || !slots.locate(cache, view, slot_axis, slot_axis > 0)) return false;
@@ -37,15 +37,15 @@ bool is_apart(const ArrayView* view, const std::vector<ArrayView>& views, const 
 
 }  // namespace
 
-nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb::handle scales, nb::handle seq_axis,
-                      bool checked, bool gated) {
+nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb::handle seq_axis, bool checked,
+                      bool gated) {
     const nb::object declined = nb::borrow(Py_NotImplemented);
     const ArrayTuple arrays(caches);
     const Library* const library = arrays.is_tuple && arrays.size ? library_of(arrays[0]) : nullptr;
     int64_t axis;
     ParsedSource parsed;
     ParsedSlots parsed_slots;
-    if (!library || !is_tuple_of(scales, arrays.size) || !parse_int(seq_axis, axis) || axis > -2) return declined;
+    if (!library || !parse_int(seq_axis, axis) || axis > -2) return declined;
     if (gated && !may_bypass_pytorch(arrays, source, nullptr)) return declined;
     if (!parsed.parse(source, *library, false) || (gated && parsed.is_recorded_position(source))) return declined;
     if (!library->view(slots, parsed_slots.view) || parsed_slots.view.num_axes != 1) return declined;
@@ -62,13 +62,12 @@ nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb
     for (size_t i = 0; i < arrays.size; ++i) {
         ArrayView& view = views[i];
         ShiftedCache cache;
-        double scale;
-        if (!library->view(arrays[i], view) || !parse_float(item(scales, i), scale)) return declined;
+        if (!library->view(arrays[i], view)) return declined;
         // Three axes may be (pages, slots, features) or (heads, slots, features): Python's check decides.
         const bool is_plain = view.num_axes == 4 || view.num_axes + axis == 0;
         if (!checked && (!is_plain || !is_apart(&view, views, parsed_slots, parsed))) return declined;
         if (view.is_empty()) continue;
-        if (!set_cache(cache, view, parsed_slots, parsed, axis, scale)) return declined;
+        if (!set_cache(cache, view, parsed_slots, parsed, axis)) return declined;
         shifted.push_back(cache);
         if ((cache.x_dtype == F64) != (shifted[0].x_dtype == F64)) return declined;
         bytes += num_tokens * cache.heads * layout.head_dim * view.itemsize;

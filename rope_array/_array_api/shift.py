@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import check_row_of_coordinates, sequence_axis, without_coordinates
-from rope_array._spec.validation import integer, positive
+from rope_array._spec.validation import integer
 
 from .cache import QUANTISED, Target, check_cache_array, check_same_device, last_of_each, stored_values
 from .library import Library, computes_in_float64, dtype_name, numpy_library
@@ -22,7 +22,7 @@ from .source import Positions, Source
 class KeyShift(NamedTuple):
     """A checked shift of rows of caches by one rope; see `rope_array.convert.shift_keys`.
 
-    Row ``slots[t]`` of each cache becomes ``round(rotate(row · scale) / scale)``, in float32 (float64 for
+    Row ``slots[t]`` of each cache becomes ``round(rotate(row))``, in float32 (float64 for
     float64), rounded as by `cache.stored_values`. Features outside the slice, and all else, keep their bits.
 
     Attributes
@@ -33,8 +33,6 @@ class KeyShift(NamedTuple):
         An array of int32 or int64, of shape (T,), in which only numbers below 0 appear twice: they are none.
     source
         The distances, of the shape (T,) or () without coordinates, and a plan with an amplitude of 1.
-    scales
-        A number for each cache; 1.0 for floats.
     seq_axis
         The axis of the caches along which slots run, from the end.
     has_pages
@@ -44,12 +42,11 @@ class KeyShift(NamedTuple):
     caches: tuple[Any, ...]
     slots: Any
     source: Source
-    scales: tuple[float, ...]
     seq_axis: int
     has_pages: bool
 
 
-Layer = tuple[Any, Plan | None, Any]  # keys, the plan that rotates them or None, and their scale
+Layer = tuple[Any, Plan | None]  # keys, and the plan that rotates them or None
 
 
 def check_shifts(
@@ -65,11 +62,11 @@ def check_shifts(
     groups: dict[tuple[Any, ...], list[int]] = {}
     targets: dict[int, Target] = {}
     first, ops = layers[0][0], lib.ops(layers[0][0])
-    for i, (keys, plan, scale) in enumerate(layers):
+    for i, (keys, plan) in enumerate(layers):
         if plan is not None:
             name = f"keys[{i}]" if len(layers) > 1 else "keys"
-            check_cache_array(name, keys, first, positive("scales", scale), lib)
-            target = targets[i] = _target(name, keys, plan, float(scale), seq_axis, rows)
+            check_cache_array(name, keys, first, 1.0, lib)
+            target = targets[i] = _target(name, keys, plan, seq_axis, rows)
             size = keys.shape[target.slot_axis] if rows == "pages" else None
             group = plan, target.slot_axis - keys.ndim, bool(target.pages), size, computes_in_float64(keys)
             if 0 not in keys.shape:
@@ -78,18 +75,18 @@ def check_shifts(
     check_apart([(target.name, target.cache) for target in targets.values()], (numbers, delta), lib)
     shifts = []
     for (plan, axis, has_pages, size, _), members in groups.items():
-        caches, scales = zip(*[(targets[i].cache, targets[i].scale) for i in members], strict=True)
+        caches = tuple([targets[i].cache for i in members])
         lib.check_mix((*caches, numbers), Positions(delta, plan))
         shape, of_rows = tuple(numbers.shape), numbers
         if size is not None:  # the slots of all rows of pages; a page far below 0 would overflow
             shape, row = (*shape, size), ops.xp.arange(size, dtype=numbers.dtype, **ops.creation_kwargs)
             of_rows = ops.reshape(ops.xp.clip(numbers, -1, None)[:, None] * size + row, (-1,))
         source = Positions(_distances(delta, plan, rows, shape, first, lib, ops), plan)
-        shifts.append((members, KeyShift(caches, of_rows, source, scales, axis, has_pages)))
+        shifts.append((members, KeyShift(caches, of_rows, source, axis, has_pages)))
     return shifts
 
 
-def _target(name: str, keys: Any, plan: Plan, scale: float, seq_axis: Any, rows: str) -> Target:
+def _target(name: str, keys: Any, plan: Plan, seq_axis: Any, rows: str) -> Target:
     """Return an array with the axes of its rows; raise if it has no rows of such keys."""
     axis, head_dim = sequence_axis(keys.ndim, seq_axis), plan.layout.head_dim
     # Before slots are pages, heads (if slots run along the last axis but one), both, or neither.
@@ -100,7 +97,7 @@ def _target(name: str, keys: Any, plan: Plan, scale: float, seq_axis: Any, rows:
             "head_dim) with -2; for slots also (slots, heads, head_dim) with -3. Rows without heads need an "
             "axis of one head, and heads without pages a first axis of one page."
         )
-    return Target(name, keys, keys, scale, (), (), (0,)[:axis], axis)
+    return Target(name, keys, keys, 1.0, (), (), (0,)[:axis], axis)
 
 
 def _checked_numbers(
@@ -172,19 +169,18 @@ def shift_by_parts(
     ops, layout, tables, written = lib.ops(shift.caches[0]), shift.source.layout, None, []
     kept = shift.slots >= 0
     slots = ops.xp.where(kept, shift.slots, ops.xp.zeros_like(shift.slots))
-    for cache, scale in zip(shift.caches, shift.scales, strict=True):
+    for cache in shift.caches:
         axis = cache.ndim + shift.seq_axis
-        target = Target("", cache, cache, scale, (), (), (0,)[: shift.has_pages], axis)
+        target = Target("", cache, cache, 1.0, (), (), (0,)[: shift.has_pages], axis)
         size = max(1, cache.shape[axis])
         index = (slots // size, slots % size) if shift.has_pages else (slots,)
         rows = ops.xp.permute_dims(cache, target.order)[index]
         is_quantised = dtype_name(cache) in QUANTISED
-        wide = as_compute(rows, ops) if is_quantised else rows
-        x = ops.rounded(wide * scale) if is_quantised else rows
+        x = as_compute(rows, ops) if is_quantised else rows
         tables = make_tables(shift.source, x) if tables is None else tables
         y = rotate(x, tables, (0,))
-        if is_quantised:  # the features outside the slice keep their bits, whatever the scale
+        if is_quantised:  # the features outside the slice keep their bits
             y = as_compute(stored_values(y, target, ops), ops)[..., layout.start : layout.stop]
-            y = ops.cast(join([wide[..., : layout.start], y, wide[..., layout.stop :]], ops), cache.dtype)
+            y = ops.cast(join([x[..., : layout.start], y, x[..., layout.stop :]], ops), cache.dtype)
         written.append(lib.write_rows(cache, target.order, index, kept, y, ops))
     return tuple(written)
