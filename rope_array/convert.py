@@ -250,7 +250,7 @@ def shift_keys(
     delta: Any,
     rope: _RoPE | tuple[_RoPE | None, ...],
     *,
-    seq_axis: int = -2,
+    seq_axis: int | None = None,
     slots: Any = None,
     pages: Any = None,
     out: Any = None,
@@ -275,12 +275,14 @@ def shift_keys(
         The rotary embedding that rotated the keys, a length-dependent rule resolved; None for a layer that
         does not rotate. Features outside its slice keep their bits, such as the latent features of MLA:
         ``RoPE(576, rotary_start=512, rotary_dim=64)``.
-    seq_axis : int
-        The axis of the positions in keys, or of the slots of a pool.
+    seq_axis : int, optional
+        The axis of the positions in keys, or of the slots of a pool: -2 by default. Pools of four axes have
+        no default, as engines order their axes in both ways.
     slots : array of int32 or int64, or sequence of int
         Rows to move, of shape (T,): slot s is row ``s % page_size`` of page ``s // page_size``, if there are
-        pages. Slots below 0 are skipped. A slot that is given twice raises an error or, where slots are on a
-        device, moves once, by its last distance.
+        pages. An array is of the keys' library; JAX takes NumPy's too. Slots below 0 are skipped. A slot that
+        is given twice raises an error; on a device, in JAX and in compiled programs, where slots are not
+        read, it moves once, by its last distance.
     pages : array of int32 or int64, or sequence of int
         Pages to move, of shape (P,), all rows of each; as for `slots`.
     out : array or tuple of arrays, optional
@@ -307,8 +309,10 @@ def shift_keys(
     Frequencies must be the same before and after; otherwise see `rerotate`.
 
     Pools of int8 and float8_e4m3fn need no scale, as a rotation is linear: a scale of the tensor, or of each
-    head, token or page, is the same before and after. A scale of each feature is not: multiply such keys by
-    it first. Numbers beyond the range of the dtype become its last.
+    head, token or page, is the same before and after. But a rotation can make a feature larger, by up to a
+    factor of 1.42, and numbers beyond the range of the dtype become its last. So leave room in the scale; of
+    scales that are the largest number of a token, rotate the floats and quantise anew, as for a scale of each
+    feature.
 
     Examples
     --------
@@ -331,11 +335,14 @@ def shift_keys(
     has_rows, has_groups = slots is not None or pages is not None, isinstance(rope, tuple)
     if (slots is not None and pages is not None) or (out is not None and (has_rows or has_groups)):
         raise _errors.SpecError(
-            "slots, pages and out are given together, or out with a tuple of ropes; give one of them."
+            "slots, pages and out are given together, or out with a tuple of ropes; give one of them. By "
+            "several ropes, keys of (batch, heads, positions, head_dim) move in place by pages=range(batch)."
         )
+    arrays = keys if type(keys) is tuple else (keys,)
+    if seq_axis is None:
+        seq_axis = _default_axis(arrays if has_rows else ())
     if not has_rows and not isinstance(rope, tuple):
         return shift_rope(rope).apply(keys, delta, seq_axis=seq_axis, out=out)
-    arrays = keys if type(keys) is tuple else (keys,)
     if isinstance(rope, tuple):
         ropes = [r if r is None else shift_rope(r) for r in _checked_ropes(rope, arrays)]
     else:
@@ -359,7 +366,20 @@ def _shift_groups(keys: tuple[Any, ...], delta: Any, ropes: list[_RoPE | None], 
     return tuple(ys)
 
 
+def _default_axis(pools: tuple[Any, ...]) -> int:
+    """Return -2. Raise for pools of four axes: the wrong axis would rotate other rows, without an error."""
+    for pool in pools:
+        if getattr(pool, "ndim", 0) == 4:
+            raise _errors.ShapeError(
+                f"keys is {_errors.describe(pool)}, without seq_axis; give -3 for (pages, page size, heads, "
+                "head_dim), or -2 for (pages, heads, page size, head_dim)."
+            )
+    return -2
+
+
 def _checked_ropes(ropes: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(arrays[0], list):
+        raise _errors.ArrayTypeError(f"keys is {_errors.describe(arrays[0])}; give a tuple of arrays.")
     if len(ropes) != len(arrays):
         raise _errors.SpecError(
             f"rope is a tuple of {len(ropes)}, and keys has {len(arrays)} arrays; give one for each."
@@ -378,7 +398,12 @@ class BaseKeys:
     keys, rope
         As in `shift_keys`.
     delta : int or array of integers
-        The distance from the positions at which the keys were rotated to those of now.
+        The distance from the positions at which the keys were rotated to their positions now.
+
+    Raises
+    ------
+    PositionError
+        `delta` is no int and no array of integers.
 
     Examples
     --------
@@ -394,6 +419,9 @@ class BaseKeys:
     keys: Any
     rope: _RoPE | tuple[_RoPE | None, ...]
     delta: Any = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", _exact_distance(self.delta))
 
     def moved(self, delta: Any) -> "BaseKeys":
         """Add a distance; nothing is rotated.
@@ -422,12 +450,7 @@ class BaseKeys:
         >>> base.moved(7).moved(np.asarray([0, -9])).delta
         array([ 7, -2])
         """
-        is_int = isinstance(delta, int) and not isinstance(delta, bool)
-        if not is_int and not (hasattr(delta, "dtype") and "int" in _library.dtype_name(delta)):
-            raise _errors.PositionError(
-                f"delta is {_errors.describe(delta)}; give an int, or an array of integers: sums are exact."
-            )
-        return dataclasses.replace(self, delta=self.delta + delta)
+        return dataclasses.replace(self, delta=self.delta + _exact_distance(delta))
 
     def shifted(self, *, seq_axis: int = -2, out: Any = None) -> Any:
         """Return the keys at their positions of now, by one `shift_keys`.
@@ -435,7 +458,7 @@ class BaseKeys:
         Parameters
         ----------
         seq_axis, out
-            As in `shift_keys`.
+            As in `shift_keys`; out is not the keys, which the next call rotates again.
 
         Returns
         -------
@@ -450,7 +473,25 @@ class BaseKeys:
         >>> pool = np.zeros((5, 4))
         >>> pool[[0, 3]] = convert.BaseKeys(np.ones((2, 4)), ra.RoPE(head_dim=4)).moved(7).shifted()
         """
+        arrays, outs = (a if isinstance(a, tuple) else (a,) for a in (self.keys, out))
+        if out is not None and any(a is o for a in arrays for o in outs):
+            raise _errors.ArrayTypeError(
+                "out is the keys, which hold the base positions; give other arrays, or move the keys in "
+                "place by convert.shift_keys(keys, delta, rope, out=keys)."
+            )
         return shift_keys(self.keys, self.delta, self.rope, seq_axis=seq_axis, out=out)
+
+
+def _exact_distance(delta: Any) -> Any:
+    """Return an int, or an array of 64-bit integers where its library has them."""
+    if isinstance(delta, int) and not isinstance(delta, bool):
+        return delta
+    if not (hasattr(delta, "dtype") and "int" in _library.dtype_name(delta)):
+        raise _errors.PositionError(
+            f"delta is {_errors.describe(delta)}; give an int, or an array of integers: sums are exact."
+        )
+    ops = _ops(delta)
+    return ops.cast(delta, ops.xp.int64) if ops.has_int64 else delta
 
 
 def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis: int = -2) -> Any:

@@ -327,6 +327,21 @@ def test_moves_of_base_keys_are_one_shift(lib, float_dtype):
 def test_moves_of_base_keys_are_integers(delta):
     with pytest.raises(ra.PositionError, match="give an int, or an array of integers"):
         convert.BaseKeys(normal(5, D), ra.RoPE(D)).moved(delta)
+    with pytest.raises(ra.PositionError, match="give an int, or an array of integers"):
+        convert.BaseKeys(normal(5, D), ra.RoPE(D), delta)
+
+
+def test_sums_of_moves_do_not_overflow():
+    base = convert.BaseKeys(normal(1, D), ra.RoPE(D))
+    for delta in [np.asarray([-60], "int8")] * 1000:
+        base = base.moved(delta)
+    assert base.moved(np.asarray([2**31 - 1], "int32")).delta.tolist() == [2**31 - 60_001]
+
+
+def test_base_keys_are_not_written():
+    keys = normal(5, D)
+    with pytest.raises(ra.ArrayTypeError, match="out is the keys, which hold the base positions"):
+        convert.BaseKeys(keys, ra.RoPE(D), 3).shifted(out=keys)
 
 
 # ---- other frequencies ----

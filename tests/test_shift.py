@@ -162,6 +162,16 @@ def test_all_rows_in_place(lib):
 
 
 @HAS_CACHES
+def test_one_distance_with_coordinates_for_as_many_slots(lib):
+    pools, slots = [normal(lib, 8, 5, 3, D) for _ in range(2)], [3, 9, 38]
+    one, each = (
+        shift_keys(pool, delta, MROPE, seq_axis=-3, slots=slots)
+        for pool, delta in zip(pools, ([[5, -2, 7]], [[5, -2, 7]] * 3), strict=True)
+    )
+    assert bits(one) == bits(each)
+
+
+@HAS_CACHES
 def test_nothing_to_move(lib):
     for shape, none in (((8, 5, 3, D), []), ((8, 0, 3, D), [-1, -2]), ((0, 5, 3, D), [-1])):
         for rows in ("slots", "pages"):
@@ -215,6 +225,8 @@ def refused_calls(section, mark):
         def shift(keys=pool, delta=1, rope=ROPE, **options):
             return shift_keys(keys, delta, rope, **{"seq_axis": -3, **options})
 
+        with contextlib.suppress(ra.ArrayTypeError):  # so that the C++ entry knows the rope
+            shift(delta=0, slots=names["S"][2:])
         before = bits((pool, other))
         refused(error, words, lambda: eval(call, names | {"shift": shift}))
         assert bits((pool, other)) == before

@@ -66,6 +66,7 @@ nb::object shift_keys(nb::handle caches, nb::handle slots, nb::handle source, nb
         // Three axes may be (pages, slots, features) or (heads, slots, features): Python's check decides.
         const bool is_plain = view.num_axes == 4 || view.num_axes + axis == 0;
         if (!checked && (!is_plain || !is_apart(&view, views, parsed_slots, parsed))) return declined;
+        if (view.is_empty() && !checked) return declined;  // for Python's checks
         if (view.is_empty()) continue;
         if (!set_cache(cache, view, parsed_slots, parsed, axis)) return declined;
         shifted.push_back(cache);

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe
 from rope_array._spec.plan import Plan
-from rope_array._spec.shape_rule import check_row_of_coordinates, sequence_axis, without_coordinates
+from rope_array._spec.shape_rule import sequence_axis, without_coordinates
 from rope_array._spec.validation import integer
 
 from .cache import QUANTISED, Target, check_cache_array, check_same_device, last_of_each, stored_values
@@ -78,9 +78,10 @@ def check_shifts(
         caches = tuple([targets[i].cache for i in members])
         lib.check_mix((*caches, numbers), Positions(delta, plan))
         shape, of_rows = tuple(numbers.shape), numbers
-        if size is not None:  # the slots of all rows of pages; a page far below 0 would overflow
+        if size is not None:  # the slots of all rows of pages; a page far outside the pools would overflow
             shape, row = (*shape, size), ops.xp.arange(size, dtype=numbers.dtype, **ops.creation_kwargs)
-            of_rows = ops.reshape(ops.xp.clip(numbers, -1, None)[:, None] * size + row, (-1,))
+            pages = ops.xp.clip(numbers, -1, max(cache.shape[0] for cache in caches))
+            of_rows = ops.reshape(pages[:, None] * size + row, (-1,))
         source = Positions(_distances(delta, plan, rows, shape, first, lib, ops), plan)
         shifts.append((members, KeyShift(caches, of_rows, source, axis, has_pages)))
     return shifts
@@ -95,7 +96,8 @@ def _target(name: str, keys: Any, plan: Plan, seq_axis: Any, rows: str) -> Targe
             f"{name} has the shape {tuple(keys.shape)}, seq_axis is {seq_axis}, the rope has {head_dim=}. "
             "Give (pages, page size, heads, head_dim) with seq_axis=-3, or (pages, heads, page size, "
             "head_dim) with -2; for slots also (slots, heads, head_dim) with -3. Rows without heads need an "
-            "axis of one head, and heads without pages a first axis of one page."
+            "axis of one head, and heads without pages a first axis of one page: reshape them. Of keys and "
+            "values in one array give the keys, a view: pool[0] or pool[:, 0]."
         )
     return Target(name, keys, keys, 1.0, (), (), (0,)[:axis], axis)
 
@@ -108,7 +110,7 @@ def _checked_numbers(
     host: list[int] | None
     is_array, is_numpy = lib.is_array(numbers), hasattr(numbers, "__array_interface__")
     if isinstance(numbers, (list, tuple, range)):
-        host = [integer(f"{rows}[{i}]", n, -(2**31)) for i, n in enumerate(numbers)]
+        host = [integer(f"{rows}[{i}]", n, -(2**63)) for i, n in enumerate(numbers)]
     elif (
         not (is_array or (lib.takes_numpy and is_numpy))
         or dtype_name(numbers) not in ("int32", "int64")
@@ -129,8 +131,8 @@ def _checked_numbers(
         size = target.num_slots if rows == "slots" else target.cache.shape[0]
         if max(host, default=-1) >= size:
             raise PositionError(
-                f"{rows} has {max(host)}, and {target.name} has {size} {rows}; give {rows} below {size}, or "
-                "-1 to move none."
+                f"{rows} has {max(host)}, and {target.name}, of the shape {tuple(target.cache.shape)}, has "
+                f"{size} {rows} by this seq_axis; give {rows} below {size}, or -1 to move none."
             )
     for number, following in pairwise(sorted(host)):
         if 0 <= number == following:
@@ -146,13 +148,18 @@ def _distances(
     parsed = parse(delta, like, lib)
     given = without_coordinates(parsed.shape, plan)
     last = parsed.shape[len(given) :]
+    if last and given == (1,) and shape[:1] != (1,):  # one for all, and no doubt that it is one
+        delta, given = delta[0], ()
+    elif last and not given and shape[0] == last[0] > 1 and lib.has_fixed_sizes(like):
+        raise ShapeError(
+            f"delta has {last[0]} numbers, the rope {last[0]} coordinates, and there are {last[0]} {rows}. "
+            f"Give the shape (1, {last[0]}) for a distance of all, ({last[0]}, {last[0]}) for one of each."
+        )
     if given and given not in (shape, shape[:1]):
         raise ShapeError(
             f"delta has the shape {parsed.shape}; give a distance for all {rows}, or distances of the "
             f"shape {(*shape[:1], *last)}{f' or {(*shape, *last)}' if rows == 'pages' else ''}."
         )
-    if last and not given and lib.has_fixed_sizes(like):
-        check_row_of_coordinates((*shape, 1), 0, last[0])
     if not given or len(shape) == 1:
         return delta
     if parsed.form in ("range", "numbers"):
