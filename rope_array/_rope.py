@@ -239,9 +239,9 @@ class RoPE(Spec):
 
         Notes
         -----
-        cos and sin are within half a unit of the last place of the exact ones, plus 2e-16 times the
-        amplitude, as they are computed in float64; angles are within half a unit, plus 1e-15. Of a rope with
-        ``angles="float32"`` cos and sin are exact at these angles. Make tables outside of functions that
+        At integers, cos and sin are within half a unit of the last place of the exact ones, plus 2e-16 times
+        the amplitude, as they are computed in float64; angles are within half a unit, plus 1e-15. Of a rope
+        with ``angles="float32"`` cos and sin are exact at these angles. Make tables outside of functions that
         `torch.compile` compiles. Long tables are computed in chunks, so that no memory is needed but the
         table's; JAX and other libraries without writable arrays need it twice.
 

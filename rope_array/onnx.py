@@ -70,8 +70,8 @@ def write_tables(path: Any, out: Any, ropes: Any, *, length: int | None = None) 
     Raises
     ------
     PatchError
-        There are no such constants, one agrees with no rope at its first 256 positions, or `out` is not in
-        the folder of the data files. Nothing is written then.
+        There are no such constants, one agrees with no rope at its first 256 positions or has one row or NaN,
+        or `out` is not in the folder of the data files. Nothing is written then.
     SpecError
         A rope is no RoPE, or `length` no int of at least 1.
 
@@ -112,8 +112,11 @@ def write_tables(path: Any, out: Any, ropes: Any, *, length: int | None = None) 
             raise _errors.PatchError(f"{path} has data files; give an out in their folder, {path.parent}.")
         graph.state_length(length)
     partial = out.with_name(f"{out.name}.partial")
-    partial.write_bytes(model.SerializeToString())
-    os.replace(partial, out)
+    try:
+        partial.write_bytes(model.SerializeToString())
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
     return tuple(replaced)
 
 
@@ -126,8 +129,10 @@ def _exact(node: str, old: list[Any], ropes: list[_RoPE], length: int | None) ->
     An array may have several tables, such as LongRoPE's two: sin is 0 in the first row of each.
     """
     cos, sin = old
-    if cos.ndim != 2 or cos.shape != sin.shape:
+    if cos.ndim != 2 or cos.shape != sin.shape or len(cos) < 2:  # one row is alike for all ropes
         raise _errors.PatchError(f"{node}: cos is {cos.shape} and sin {sin.shape}, not (length, pairs).")
+    if not all(_np.isfinite(table.astype(float)).all() for table in old):
+        raise _errors.PatchError(f"{node}: its tables have NaN or infinity, as marks of their end; {_REMEDY}")
     starts = [0, *(_np.flatnonzero(~sin[1:].any(axis=1)) + 1).tolist(), len(sin)]
     if length and len(starts) > 2:
         raise _errors.PatchError(f"{node}: its arrays have several tables, of rows {starts}; omit length.")

@@ -541,6 +541,15 @@ def test_attention_inputs_is_one_call_with_the_module_s_weights(heads):
     assert torch.equal(pages[1, 2:7], v)
 
 
+@pytest.mark.parametrize("options", [{}, {"tables": LENGTH, "rounding": "steps"}], ids=["angles", "tables"])
+def test_attention_inputs_is_traced(options):
+    """Sizes of a trace are tensors."""
+    inputs = changed(ra.torch.AttentionInputs(HALF, **options)).requires_grad_(False)
+    traced = torch.jit.trace(inputs, (Q, K, IDS))
+    for y, expected in zip(traced(2 * Q, K, ROWS), inputs(2 * Q, K, ROWS), strict=True):
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
+
+
 def test_attention_inputs_without_a_norm_rotates():
     inputs = ra.torch.AttentionInputs(HALF, norm=False, tables=9)
     q, pos = normal(2, 5, 16), torch.arange(5)

@@ -17,6 +17,7 @@ The error of n is at most (5 + ceil(D / 64) / 4) · eps · |n|, where eps is tha
 square overflows or Σ x² / D + eps is below 2^-100. docs/numerics.md counts the roundings.
 """
 
+from operator import index
 from typing import Any, NamedTuple
 
 from rope_array._errors import ArrayTypeError, SpecError, describe
@@ -81,28 +82,33 @@ def normalise_by_scale(x: Any, scale: Any, norm: Norm, ops: ArrayOps) -> Any:
 def inverse_rms(values: Any, eps: float, ops: ArrayOps) -> Any:
     """Return 1 / sqrt(mean of squares + eps) of each head, with a last axis of size 1."""
     # Rounded: XLA would contract a product and a sum into one operation.
-    mean = sum_in_order(ops.rounded(values * values), ops) * (1.0 / values.shape[-1])
+    mean = sum_in_order(ops.rounded(values * values), ops) * (1.0 / _width(values))
     return ops.inverse_sqrt(ops.rounded(mean) + eps)
 
 
 def sum_in_order(terms: Any, ops: ArrayOps) -> Any:
     """Return the sum of non-negative terms, or of any, over the last axis in the order of this module."""
-    width = terms.shape[-1]
+    width = _width(terms)
     size = min(COLUMNS, 1 << max(0, width - 1).bit_length())  # columns of zeros change no sum
     total = terms[..., :size] if size < width else terms
     for start in range(size, width, size):
         part = terms[..., start : min(start + size, width)]
-        rest = part.shape[-1]
+        rest = _width(part)
         added = total[..., :rest] + part
         total = added if rest == size else join([added, total[..., rest:]], ops)
     while size > 1:
         size //= 2
-        if total.shape[-1] <= size:
+        rest = _width(total) - size  # fewer than `size` if the head is narrower than its columns
+        if rest <= 0:
             continue
-        rest = total.shape[-1] - size  # fewer than `size` if the head is narrower than its columns
         added = total[..., :rest] + total[..., size:]
         total = added if rest == size else join([added, total[..., rest:size]], ops)
     return total
+
+
+def _width(x: Any) -> int:
+    """Return the size of the last axis as an int; for torch.jit.trace sizes are tensors."""
+    return index(x.shape[-1])
 
 
 def scale_of(weight: Any, offset: float, x: Any, seq_axis: int, ops: ArrayOps) -> Any:

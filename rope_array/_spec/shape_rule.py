@@ -129,8 +129,9 @@ def check_line_up(
         return
     if pos_shape and not _lines_up(shape, pos_shape, axis):
         tables = (
-            f"the rotation's tables have the shape {_shape((*pos_shape, '(pairs)'))}: " if of_tables else ""
-        )
+            f"the rotation's tables have the shape {_shape((*pos_shape, '(pairs)'))}, and need a row for "
+            "each position of x, cos[positions] of a longer table: "
+        ) * of_tables
         raise ShapeError(tables + _line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
 
 

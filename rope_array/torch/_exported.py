@@ -20,7 +20,7 @@ from rope_array._spec.spec import require_plan
 def check_rows(positions: Any, length: int, like: Any) -> None:
     """Raise unless positions are integers, and in the table where they are on the host."""
     parsed = parse(positions, like, LIBRARY)
-    if parsed.has_floats():
+    if parsed.has_floats() and len(parsed.shape) < like.ndim:  # others may be v, which `apply` refuses
         raise ArrayTypeError(
             f"positions is {describe(positions)}, and tables have a row for each integer; give integers, or "
             "make the module without tables."

@@ -144,7 +144,8 @@ class RotaryEmbedding(RotaryModule):
     onnx_operator : bool
         Whether the newer ONNX exporter records ONNX's operator RotaryEmbedding, which needs
         ``opset_version=23``. It records plain operations for float64, for q and k that have not four axes,
-        and for a rope with `rotary_start`, `out_pairing` or several blocks.
+        and for a rope with `rotary_start`, `out_pairing` or several blocks. ``module(x, position_ids)``
+        returns cos and sin, and the model rotates.
 
     Raises
     ------
@@ -176,6 +177,11 @@ class RotaryEmbedding(RotaryModule):
     ) -> None:
         super().__init__(rope, seq_axis)
         self.tables = None if tables is None else integer("tables", tables, 1)
+        longest = 2**31 if rope.max_position is None else int(rope.max_position) + 1
+        if self.tables is not None and self.tables > longest:
+            raise SpecError(
+                f"tables is {tables}, and the rope's positions end at {longest - 1}; give up to {longest}."
+            )
         self.onnx_operator = truth("onnx_operator", onnx_operator)
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
