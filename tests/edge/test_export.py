@@ -517,8 +517,8 @@ def test_a_patched_model_is_traced(name):
             off(program(*text(length)), y) < OF_LOGITS for length, y in zip(lengths, near, strict=True)
         )
         for length, first in ((11, 1000), (5, 2**20)):
-            y, expected = program(*text(length, first)), model(*text(length, first))
-            torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+            # Not the same bits: the patched norm of an eager call sums in another order than a trace.
+            assert off(program(*text(length, first)), model(*text(length, first))) < OF_LOGITS
 
 
 def test_a_rule_by_length_is_not_recorded():
