@@ -356,7 +356,7 @@ def shift_keys(
 
 
 def _shift_groups(keys: tuple[Any, ...], delta: Any, ropes: list[_RoPE | None], seq_axis: int) -> Any:
-    """Shift whole arrays, those of equal ropes together; copy those without a rope."""
+    """Shift whole arrays, with one call for equal ropes; copy arrays without a rope."""
     ys = [k if r else _ops(k).xp.asarray(k, copy=True) for k, r in zip(keys, ropes, strict=True)]
     for rope in dict.fromkeys(filter(None, ropes)):
         members = [i for i, r in enumerate(ropes) if r == rope]
@@ -398,7 +398,7 @@ class BaseKeys:
     keys, rope
         As in `shift_keys`.
     delta : int or array of integers
-        The distance from the positions at which the keys were rotated to their positions now.
+        The distance from the positions at which the keys were rotated to their present positions.
 
     Raises
     ------
@@ -453,7 +453,7 @@ class BaseKeys:
         return dataclasses.replace(self, delta=self.delta + _exact_distance(delta))
 
     def shifted(self, *, seq_axis: int = -2, out: Any = None) -> Any:
-        """Return the keys at their positions of now, by one `shift_keys`.
+        """Return the keys at their present positions, by one `shift_keys`.
 
         Parameters
         ----------

@@ -88,7 +88,7 @@ def test_llama_cpp_divides_angles_by_the_factors_of_the_page():
 
 
 def test_errors_of_llama_cpp_are_as_the_page_has_them():
-    """ggml multiplies the angle of each pair by base^(-2/d), in float32, for that of the next."""
+    """ggml multiplies the angle of a pair by base^(-2/d), in float32, to get the angle of the next pair."""
     positions, rope = [4_095, 100_000, 1_000_000], RoPE(128, base=BASE)
     scale, angles = np.float32(BASE) ** np.float32(-2 / 128), [np.array(positions, np.float32)]
     for _ in range(63):

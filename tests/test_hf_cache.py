@@ -43,7 +43,7 @@ def moved(keys, rope):
 
 
 def move(layer, rope, indexer):
-    """Move the keys of a cache's layer, and those of its indexer."""
+    """Move the keys of a cache's layer, and the keys of its indexer."""
     latent = layer.keys.shape[-1] != layer.values.shape[-1] and layer.values.shape[-1] == rope.head_dim
     for name in ("values",) if latent else ("keys", "prefill_keys"):
         if (keys := getattr(layer, name, None)) is not None and keys.numel():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe
 from rope_array._spec.plan import Plan
-from rope_array._spec.shape_rule import sequence_axis, without_coordinates
+from rope_array._spec.shape_rule import check_row_of_coordinates, sequence_axis, without_coordinates
 from rope_array._spec.validation import integer
 
 from .cache import QUANTISED, Target, check_cache_array, check_same_device, last_of_each, stored_values
@@ -22,8 +22,8 @@ from .source import Positions, Source
 class KeyShift(NamedTuple):
     """A checked shift of rows of caches by one rope; see `rope_array.convert.shift_keys`.
 
-    Row ``slots[t]`` of each cache becomes ``round(rotate(row))``, in float32 (float64 for
-    float64), rounded as by `cache.stored_values`. Features outside the slice, and all else, keep their bits.
+    Row ``slots[t]`` of each cache becomes ``round(rotate(row))``, in float32 (float64 for float64), rounded
+    as by `cache.stored_values`. Features outside the slice, and all else, keep their bits.
 
     Attributes
     ----------
@@ -144,29 +144,26 @@ def _checked_numbers(
 def _distances(
     delta: Any, plan: Plan, rows: str, shape: tuple[int, ...], like: Any, lib: Library, ops: ArrayOps
 ) -> Any:
-    """Return a distance for each slot, or one for all; `shape` is that of slots, or (pages, page size)."""
+    """Return a distance for each slot, or one for all; `shape` is (slots,), or (pages, page size)."""
     parsed = parse(delta, like, lib)
-    given = without_coordinates(parsed.shape, plan)
-    last = parsed.shape[len(given) :]
-    if last and given == (1,) and shape[:1] != (1,):  # one for all, and no doubt that it is one
-        delta, given = delta[0], ()
-    elif last and not given and shape[0] == last[0] > 1 and lib.has_fixed_sizes(like):
+    lead = without_coordinates(parsed.shape, plan)
+    coordinates = parsed.shape[len(lead) :]
+    if coordinates and lead == (1,) and shape[:1] != (1,):  # one for all, without a doubt
+        delta, lead = delta[0], ()
+    elif coordinates and not lead and lib.has_fixed_sizes(like):
+        check_row_of_coordinates((*shape, 1), 0, coordinates[0], "delta", rows)
+    if lead and lead not in (shape, shape[:1]):
         raise ShapeError(
-            f"delta has {last[0]} numbers, the rope {last[0]} coordinates, and there are {last[0]} {rows}. "
-            f"Give the shape (1, {last[0]}) for a distance of all, ({last[0]}, {last[0]}) for one of each."
+            f"delta has the shape {parsed.shape}; give a distance for all {rows}, or distances of the shape "
+            f"{(*shape[:1], *coordinates)}{f' or {(*shape, *coordinates)}' if rows == 'pages' else ''}."
         )
-    if given and given not in (shape, shape[:1]):
-        raise ShapeError(
-            f"delta has the shape {parsed.shape}; give a distance for all {rows}, or distances of the "
-            f"shape {(*shape[:1], *last)}{f' or {(*shape, *last)}' if rows == 'pages' else ''}."
-        )
-    if not given or len(shape) == 1:
+    if not lead or len(shape) == 1:
         return delta
     if parsed.form in ("range", "numbers"):
-        return [d for row in delta for d in (row if given == shape else [row] * shape[1])]
+        return [d for row in delta for d in (row if lead == shape else [row] * shape[1])]
     xp = numpy_library().xp if parsed.form == "numpy" else ops.xp  # JAX may have no float64
-    each = delta if given == shape else xp.broadcast_to(delta[:, None], (*shape, *last))
-    return xp.reshape(each, (-1, *last))
+    each = delta if lead == shape else xp.broadcast_to(delta[:, None], (*shape, *coordinates))
+    return xp.reshape(each, (-1, *coordinates))
 
 
 def shift_by_parts(

@@ -135,14 +135,19 @@ def check_line_up(
         raise ShapeError(tables + _line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
 
 
-def check_row_of_coordinates(shape: tuple[Any, ...], seq_axis: int, coordinates: int) -> None:
-    """Refuse positions of shape (coordinates,) for as many tokens: it could be a position of each token."""
+def check_row_of_coordinates(
+    shape: tuple[Any, ...], seq_axis: int, coordinates: int, name: str = "pos", tokens: str = "tokens"
+) -> None:
+    """Refuse positions of shape (coordinates,) for as many tokens: it could be a position of each token.
+
+    `name` and `tokens` are their names in the message.
+    """
     axis = sequence_axis(len(shape), seq_axis)
     if coordinates > 1 and axis >= 0 and shape[axis] == coordinates:
         raise ShapeError(
-            f"pos has {coordinates} numbers, the rope {coordinates} coordinates for each position, and x "
-            f"{coordinates} tokens. Give one position of all tokens the shape (1, {coordinates}), and a "
-            f"position of each token the shape ({coordinates}, {coordinates})."
+            f"{name} has {coordinates} numbers, the rope {coordinates} coordinates for each position, and "
+            f"there are {coordinates} {tokens}. Give the shape (1, {coordinates}) for one of all {tokens}, "
+            f"and ({coordinates}, {coordinates}) for one of each."
         )
 
 
