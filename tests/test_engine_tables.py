@@ -1,4 +1,4 @@
-"""Tables of the layers of engines, filled in stand-ins with the names of vLLM's classes and attributes.
+"""Tables of the layers of engines, filled in fake classes with vLLM's names and attributes.
 
 tests/serving does the same with vLLM's own classes.
 """
@@ -89,13 +89,13 @@ def test_axes_share_a_table_and_patches_have_complex_numbers():
 
 def test_a_table_that_something_overwrites_is_noticed():
     layer = make("RotaryEmbedding", {"cos_sin_cache": ((1000, 8), torch.float32)})
-    ((table, parts),) = tables_of(layer).values()
-    assert not is_filled(table, parts)
+    ((table, runs),) = tables_of(layer).values()
+    assert not is_filled(table, runs)
     fill_tables(layer)
-    assert is_filled(table, parts)
-    assert is_filled(table.bfloat16(), parts)
+    assert is_filled(table, runs)
+    assert is_filled(table.bfloat16(), runs)
     table[999, 3] += 1e-6
-    assert not is_filled(table, parts)
+    assert not is_filled(table, runs)
 
 
 @pytest.mark.parametrize(

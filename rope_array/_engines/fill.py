@@ -10,12 +10,12 @@ from rope_array._rope import RoPE
 
 from .ropes import ROPES, ROPES_OF_TABLES, long_rope_at, patch_coordinates
 
-__all__ = ["PARTS", "fill_tables", "is_filled", "rope_of_tables", "tables_of"]
+__all__ = ["RUNS", "fill_tables", "is_filled", "rope_of_tables", "tables_of"]
 
-# The rows of a table, in parts that follow each other: a rope, and the position of each row. In the last part
+# The rows of a table, in runs that follow each other: a rope, and the position of each row. In the last run
 # a function from a number of rows to positions, such as `range`, is for a table that may be longer.
-Parts = tuple[tuple[RoPE, Any], ...]
-PartsByClass = Mapping[str, Callable[[Any], dict[str, Parts]]]
+Runs = tuple[tuple[RoPE, Any], ...]
+RunsByClass = Mapping[str, Callable[[Any], dict[str, Runs]]]
 _CHUNK = 1 << 16  # rows that are computed at a time
 
 
@@ -25,23 +25,23 @@ def rope_of_tables(layer: Any) -> RoPE:
     return (ROPES.get(name) or ROPES_OF_TABLES[name])(layer)
 
 
-def _text_parts(layer: Any) -> dict[str, Parts]:
+def _text_runs(layer: Any) -> dict[str, Runs]:
     """Return the tables of most classes. All axes share one table, as kernels select columns by axis."""
-    parts: Parts = ((replace(rope_of_tables(layer), axes=None), range),)
-    return dict.fromkeys(("cos_sin_cache", "cos_sin_cache_bf16"), parts)
+    runs: Runs = ((replace(rope_of_tables(layer), axes=None), range),)
+    return dict.fromkeys(("cos_sin_cache", "cos_sin_cache_bf16"), runs)
 
 
-def _long_rope_parts(layer: Any) -> dict[str, Parts]:
+def _long_rope_runs(layer: Any) -> dict[str, Runs]:
     original = layer.original_max_position_embeddings
     short, long = (long_rope_at(layer, length) for length in (original, original + 1))
     return {"long_short_cos_sin_cache": ((short, range(original)), (long, range))}
 
 
-def _patch_parts(layer: Any) -> dict[str, Parts]:
+def _patch_runs(layer: Any) -> dict[str, Runs]:
     return {"cos_sin_cache": ((rope_of_tables(layer), patch_coordinates(layer)),)}
 
 
-def _dual_chunk_parts(layer: Any) -> dict[str, Parts]:
+def _dual_chunk_runs(layer: Any) -> dict[str, Runs]:
     """Return five tables: keys and queries of a chunk, and queries for keys of earlier chunks."""
     rope, size = rope_of_tables(layer), layer.chunk_size
     chunk = size - layer.local_size
@@ -56,15 +56,15 @@ def _dual_chunk_parts(layer: Any) -> dict[str, Parts]:
 
 
 # By class: the tables of a layer by their names. A layer need not have all of them.
-PARTS: PartsByClass = {
-    **dict.fromkeys([*ROPES, *ROPES_OF_TABLES], _text_parts),
-    "Phi3LongRoPEScaledRotaryEmbedding": _long_rope_parts,
-    "Llama4VisionRotaryEmbedding": _patch_parts,
-    "DualChunkRotaryEmbedding": _dual_chunk_parts,
+RUNS: RunsByClass = {
+    **dict.fromkeys([*ROPES, *ROPES_OF_TABLES], _text_runs),
+    "Phi3LongRoPEScaledRotaryEmbedding": _long_rope_runs,
+    "Llama4VisionRotaryEmbedding": _patch_runs,
+    "DualChunkRotaryEmbedding": _dual_chunk_runs,
 }
 
 
-def tables_of(layer: Any, length: int = 0, by_class: PartsByClass = PARTS) -> dict[str, tuple[Any, Parts]]:
+def tables_of(layer: Any, length: int = 0, by_class: RunsByClass = RUNS) -> dict[str, tuple[Any, Runs]]:
     """Return the tables of a layer by name, with the positions of their rows, or of `length` if that is more.
 
     Raises ValueError if a table has another shape than the layer's class gives it.
@@ -86,41 +86,41 @@ def tables_of(layer: Any, length: int = 0, by_class: PartsByClass = PARTS) -> di
     return tables
 
 
-def fill_tables(layer: Any, length: int = 0, by_class: PartsByClass = PARTS) -> list[str]:
+def fill_tables(layer: Any, length: int = 0, by_class: RunsByClass = RUNS) -> list[str]:
     """Write exact values into the tables of a layer, whose class `by_class` has.
 
     A table with fewer positions than `length` is replaced by a longer one, if its class allows it.
     Returns the names of such tables. Raises before anything is written.
     """
     longer = []
-    for name, (table, parts) in tables_of(layer, length, by_class).items():
-        rows = sum(len(positions) for _, positions in parts)
+    for name, (table, runs) in tables_of(layer, length, by_class).items():
+        rows = sum(len(positions) for _, positions in runs)
         if rows > table.shape[0]:
             table = table.new_empty((rows, *table.shape[1:]))
             layer.register_buffer(name, table, persistent=False)
             longer.append(name)
-        for part, rope, positions in _rows_of(table, parts):
+        for view, rope, positions in _rows_of(table, runs):
             for start in range(0, len(positions), _CHUNK):
-                chunk = part[start : start + _CHUNK]
+                chunk = view[start : start + _CHUNK]
                 chunk.copy_(_values(rope, positions[start : start + _CHUNK], chunk))
     return longer
 
 
-def is_filled(table: Any, parts: Parts) -> bool:
+def is_filled(table: Any, runs: Runs) -> bool:
     """Return whether some rows of a table are exact, but for a rounding to its dtype, or two roundings."""
-    for part, rope, positions in _rows_of(table, parts):
+    for view, rope, positions in _rows_of(table, runs):
         last = len(positions) - 1
         rows = sorted({*range(0, last, last // 16 + 1), last})
-        values = _values(rope, [positions[row] for row in rows], part[rows])
-        if (part[rows] - values).abs().max() > torch.finfo(table.dtype).eps / 2 * rope.amplitude:
+        values = _values(rope, [positions[row] for row in rows], view[rows])
+        if (view[rows] - values).abs().max() > torch.finfo(table.dtype).eps / 2 * rope.amplitude:
             return False
     return True
 
 
-def _rows_of(table: Any, parts: Parts) -> Iterator[tuple[Any, RoPE, Any]]:
+def _rows_of(table: Any, runs: Runs) -> Iterator[tuple[Any, RoPE, Any]]:
     """Yield views of a table's rows, with their rope and their positions."""
     start = 0
-    for rope, positions in parts:
+    for rope, positions in runs:
         yield table[start : start + len(positions)], rope, positions
         start += len(positions)
 

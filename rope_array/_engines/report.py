@@ -156,11 +156,11 @@ def entry_of_tables(
     from . import fill
 
     cls, tables, rope = type(layer).__name__, [], None
-    for name, (table, parts) in ({} if reason else fill.tables_of(layer, 0, by_class)).items():
-        if not fill.is_filled(table, parts):
+    for name, (table, runs) in ({} if reason else fill.tables_of(layer, 0, by_class)).items():
+        if not fill.is_filled(table, runs):
             reason = f"something has written other values into {name}"
-        rope = parts[-1][0]
-        exponent = math.ceil(math.log2(max(rope.amplitude for rope, _ in parts)))
+        rope = runs[-1][0]
+        exponent = math.ceil(math.log2(max(rope.amplitude for rope, _ in runs)))
         error = torch.finfo(table.dtype).eps / 4 * 2.0**exponent
         tables.append(FilledTable(name, len(table), str(table.dtype).removeprefix("torch."), error))
     if reason or rope is None:

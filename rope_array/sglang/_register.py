@@ -14,8 +14,8 @@ from rope_array._engines import fill
 from rope_array._errors import PatchError
 from rope_array._version import version
 
-from ._parts import PARTS
 from ._report import PACKAGE, reason_of, report
+from ._runs import RUNS
 
 logger = logging.getLogger("sglang.srt.rope_array")
 _filled: WeakSet[Any] = WeakSet()
@@ -45,7 +45,7 @@ def _fill_model(result: Any, model: Any, model_config: Any, *args: Any, **kwargs
     """Fill the tables of a model's layers, and log the report."""
     context = int(getattr(model_config, "context_len", None) or 0)
     for layer in model.modules():
-        if type(layer).__module__.startswith(PACKAGE) and type(layer).__name__ in PARTS:
+        if type(layer).__module__.startswith(PACKAGE) and type(layer).__name__ in RUNS:
             _fill(layer, context - getattr(layer, "position_start", 0))
     logger.info("ROPE_ARRAY_SGLANG=tables, rope_array %s\n%r", version(), report(model))
 
@@ -53,7 +53,7 @@ def _fill_model(result: Any, model: Any, model_config: Any, *args: Any, **kwargs
 def _fill(layer: Any, length: int) -> None:
     """Fill the tables of a layer. Raise if SGLang would read past the end of a table that stays SGLang's."""
     if not (reason := reason_of(layer, length)):
-        fill.fill_tables(layer, length, PARTS)
+        fill.fill_tables(layer, length, RUNS)
         _filled.add(layer)
     elif (rows := len(getattr(layer, "cos_sin_cache", range(length)))) < length:
         raise PatchError(
@@ -67,7 +67,7 @@ def _grow(make_longer: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
     rows = len(layer.cos_sin_cache)
     make_longer(layer, *args, **kwargs)
     if layer in _filled and len(layer.cos_sin_cache) != rows:
-        fill.fill_tables(layer, 0, PARTS)
+        fill.fill_tables(layer, 0, RUNS)
 
 
 def _keep_float32(match: Callable[..., Any], layer: Any, query: Any) -> None:

@@ -22,18 +22,18 @@ def report(model: Any) -> EngineReport:
     EngineReport
         The ropes and tables, with their number of layers, and the modules with tables of SGLang's.
     """
-    from ._parts import PARTS  # imported late: it needs PyTorch
+    from ._runs import RUNS  # imported late: it needs PyTorch
 
     def entry_of(layer: Any, names: tuple[str, ...]) -> Any:
         if not rotates(type(layer).__name__):
             return None
-        return entry_of_tables(layer, names, reason_of(layer), PARTS, None)
+        return entry_of_tables(layer, names, reason_of(layer), RUNS)
 
     return report_of(model, entry_of)
 
 
 def reason_of(layer: Any, length: int = 0) -> str:
     """Return why the tables of a layer cannot be filled, or ""."""
-    from ._parts import PARTS
+    from ._runs import RUNS
 
-    return reason_of_tables(layer, PACKAGE, PARTS, length)
+    return reason_of_tables(layer, PACKAGE, RUNS, length)

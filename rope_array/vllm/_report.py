@@ -37,7 +37,7 @@ def report(model: Any) -> EngineReport:
         if module not in _tables.layers:
             return _entry(module, names)
         reason = _tables.reason_of(module)
-        return entry_of_tables(module, names, reason, fill.PARTS, fill.rope_of_tables)
+        return entry_of_tables(module, names, reason, fill.RUNS, fill.rope_of_tables)
 
     return report_of(model, entry_of)
 

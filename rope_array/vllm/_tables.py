@@ -64,13 +64,13 @@ def _max_model_len() -> int:
 
 def reason_of(layer: Any, length: int = 0) -> str:
     """Return why the tables of a layer cannot be filled, or ""."""
-    return reason_of_tables(layer, rotary_embedding.__name__, fill.PARTS, length)
+    return reason_of_tables(layer, rotary_embedding.__name__, fill.RUNS, length)
 
 
 def _check_length(layer: Any, length: int, reason: str) -> None:
     """Raise if vLLM would read past the end of a table that stays vLLM's."""
     table = getattr(layer, "cos_sin_cache", None)
-    is_known = type(layer).__name__ in {*fill.PARTS, *REFUSED}  # positions of others may have another meaning
+    is_known = type(layer).__name__ in {*fill.RUNS, *REFUSED}  # positions of others may have another meaning
     if is_known and table is not None and len(table) < length:
         raise PatchError(
             f"The table of vLLM's {type(layer).__name__} ends at position {len(table)}, max_model_len is "

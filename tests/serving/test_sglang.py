@@ -91,11 +91,11 @@ def test_tables_of_mrope_stay_float32_on_gpus():
 
 
 def test_every_class_of_sglang_is_filled_or_left():
-    from rope_array.sglang._parts import PARTS
+    from rope_array.sglang._runs import RUNS
 
     # SGLang's model of Llama 4 has a class of its own for patches.
-    assert classes().keys() == PARTS.keys() | {"FourierRotaryEmbedding", "Llama4VisionRotaryEmbedding"}
-    assert {f"{cls}RotaryEmbedding" for cls, _ in LAYERS.values()} == PARTS.keys()
+    assert classes().keys() == RUNS.keys() | {"FourierRotaryEmbedding", "Llama4VisionRotaryEmbedding"}
+    assert {f"{cls}RotaryEmbedding" for cls, _ in LAYERS.values()} == RUNS.keys()
 
 
 def test_report_and_unknown_classes():

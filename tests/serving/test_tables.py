@@ -18,7 +18,7 @@ from serving.vllm_layers import (
 )
 
 from rope_array import PatchError
-from rope_array._engines.fill import PARTS
+from rope_array._engines.fill import RUNS
 from rope_array._engines.ropes import REFUSED
 from rope_array.vllm import _tables, report
 
@@ -80,9 +80,9 @@ def test_tables_keep_their_form_and_their_first_rows(name):
 
 
 def test_every_class_of_vllm_is_filled_or_listed():
-    assert all_classes() == PARTS.keys() | REFUSED.keys()
-    assert REFUSED.keys() - PARTS.keys() == {"FourierRotaryEmbedding"}
-    assert PARTS.keys() <= {cls for cls, _ in LAYERS.values()} | TABLES_ALONE.keys()
+    assert all_classes() == RUNS.keys() | REFUSED.keys()
+    assert REFUSED.keys() - RUNS.keys() == {"FourierRotaryEmbedding"}
+    assert RUNS.keys() <= {cls for cls, _ in LAYERS.values()} | TABLES_ALONE.keys()
 
 
 def other_module(name):
@@ -110,10 +110,10 @@ def test_a_report_names_tables_and_the_layers_without():
     assert phi.tables == (("long_short_cos_sin_cache", 1024 + FAR, "float32", 2**-24),)
     assert "\n    cos_sin_cache: 1,048,576 rows, rounded to bfloat16 (2^-9)\n" in repr(engine_report)
     reasons = {entry.names[0]: entry.reason for entry in engine_report.left}
-    parts = {"fope": "sums of sines", "lora": "one is needed", "other": "unknown to rope_array"}
-    parts["overwritten"] = "other values into cos_sin_cache"
-    assert reasons.keys() == parts.keys()
-    assert all(parts[name] in reason for name, reason in reasons.items())
+    expected = {"fope": "sums of sines", "lora": "one is needed", "other": "unknown to rope_array"}
+    expected["overwritten"] = "other values into cos_sin_cache"
+    assert reasons.keys() == expected.keys()
+    assert all(expected[name] in reason for name, reason in reasons.items())
 
 
 def test_a_table_that_stays_vllms_and_is_too_short_is_refused():

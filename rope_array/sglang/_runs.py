@@ -1,6 +1,6 @@
-"""The tables of SGLang's rotary embeddings by class, as `_engines.fill` takes them. Imports no SGLang.
+"""The rows of SGLang's tables by class, in runs as `_engines.fill` takes them. Imports no SGLang.
 
-Most classes are copies of vLLM's. A new class of SGLang needs a line in PARTS. The names of attributes are
+Most classes are copies of vLLM's. A new class of SGLang needs a line in RUNS. The names of attributes are
 SGLang's.
 """
 
@@ -13,7 +13,7 @@ from rope_array._engines import fill
 from rope_array._engines.ropes import ROPES
 from rope_array._rope import RoPE
 
-__all__ = ["PARTS"]
+__all__ = ["RUNS"]
 
 _plain_rope, _yarn_rope = ROPES["RotaryEmbedding"], ROPES["YaRNScalingRotaryEmbedding"]
 
@@ -33,16 +33,16 @@ def _bailing_rope(layer: Any) -> RoPE:
     return _yarn_rope(SimpleNamespace(**vars(layer) | trained))
 
 
-def _text_parts(rope_of: Callable[[Any], RoPE]) -> Callable[[Any], dict[str, fill.Parts]]:
+def _text_runs(rope_of: Callable[[Any], RoPE]) -> Callable[[Any], dict[str, fill.Runs]]:
     """Return a function from a layer to its table: of text, as kernels select the columns of M-RoPE."""
 
-    def parts(layer: Any) -> dict[str, fill.Parts]:
+    def runs(layer: Any) -> dict[str, fill.Runs]:
         if (factor := getattr(layer, "extrapolation_factor", 1)) != 1:
             raise ValueError(f"extrapolation_factor is {factor}, and YaRN of rope_array has none")
         start = getattr(layer, "position_start", 0)
         return {"cos_sin_cache": ((rope_of(layer), lambda rows: range(start, start + rows)),)}
 
-    return parts
+    return runs
 
 
 _ROPES: Mapping[str, Callable[[Any], RoPE]] = {
@@ -52,11 +52,11 @@ _ROPES: Mapping[str, Callable[[Any], RoPE]] = {
     "BailingMRotaryEmbedding": _bailing_rope,
 }
 _AS_IN_VLLM = ("LinearScaling", "Llama3", "DeepseekScaling", "DynamicNTKAlpha", "Gemma4")
-PARTS: fill.PartsByClass = {
-    **{name: _text_parts(rope_of) for name, rope_of in _ROPES.items()},
-    **{f"{name}RotaryEmbedding": _text_parts(ROPES[f"{name}RotaryEmbedding"]) for name in _AS_IN_VLLM},
+RUNS: fill.RunsByClass = {
+    **{name: _text_runs(rope_of) for name, rope_of in _ROPES.items()},
+    **{f"{name}RotaryEmbedding": _text_runs(ROPES[f"{name}RotaryEmbedding"]) for name in _AS_IN_VLLM},
     **{
-        f"{name}RotaryEmbedding": fill.PARTS[f"{name}RotaryEmbedding"]
+        f"{name}RotaryEmbedding": fill.RUNS[f"{name}RotaryEmbedding"]
         for name in ("Phi3LongRoPEScaled", "DualChunk")
     },
 }
