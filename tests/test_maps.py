@@ -171,7 +171,7 @@ def test_a_row_of_coordinates_is_one_position_unless_x_has_as_many_tokens(lib: A
         np.testing.assert_allclose(y, expected(map_, x, np.array([[5, 9]])).reshape(x.shape), atol=2e-6)
     x = lib.asarray(features(256, 3, 2), "float32")
     for pos in (row, [5, 9]):
-        with pytest.raises(ShapeError, match=r"x 2 tokens\. .* the shape \(1, 2\), .* the shape \(2, 2\)"):
+        with pytest.raises(ShapeError, match=r"there are 2 tokens\. .* \(1, 2\) .* \(2, 2\) for one of each"):
             map_.rope.apply(x, pos)
     assert len({lib.to_numpy(map_.rope.apply(x, pos)).tobytes() for pos in ([[5, 9]], [[5, 9]] * 2)}) == 1
 
