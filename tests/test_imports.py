@@ -169,8 +169,8 @@ OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} num
 FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
-    "": "._apply ._attention ._diagnose ._errors ._explain ._rope ._rotation ._spec .backend_tools .config "
-    ".convert .hf .onnx .positions .sglang .torch .vllm",
+    "": "._apply ._attention ._diagnose ._errors ._examine ._explain ._rope ._rotation ._spec .backend_tools "
+    ".config .convert .hf .onnx .positions .sglang .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
@@ -199,6 +199,7 @@ MAY_IMPORT = {
     "config": "._errors ._config ._rope",
     # These compute in NumPy, on the host.
     "_diagnose": "._errors ._spec ._array_api ._rope ._diagnose numpy",
+    "_examine": "._errors ._config ._diagnose ._rope .config numpy",
     "plots": "._errors ._spec ._rope .plots .testing numpy",  # the definition, as errors are drawn
     # Backends import their own library, and each other never.
     **dict.fromkeys(["_backends._native", "_backends._gpu"], OF_A_BACKEND),
@@ -213,14 +214,14 @@ MAY_IMPORT = {
     "_backends.dask": f"{OF_A_BACKEND} ._backends.dask =array_api_compat.dask.array dask",
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
     # Folders for the users of one library.
-    "hf": "._errors ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults .config "
-    "._dispatch ._rope .hf .torch torch",
+    "hf": "._errors ._examine ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults "
+    ".config ._dispatch ._rope .hf .torch torch",
     "onnx": "._errors ._spec ._rope numpy late onnx",
     "torch": "._attention ._dynamo ._errors ._spec ._array_api ._backends.torch ._rope "
     "._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
     "sglang": "._errors ._engines ._rope ._version .sglang torch sglang",
-    "vllm": "._errors ._engines ._rope ._version .hf .vllm torch vllm",
+    "vllm": "._errors ._engines ._examine ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._registry ._spec.scaling .config .plots .testing late numpy",

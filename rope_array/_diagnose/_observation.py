@@ -21,8 +21,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Complex: TypeAlias = NDArray[np.complex128]
 Indices: TypeAlias = NDArray[np.intp]
 
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-EPS32 = _EPS["float32"]
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPS32 = EPS["float32"]
 LOOSEST = 2.0**-7  # the largest error of rounded angles; a larger error is another rotation
 _MOST_COORDINATES = 8  # more than any model has
 _ROWS, _ROWS_OF_AXIS = 2048, 256  # of the search, which is slower than the final check
@@ -43,6 +43,7 @@ class Observation:
     eps: float  # of the narrower dtype
     after_eps: float
     tolerance: float | None  # limits the report; the search does not depend on it
+    loosest: float = LOOSEST
 
     @property
     def tol(self) -> float:
@@ -51,11 +52,11 @@ class Observation:
 
     def angle_tol(self, noise: float = 0.0) -> float:
         """Return the error of a rounded angle per radian; float32 angles are noisier than float64."""
-        return 2 * EPS32 if max(self.eps, 8 * noise) >= EPS32 else 8 * _EPS["float64"]
+        return 2 * EPS32 if max(self.eps, 8 * noise) >= EPS32 else 8 * EPS["float64"]
 
     def angle_errors(self, angles: Any, noise: float = 0.0) -> Any:
         """Return the error that rounded angles may have."""
-        return np.minimum(self.angle_tol(noise) * abs(angles), LOOSEST)
+        return np.minimum(self.angle_tol(noise) * abs(angles), self.loosest)
 
     @cached_property
     def coordinates(self) -> int:
@@ -144,7 +145,7 @@ def read_observation(
         )
     # Scale features to about 1 by a power of two, exactly, so that their products stay in range.
     power = sum(int(np.frexp(abs(array[finite]).max())[1]) for array in (x, y)) // 2
-    eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
+    eps, after_eps = EPS[dtype_name(before)], EPS[dtype_name(after)]
     observation = Observation(
         x.shape, np.ldexp(x[finite], -power), np.ldexp(y[finite], -power), np.flatnonzero(finite),
         host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance,

@@ -46,12 +46,12 @@ class PairHypothesis:
     def forward(
         self, x: Floats, at: Floats, omegas: Floats, amplitude: float, dtype_name: str, quantity: str
     ) -> Floats:
-        """Return the output of rows x at positions, (N,), with a quantity rounded to a 16-bit dtype."""
+        """Return the output of rows x at positions, (N, 1 or pairs), with a quantity rounded to 16 bits."""
 
         def rounded(array: Floats, *quantities: str) -> Floats:
             return ROUNDERS[dtype_name](array) if quantity in quantities else array
 
-        at, omegas = rounded(at[:, None], "angles", "positions"), rounded(omegas, "angles")
+        at, omegas = rounded(at, "angles", "positions"), rounded(omegas, "angles")
         angles = rounded(at * omegas, "angles")
         cos = rounded(np.cos(angles), "cos and sin", "cos")
         sin = rounded(np.sin(angles), "cos and sin", "sin")
@@ -69,7 +69,8 @@ def features_of_pairs(pairing: str, start: int, width: int, blocks: int = 1) -> 
     return np.concatenate([*features.reshape(blocks, 2, -1)], 1)
 
 
-def _rotation(pairing: str, out_pairing: str, start: int, width: int, blocks: int = 1) -> PairHypothesis:
+def rotated_pairs(pairing: str, out_pairing: str, start: int, width: int, blocks: int = 1) -> PairHypothesis:
+    """Return the pairs of a rotation."""
     first = features_of_pairs(pairing, start, width, blocks)
     out = features_of_pairs(out_pairing, start, width, blocks)
     sign = np.array([[-1.0], [1.0]]) * np.ones(width // 2)
@@ -100,7 +101,21 @@ def _crossed(rotation: PairHypothesis) -> PairHypothesis:
     )  # fmt: skip
 
 
-def _slices(observation: Observation) -> list[tuple[int, int]]:
+def permuted(rotation: PairHypothesis) -> PairHypothesis:
+    """Return the mistake of porters: `convert.weights` to the other pairing, then a rotation of this."""
+    pairing, start, width = rotation.pairing, rotation.start, rotation.width
+    other, order = PAIRINGS[pairing == "interleaved"], np.arange(start + width)
+    order[features_of_pairs(other, start, width, rotation.blocks)] = features_of_pairs(
+        pairing, start, width, rotation.blocks
+    )
+    return replace(
+        rotation, first=order[rotation.first], second=order[rotation.second],
+        mistake=f"weights in {other} order are rotated in {pairing} pairs",
+        formula=f"y = R(P x); P moves features from {pairing} to {other} order, R rotates {pairing} pairs",
+    )  # fmt: skip
+
+
+def slices(observation: Observation) -> list[tuple[int, int]]:
     """Return possible slices, (start, width), from the features that changed."""
     head_dim = observation.x.shape[1]
     slices = [(0, head_dim - head_dim % 2)]
@@ -124,23 +139,24 @@ def _slices(observation: Observation) -> list[tuple[int, int]]:
 
 def pair_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
     """Yield possible rotations; pairs in blocks, one for each coordinate, need coordinates."""
-    for start, width in _slices(observation):
+    for start, width in slices(observation):
         for pairing, out_pairing in product(PAIRINGS, repeat=2):
             if width > 2 or out_pairing == pairing:
-                yield _rotation(pairing, out_pairing, start, width)
+                yield rotated_pairs(pairing, out_pairing, start, width)
         blocks = observation.coordinates
         if blocks > 1 and width % (2 * blocks) == 0:
-            yield _rotation("half", "half", start, width, blocks)
+            yield rotated_pairs("half", "half", start, width, blocks)
 
 
 def mistaken_hypotheses(observation: Observation) -> Iterator[PairHypothesis]:
     """Yield mistakes that are no rotation."""
-    for start, width in _slices(observation):
+    for start, width in slices(observation):
         for pairing in PAIRINGS:
-            rotation = _rotation(pairing, pairing, start, width)
+            rotation = rotated_pairs(pairing, pairing, start, width)
             yield _one_sign(rotation)
             if width > 4:
                 yield _crossed(rotation)
+                yield permuted(rotation)
 
 
 class Amplitude(NamedTuple):

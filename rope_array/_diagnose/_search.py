@@ -238,7 +238,7 @@ class Search:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
         rows = np.unique(np.linspace(0, len(self.sample.x) - 1, 64).round().astype(int))
         x, y = self.sample.x[rows], self.sample.y[rows]
-        at = positions.rows(self.sample)[rows].astype(float)
+        at = positions.rows(self.sample)[rows, None].astype(float)
         ranked: list[Any] = []
         for pairs in (phases.pairs for phases in self._phases):
             if pairs.pairing != pairs.out_pairing or pairs.blocks > 1:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,9 @@ class Proposal:
         rope, x, at = self.rope, observation.x, self.positions.rows(observation)
         if self.mistaken:
             omegas = np.array(rope.frequencies)
-            return self.mistaken.forward(x, at.astype(float), omegas, rope.amplitude, *self.rounding)
+            return self.mistaken.forward(
+                x, positions_of_pairs(rope, at), omegas, rope.amplitude, *self.rounding
+            )
         count = math.prod(observation.shape[:-1])
         if 2 * len(x) < count:
             return np.asarray(rope.apply(x[:, None], at[:, None])[:, 0])
@@ -75,7 +77,7 @@ class Trial(NamedTuple):
     explanation: RotationExplanation
     errors: Floats  # (head_dim,): the mean square of each feature's error, relative to its pair
     angles: Floats  # (head_dim,): the mean square of the error that rounded angles may have
-    worst: float  # the largest error, in units of the error of the dtypes
+    rows: Floats  # (N,): the largest error of each row, in units of the error of the dtypes
 
     @property
     def mean(self) -> float:
@@ -84,7 +86,7 @@ class Trial(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the rounding of the dtypes explains every error."""
-        return self.worst <= 1.0
+        return bool((self.rows <= 1.0).all())
 
 
 def judge(proposal: Proposal, observation: Observation) -> Trial | None:
@@ -110,39 +112,48 @@ def measure(proposal: Proposal, observation: Observation) -> Trial:
     if proposal.mistaken:  # no rotation, so that the output pair may be small: look at the input pair too
         features.append(rope.amplitude * observation.x)
     floor = 1e-150 + 1e-7 * abs(observation.y).max()
-    sums, largest = np.zeros((2, rope.head_dim)), np.zeros(2)
+    sums, largest, worst = np.zeros((2, rope.head_dim)), 0.0, np.zeros(len(at))
     size = max(1, _BLOCK // rope.head_dim)
     for n in range(0, len(at), size):
         block = slice(n, n + size)
-        squares, errors = _errors(observation, rope, [rows[block] for rows in features], at[block], floor)
-        sums, largest = sums + squares, np.maximum(largest, errors)
-    residual, worst = map(float, largest)
+        squares, off, allowed = _errors(
+            observation, rope, [rows[block] for rows in features], at[block], floor
+        )
+        sums, largest = sums + squares, max(largest, float(off.max()))
+        worst[block] = (off / (observation.tol + allowed)).max(1)
     explanation = RotationExplanation(
-        rope, proposal.code, residual, positions.mistake, positions.seq_axis, proposal.notes
+        rope, proposal.code, largest, positions.mistake, positions.seq_axis, proposal.notes
     )
     return Trial(proposal, explanation, sums[0] / len(at), 4 * sums[1] / len(at), worst)
 
 
 def _errors(
     observation: Observation, rope: RoPE, features: list[Floats], at: Floats, floor: float
-) -> tuple[Floats, Floats]:
-    """Return the sums of squares of the errors and of errors of angles, and the two largest errors.
+) -> tuple[Floats, Floats, Floats]:
+    """Return the sums of squares of the errors and of errors of angles, the errors, and errors of angles.
 
     Errors are relative to the largest pair in `features`: rows, the rows after, and others.
     """
     rows, y, *_ = features
     layout, blocks = rope.out_pairing or rope.pairing, rope.axes.blocks if rope.axes else 1
     a, b = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
-    at = at[:, [axis or 0 for axis in rope.axes.coordinates]] if rope.axes else at[:, None]
     size = reduce(np.maximum, map(abs, features))
     size[:, a] = size[:, b] = np.sqrt(reduce(np.maximum, (z[:, a] ** 2 + z[:, b] ** 2 for z in features)))
     size = np.maximum(size, floor)
     allowed = np.zeros(rows.shape)
-    allowed[:, a] = allowed[:, b] = observation.angle_errors(at * np.array(rope.frequencies))
+    allowed[:, a] = allowed[:, b] = observation.angle_errors(
+        positions_of_pairs(rope, at) * np.array(rope.frequencies)
+    )
     off = abs(rows - y) / size
     rounded = (_rounded(rows, observation.after_eps) - y) / size
     squares = np.array([(rounded**2).sum(0), (allowed**2).sum(0)])
-    return squares, np.array([off.max(), (off / (observation.tol + allowed)).max()])
+    return squares, off, allowed
+
+
+def positions_of_pairs(rope: RoPE, at: Any) -> Floats:
+    """Return the position of each pair, (N, 1 or pairs), of the positions of rows."""
+    at = at[:, [axis or 0 for axis in rope.axes.coordinates]] if rope.axes else at[:, None]
+    return np.asarray(at, np.float64)
 
 
 def _rounded(y: Floats, eps: float) -> Floats:
