@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ._explain import Explanation as Explanation
     from ._explain import backends as backends
     from ._explain import explain as explain
+    from ._fingerprint import Fingerprint as Fingerprint
+    from ._fingerprint import fingerprint as fingerprint
     from ._spec.scaling import *  # noqa: F403
 
 # Names imported on first use, with their modules: most programs need few. The others are scaling rules.
@@ -36,6 +38,7 @@ _MODULES = (
 _LATE = {
     **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
     "diagnose": "_diagnose",
+    **dict.fromkeys(("Fingerprint", "fingerprint"), "_fingerprint"),
 }
 _RULES = "_spec.scaling"
 

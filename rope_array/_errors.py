@@ -6,6 +6,7 @@ __all__ = [
     "ArrayTypeError",
     "BackendError",
     "ConfigError",
+    "FingerprintError",
     "PatchError",
     "PositionError",
     "RoPEError",
@@ -40,6 +41,10 @@ class PositionError(RoPEError, ValueError):
 
 class PatchError(RoPEError, ValueError):
     """A model cannot be patched or unpatched, and is unchanged; so vLLM's rotation, and an ONNX file."""
+
+
+class FingerprintError(RoPEError, ValueError):
+    """Two fingerprints differ or do not compare, a text holds none, or code returns no rotation."""
 
 
 class BackendError(RoPEError, ValueError):

@@ -169,8 +169,8 @@ OF_A_BACKEND = f"._errors ._spec ._array_api .backend_tools {NATIVE_AND_GPU} num
 FOLDERS = {record.module.split(".")[2]: record.types[0] for record in _registry.RECORDS}
 NO_IMPORTS = "_errors _internals _version _backends testing._rules"
 MAY_IMPORT = {
-    "": "._apply ._attention ._diagnose ._errors ._examine ._explain ._rope ._rotation ._spec .backend_tools "
-    ".config .convert .hf .onnx .positions .sglang .torch .vllm",
+    "": "._apply ._attention ._diagnose ._errors ._examine ._explain ._fingerprint ._rope ._rotation ._spec "
+    ".backend_tools .config .convert .hf .onnx .positions .sglang .torch .vllm",
     **dict.fromkeys(NO_IMPORTS.split(), ""),
     "_dynamo": "._internals",
     "_spec": "._errors ._dynamo ._spec",
@@ -200,6 +200,7 @@ MAY_IMPORT = {
     # These compute in NumPy, on the host.
     "_diagnose": "._errors ._spec ._array_api ._rope ._diagnose numpy",
     "_examine": "._errors ._config ._diagnose ._rope .config numpy",
+    "_fingerprint": "._errors ._spec ._array_api ._dispatch ._rope ._diagnose ._fingerprint numpy",
     "plots": "._errors ._spec ._rope .plots .testing numpy",  # the definition, as errors are drawn
     # Backends import their own library, and each other never.
     **dict.fromkeys(["_backends._native", "_backends._gpu"], OF_A_BACKEND),

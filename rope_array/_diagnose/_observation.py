@@ -125,7 +125,7 @@ def read_observation(
     before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None
 ) -> Observation:
     """Check the arguments of `diagnose`, and convert them."""
-    x, y = _numpy(before, "before"), _numpy(after, "after")
+    x, y = host_floats(before, "before"), host_floats(after, "after")
     if x.shape != y.shape:
         raise ShapeError(
             f"before is {describe(before)} and after {describe(after)}; give one array before and after its "
@@ -162,7 +162,7 @@ def _spread_indices(size: int, count: int) -> Indices:
     return np.unique([*range(near), *between, *range(size - end, size)])
 
 
-def _numpy(array: Any, name: str) -> Floats:
+def host_floats(array: Any, name: str) -> Floats:
     """Convert an array of any library to NumPy's float64."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArrayTypeError(f"{name} is {describe(array)}; give an array.")
@@ -185,7 +185,7 @@ def _on_host(array: Any, name: str) -> Any:
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         raise ArrayTypeError(
             f"{name} is {describe(array)}, whose values cannot be read here ({type(error).__name__}); "
-            "diagnose runs on the host: call it outside of jit and compile, on arrays with values."
+            "it is read on the host: call this outside of jit and compile, on arrays with values."
         ) from error
 
 

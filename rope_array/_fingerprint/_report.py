@@ -1,0 +1,169 @@
+"""The class Fingerprint: rotations by layer, printed, parsed and compared."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rope_array._errors import FingerprintError, describe
+
+from ._difference import difference_of_rotations
+from ._measure import MeasuredRotation, ranges, short_hash
+from ._series import parse_series
+
+_VERSION = "1"  # of the format, and of the probe
+_HEAD = re.compile(r"rope_array fingerprint (\S+): ([0-9a-f]{16}) \((\w+), length (\d+)\)")
+_LINE = re.compile(
+    r"\b(rotation|layout|axes|frequencies|amplitude|tables|results)(?: of layers ([\d, -]+))?:(.*)"
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Fingerprint:
+    """The rotations of a rope or of a model's layers, as a process computes them; see `fingerprint`.
+
+    Attributes
+    ----------
+    rotations : tuple of (tuple of int, MeasuredRotation)
+        Each different rotation with its layers; without layers, the rotation of a rope.
+    length : int
+        The rotations are measured at positions below it.
+    dtype : str
+        The dtype of the rotated arrays.
+    hash : str
+        16 hexadecimal digits, of all layouts and bits: equal fingerprints have equal ones.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> ours = ra.fingerprint(ra.RoPE(128, base=500_000.0, pairing="half"), length=8192)
+    >>> ra.fingerprint(ra.RoPE(128, pairing="half"), length=8192).difference(ours)[:40]
+    'base: 10000 here, 500000 in the other. C'
+    """
+
+    __module__ = "rope_array"
+
+    rotations: tuple[tuple[tuple[int, ...], MeasuredRotation], ...]
+    length: int
+    dtype: str
+
+    @property
+    def hash(self) -> str:
+        texts = [(layers, r.layout, r.axes, r.tables, r.results) for layers, r in self.rotations]
+        return short_hash(repr((_VERSION, self.dtype, self.length, texts)).encode())
+
+    def __str__(self) -> str:
+        lines = [f"rope_array fingerprint {_VERSION}: {self.hash} ({self.dtype}, length {self.length})"]
+        for layers, rotation in self.rotations:
+            lines.append(f"rotation of layers {ranges([*layers])}:" if layers else "rotation:")
+            lines += [f"  layout: {rotation.layout}"]
+            lines += [f"  axes: {rotation.axes}"] if rotation.axes else []
+            lines += [f"  frequencies: {'; '.join(map(str, rotation.series))}"]
+            lines += [f"  amplitude: {rotation.amplitude!r}, cos and sin: {rotation.rounding}"]
+            for name, hashes in (("tables", rotation.tables), ("results", rotation.results)):
+                lines += [f"  {name}: {', '.join(f'below {bound} {text}' for bound, text in hashes)}"]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    @classmethod
+    def parse(cls, text: str) -> "Fingerprint":
+        """Read the first whole report in a text, such as a log, whose lines may begin with other text.
+
+        Raises
+        ------
+        FingerprintError
+            No report is in it, or it is cut, changed, or of another version of the format.
+        """
+        head: re.Match[str] | None = None
+        values: dict[str, Any] = {}
+        rotations: list[tuple[tuple[int, ...], MeasuredRotation]] = []
+        for line in text.splitlines():
+            if found := _HEAD.search(line):
+                head, values, rotations = found, {}, []
+            elif head and (found := _LINE.search(line)):
+                name, layers, value = found.groups()
+                values[name] = layers if name == "rotation" else value.strip()
+                if name == "results":
+                    rotations.append(_parse_rotation(values))
+                    read = cls(tuple(rotations), int(head[4]), head[3])
+                    if read.hash == head[2]:
+                        return read
+                    values = {}
+        reason = "holds no report that begins with 'rope_array fingerprint'" if head is None else (
+            f"has a report of version {head[1]}, and this is version {_VERSION}" if head[1] != _VERSION else
+            "has a report whose lines do not have its hash"
+        )  # fmt: skip
+        raise FingerprintError(
+            f"the text {reason}; give all printed lines of a fingerprint, by a rope_array of this format."
+        )
+
+    def difference(self, other: "Fingerprint") -> str:
+        """Return the first thing in which two fingerprints differ, with its meaning and the remedy; or "".
+
+        The order is: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables, bits of
+        tables, bits of results. A rope's fingerprint compares with each layer of a model's.
+
+        Raises
+        ------
+        FingerprintError
+            The other is none, or is of another length or dtype.
+        """
+        self._check_comparable(other)
+        here, there = self._by_layer(), other._by_layer()
+        if None in here or None in there:
+            here = dict.fromkeys(there, here[None]) if None in here else here
+            there = dict.fromkeys(here, there[None]) if None in there else there
+        texts: dict[str, list[int]] = {}
+        for layer in sorted(here.keys() & there.keys(), key=str):
+            if here[layer] != there[layer]:
+                text = difference_of_rotations(here[layer], there[layer], self.length, self.dtype)
+                texts.setdefault(text, []).append(layer)
+        for text, layers in texts.items():
+            return text if None in here else f"layers {ranges(layers)}: {text}"
+        alone = sorted(here.keys() ^ there.keys())
+        return (
+            f"layers {ranges(alone)} are in one alone. Compare models of one config, whole." if alone else ""
+        )
+
+    def check(self, other: "Fingerprint") -> None:
+        """Raise FingerprintError with the difference, if there is one: a guard of a training loop."""
+        if difference := self.difference(other):
+            raise FingerprintError(f"the rotations differ: {difference}")
+
+    def _check_comparable(self, other: Any) -> None:
+        if not isinstance(other, Fingerprint):
+            raise FingerprintError(f"got {describe(other)}; give a Fingerprint, or Fingerprint.parse(text).")
+        here, there = (self.dtype, self.length), (other.dtype, other.length)
+        if here != there:
+            raise FingerprintError(
+                f"the fingerprints are of {here[0]} at length {here[1]} and of {there[0]} at length "
+                f"{there[1]}, and do not compare; make both with one length= and one dtype."
+            )
+
+    def _by_layer(self) -> dict[Any, MeasuredRotation]:
+        return {layer: rotation for layers, rotation in self.rotations for layer in layers or (None,)}
+
+
+def of_layers(measured: Mapping[Any, MeasuredRotation], length: int, dtype: str) -> Fingerprint:
+    """Group the rotations of layers by number; None is the number of a rope."""
+    groups: dict[MeasuredRotation, list[int]] = {}
+    for layer, rotation in measured.items():
+        groups.setdefault(rotation, []).extend([] if layer is None else [layer])
+    ordered = sorted([(tuple(sorted(n)), r) for r, n in groups.items()], key=lambda group: group[0])
+    return Fingerprint(tuple(ordered), length, dtype)
+
+
+def _parse_rotation(values: dict[str, Any]) -> tuple[tuple[int, ...], MeasuredRotation]:
+    """Return the layers and the rotation of the lines of a report."""
+    spans = [tuple(map(int, span.split("-"))) for span in (values["rotation"] or "").split(", ") if span]
+    layers = tuple(layer for span in spans for layer in range(span[0], span[-1] + 1))
+    amplitude, _, rounding = values["amplitude"].partition(", cos and sin: ")
+    tables, results = (
+        tuple((int(bound), text) for bound, text in re.findall(r"below (\d+) (\w+)", values[name]))
+        for name in ("tables", "results")
+    )
+    return layers, MeasuredRotation(
+        values["layout"], values.get("axes", ""), parse_series(values["frequencies"]), float(amplitude),
+        rounding, tables, results,
+    )  # fmt: skip
