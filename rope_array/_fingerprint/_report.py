@@ -70,10 +70,27 @@ class Fingerprint:
     def parse(cls, text: str) -> "Fingerprint":
         """Read the first whole report in a text, such as a log, whose lines may begin with other text.
 
+        Parameters
+        ----------
+        text : str
+            One process prints ``str(fingerprint)``, and another reads it.
+
+        Returns
+        -------
+        Fingerprint
+            Equal to the printed one.
+
         Raises
         ------
         FingerprintError
-            No report is in it, or it is cut, changed, or of another version of the format.
+            No report is in the text, or it is cut, changed, or of another version of the format.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> ours = ra.fingerprint(ra.RoPE(8))
+        >>> ra.Fingerprint.parse(f"INFO worker: {ours}") == ours
+        True
         """
         head: re.Match[str] | None = None
         values: dict[str, Any] = {}
@@ -101,13 +118,28 @@ class Fingerprint:
     def difference(self, other: "Fingerprint") -> str:
         """Return the first thing in which two fingerprints differ, with its meaning and the remedy; or "".
 
-        The order is: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables, bits of
-        tables, bits of results. A rope's fingerprint compares with each layer of a model's.
+        Parameters
+        ----------
+        other : Fingerprint
+            Of the same length and dtype. A rope's fingerprint compares with each layer of a model's.
+
+        Returns
+        -------
+        str
+            In this order: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables, bits
+            of tables, bits of results.
 
         Raises
         ------
         FingerprintError
-            The other is none, or is of another length or dtype.
+            The lengths or dtypes differ.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> half = ra.fingerprint(ra.RoPE(8, pairing="half"))
+        >>> half.difference(ra.fingerprint(ra.RoPE(8))).partition(".")[0]
+        'pairing: half here, interleaved in the other'
         """
         self._check_comparable(other)
         here, there = self._by_layer(), other._by_layer()
@@ -127,7 +159,28 @@ class Fingerprint:
         )
 
     def check(self, other: "Fingerprint") -> None:
-        """Raise FingerprintError with the difference, if there is one: a guard of a training loop."""
+        """Raise the difference, if there is one: a guard of a training loop.
+
+        Parameters
+        ----------
+        other : Fingerprint
+            As in `difference`.
+
+        Returns
+        -------
+        None
+            The two rotate alike.
+
+        Raises
+        ------
+        FingerprintError
+            They differ, or do not compare.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> ra.fingerprint(ra.RoPE(8)).check(ra.fingerprint(ra.RoPE(8, angles="exact")))
+        """
         if difference := self.difference(other):
             raise FingerprintError(f"the rotations differ: {difference}")
 
