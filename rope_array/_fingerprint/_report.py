@@ -126,8 +126,8 @@ class Fingerprint:
         Returns
         -------
         str
-            In this order: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables, bits
-            of tables, bits of results.
+            In this order: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables,
+            bits of tables, bits of results.
 
         Raises
         ------
