@@ -113,8 +113,7 @@ def findings_of(
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(int(observation.reach) + 1)
     return [
-        Finding(kind, (layer,), f"{found}, expected {expected}", _REMEDIES[kind])
-        for kind, found, expected in find_differences(observation, rope)
+        Finding(kind, (layer,), text, _REMEDIES[kind]) for kind, text in find_differences(observation, rope)
     ]
 
 
