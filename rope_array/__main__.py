@@ -9,6 +9,7 @@ from rope_array._command._backends import add_backends
 from rope_array._command._check import add_check
 from rope_array._command._demo import add_demo
 from rope_array._command._explain import add_explain
+from rope_array._command._fingerprint import add_fingerprint
 from rope_array._command._output import OutputError, complain, show
 from rope_array._command._plot import add_plot
 
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add_check(commands)
     add_backends(commands)
     add_explain(commands)
+    add_fingerprint(commands)
     add_plot(commands)
     return parser
 

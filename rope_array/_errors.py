@@ -1,5 +1,6 @@
 """The exceptions. Each message names the value given, the value needed, and the remedy."""
 
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -117,6 +118,14 @@ def short(value: Any) -> str:
 def printable(text: str) -> str:
     """Escape the control characters of a text from elsewhere: a terminal would obey them."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Write ascending indices with ranges: 0-4, 6, 8."""
+    index_set = set(indices)
+    starts = [i for i in indices if i - 1 not in index_set]
+    ends = [i for i in indices if i + 1 not in index_set]
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def library_name(value: Any) -> str:

@@ -38,7 +38,7 @@ def in_one_line(text):
 def test_without_a_command_the_help_is_shown(command):
     status, out, _ = command("")
     assert (status, out) == (0, command("--help")[1])
-    assert all(f"  {name}" in out for name in ("demo", "check", "backends", "explain", "plot", "--version"))
+    assert all(f"  {name}" in out for name in ("demo", "check", "backends", "explain", "fingerprint", "plot"))
     assert command("--version")[:2] == (0, f"rope_array {ra.__version__}\n")
     assert child.python("-P", "-m", "rope_array", "--version").stdout == f"rope_array {ra.__version__}\n"
 
@@ -66,6 +66,7 @@ COMMANDS = {
     "demo": "demo",
     "backends": "backends",
     "explain": "explain --shape 1,2,3,4",
+    "fingerprint": "fingerprint --head-dim 8",
     "check": "check numpy --only definition",
     "list of checks": "check --list",
     "plot": "plot rotation -o plot.svg",

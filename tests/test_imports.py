@@ -225,7 +225,8 @@ MAY_IMPORT = {
     "vllm": "._errors ._engines ._examine ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
-    "_command": ". ._command ._demo ._registry ._spec.scaling .config .plots .testing late numpy",
+    "_command": ". ._command ._demo ._errors ._registry ._spec.scaling .config .plots .testing late "
+    "._fingerprint numpy",
     "_demo": ". ._command._output ._demo .testing numpy late dask",
     # The suite shares nothing with the core.
     "testing": ".testing numpy",

@@ -7,6 +7,7 @@ from typing import Any
 
 import rope_array as ra
 from rope_array._command._output import hanging
+from rope_array._errors import ranges
 from rope_array.config import Reading, read, read_layers
 
 _ROWS = 8  # pairs in the table of frequencies
@@ -46,16 +47,8 @@ def _layers(indices: tuple[int, ...], count: int, layer_type: str | int | None) 
     if len(indices) == count:
         return hanging("", f"All {count} layers share one rotary embedding.")
     return hanging(
-        "", f"Layer{'s' if len(indices) > 1 else ''} {_ranges(indices)} ({len(indices)} of {count}):"
+        "", f"Layer{'s' if len(indices) > 1 else ''} {ranges(indices)} ({len(indices)} of {count}):"
     )
-
-
-def _ranges(indices: Sequence[int]) -> str:
-    """Write indices with ranges: 0-4, 6, 8."""
-    index_set = set(indices)
-    starts = [i for i in indices if i - 1 not in index_set]
-    ends = [i for i in indices if i + 1 not in index_set]
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _of_rope(reading: Reading, length: int | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Any
 from rope_array._command._output import refuse, show
 from rope_array._command._rope_options import (
     FIELDS,
+    add_array_options,
     add_config_options,
     add_field_options,
     add_length_option,
@@ -12,6 +13,7 @@ from rope_array._command._rope_options import (
     check_unused,
     fields_of,
     layer_of,
+    zeros,
 )
 
 # Options of a call, with their defaults; a config has no use for them.
@@ -34,9 +36,7 @@ def add_explain(commands: Any) -> None:
         "config", metavar="CONFIG", nargs="?", help="a config.json, or the folder that holds it"
     )
     add_config_options(parser)
-    group = parser.add_argument_group("call")
-    group.add_argument("--library", metavar="NAME", help="a name of `check --list`, such as torch:cuda")
-    group.add_argument("--dtype", metavar="NAME", help="default: float32")
+    group = add_array_options(parser, "call")
     group.add_argument("--shape", metavar="SIZES", help="default: 1,32,2048,128; features last")
     group.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
     add_field_options(parser)
@@ -64,17 +64,11 @@ def _explain_config(config: str, options: dict[str, Any]) -> str:
 
 def _explain_call(options: dict[str, Any]) -> str:
     import rope_array as ra
-    from rope_array.testing._libraries import LIBRARIES
 
     check_unused(options, ("part", "layer_type"), "without CONFIG, there is no use for")
     fields = fields_of(options)
     call: dict[str, Any] = _CALL | {name: options[name] for name in _CALL if options[name] is not None}
-    if call["library"] not in LIBRARIES:
-        raise ValueError(f"unknown library {call['library']!r}; give one of {', '.join(LIBRARIES)}")
-    lib = LIBRARIES[call["library"]]
-    lib.check_present()
-    with lib.running():
-        x = _zeros(lib, call["dtype"], _sizes(call["shape"]))
+    with zeros(call["library"], call["dtype"], _sizes(call["shape"])) as x:
         pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
         rope = at_length(ra.RoPE(x.shape[-1], **fields), options["length"])
         return str(ra.explain(x, pos, rope, backend=call["backend"]))
@@ -88,14 +82,3 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 0:
         raise ValueError(f"the shape is {text!r}; give the size of each axis, such as 1,32,2048,128")
     return sizes
-
-
-def _zeros(lib: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return zeros, broadcast from one number if the library can: no backend's choice depends on strides."""
-    floats = lib.dtypes
-    if dtype not in floats:
-        reason = f" ({lib.lacks[dtype]})" if dtype in lib.lacks else ""
-        raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(floats)} here{reason}")
-    import numpy as np  # unused by other commands
-
-    return lib.expanded(lib.asarray(np.zeros((1,) * len(shape), np.float32), dtype), shape)

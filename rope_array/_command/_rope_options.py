@@ -2,7 +2,8 @@
 
 import ast
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,41 @@ def add_length_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=int, metavar="N", help="positions in the sequence, for a rule that depends on them"
     )
+
+
+def add_array_options(parser: ArgumentParser, title: str) -> Any:
+    """Add the options for the library and the dtype of an array; return their group."""
+    group = parser.add_argument_group(title)
+    group.add_argument("--library", metavar="NAME", help="a name of `check --list`, such as torch:cuda")
+    group.add_argument("--dtype", metavar="NAME", help="default: float32")
+    return group
+
+
+@contextmanager
+def zeros(library: str | None, dtype: str | None, shape: tuple[int, ...]) -> Iterator[Any]:
+    """Make zeros, and run its library as the suite does.
+
+    They are broadcast from one number if the library can: no backend's choice depends on strides.
+
+    Raises
+    ------
+    ValueError
+        There is no such library, or it has no such dtype here.
+    """
+    import numpy as np  # unused by other commands
+
+    from rope_array.testing._libraries import LIBRARIES
+
+    library, dtype = library or "numpy", dtype or "float32"
+    if library not in LIBRARIES:
+        raise ValueError(f"unknown library {library!r}; give one of {', '.join(LIBRARIES)}")
+    lib = LIBRARIES[library]
+    lib.check_present()
+    with lib.running():
+        if dtype not in lib.dtypes:
+            reason = f" ({lib.lacks[dtype]})" if dtype in lib.lacks else ""
+            raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(lib.dtypes)} here{reason}")
+        yield lib.expanded(lib.asarray(np.zeros((1,) * len(shape), np.float32), dtype), shape)
 
 
 def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:

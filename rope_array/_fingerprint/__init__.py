@@ -4,7 +4,7 @@
 `_report.Fingerprint` prints, parses and compares rotations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,28 +74,32 @@ def fingerprint(
     """
     like = np.empty(0, np.float32) if like is None else like
     _dispatch.library_of_like(like)
-    if isinstance(rope, RoPE) != (head_dim is None) or not callable(rope):
+    if isinstance(rope, RoPE) and head_dim is None:
+        return fingerprint_of_ropes({None: rope}, like, length)
+    if isinstance(rope, RoPE) or head_dim is None or not callable(rope):
         raise SpecError(
             f"rope is {describe_other(rope)}, and head_dim is {head_dim}; give a RoPE alone, or a function "
             "(x, pos) and its head_dim."
         )
+    heads = probe(integer("head_dim", head_dim, 1), LONGEST if length is None else length, dtype_name(like))
+    return of_layers({None: measure_code(rope, like, heads)}, heads.length, heads.dtype)
+
+
+def fingerprint_of_ropes(ropes: Mapping[Any, RoPE], like: Any, length: int | None) -> Fingerprint:
+    """Return the fingerprint of the ropes of layers by number, by default at all positions that all allow."""
     if length is None:
-        limit = require_plan(rope).max_position if isinstance(rope, RoPE) else None
-        length = LONGEST if limit is None else limit + 1
-    if isinstance(rope, RoPE):
-        measured = measure_rope(rope, like, length)
-    else:
-        head_dim = integer("head_dim", head_dim, 1)
-        measured = measure_code(rope, like, probe(head_dim, length, dtype_name(like)))
-    return of_layers({None: measured}, length, dtype_name(like))
+        limits = [require_plan(rope).max_position for rope in ropes.values()]
+        length = min(LONGEST if limit is None else limit + 1 for limit in limits)
+    measured = {rope: measure_rope(rope, like, length) for rope in set(ropes.values())}
+    return of_layers({layer: measured[rope] for layer, rope in ropes.items()}, length, dtype_name(like))
 
 
 def measure_rope(rope: RoPE, like: Any, length: int) -> MeasuredRotation:
     """Return the rotation of a rope at a length; of coordinates: equal ones, and each alone."""
+    heads, coordinates = probe(rope.head_dim, length, dtype_name(like)), rope.axes.count if rope.axes else 0
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(length)
-    coordinates = rope.axes.count if rope.axes else 0
-    return measure_code(rope.apply, like, probe(rope.head_dim, length, dtype_name(like)), coordinates or 0)
+    return measure_code(rope.apply, like, heads, coordinates or 0)
 
 
 def measure_code(
@@ -103,14 +107,12 @@ def measure_code(
 ) -> MeasuredRotation:
     """Return the rotation of a function ``(x, pos) -> y`` of arrays of like's library."""
     lib = _dispatch.library_of_like(like)
-    xp, ops, x = lib.xp, lib.ops(like), to_library(probe.x, like)
-    dtype = xp.int64 if lib.has_int64(like) else xp.int32
-    pos = np.array(probe.positions)
-    of_calls = [pos[:, None] * row for row in (np.ones(coordinates, int), *np.eye(coordinates, dtype=int))]
-    positions = (
-        xp.asarray(p, dtype=dtype, **ops.creation_kwargs) for p in (of_calls if coordinates else [pos])
-    )
-    return measure(probe, *(host_floats(rotate(x, p), "the result") for p in positions))
+    x, pos = to_library(probe.x, like), np.array(probe.positions)
+    dtype = lib.xp.int64 if lib.has_int64(like) else lib.xp.int32
+    weights = np.concatenate([np.ones((1, coordinates), int), np.eye(coordinates, dtype=int)])
+    calls = [pos[:, None] * row for row in weights] if coordinates else [pos]
+    arrays = (lib.xp.asarray(p, dtype=dtype, **lib.ops(like).creation_kwargs) for p in calls)
+    return measure(probe, *(host_floats(rotate(x, p), "the result") for p in arrays))
 
 
 def to_library(x: Floats, like: Any) -> Any:

@@ -3,19 +3,20 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from rope_array._errors import FingerprintError, describe
+from rope_array._errors import FingerprintError, describe, ranges
 
 from ._difference import difference_of_rotations
-from ._measure import MeasuredRotation, ranges, short_hash
-from ._series import parse_series
+from ._measure import MeasuredRotation, short_hash
 
-_VERSION = "1"  # of the format, and of the probe
+_VERSION = "1"  # of the probe, the hashes and the report
 _HEAD = re.compile(r"rope_array fingerprint (\S+): ([0-9a-f]{16}) \((\w+), length (\d+)\)")
-_LINE = re.compile(
-    r"\b(rotation|layout|axes|frequencies|amplitude|tables|results)(?: of layers ([\d, -]+))?:(.*)"
-)
+_NAMES = "rotation|layout|axes|frequencies|amplitude|cos and sin|tables|results"
+_LINE = re.compile(rf"\b({_NAMES})(?: of layers ([\d, -]+))?: ?(.*)")
+
+Rotations = tuple[tuple[tuple[int, ...], MeasuredRotation], ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +44,7 @@ class Fingerprint:
 
     __module__ = "rope_array"
 
-    rotations: tuple[tuple[tuple[int, ...], MeasuredRotation], ...]
+    rotations: Rotations
     length: int
     dtype: str
 
@@ -55,13 +56,8 @@ class Fingerprint:
     def __str__(self) -> str:
         lines = [f"rope_array fingerprint {_VERSION}: {self.hash} ({self.dtype}, length {self.length})"]
         for layers, rotation in self.rotations:
-            lines.append(f"rotation of layers {ranges([*layers])}:" if layers else "rotation:")
-            lines += [f"  layout: {rotation.layout}"]
-            lines += [f"  axes: {rotation.axes}"] if rotation.axes else []
-            lines += [f"  frequencies: {'; '.join(map(str, rotation.series))}"]
-            lines += [f"  amplitude: {rotation.amplitude!r}, cos and sin: {rotation.rounding}"]
-            for name, hashes in (("tables", rotation.tables), ("results", rotation.results)):
-                lines += [f"  {name}: {', '.join(f'below {bound} {text}' for bound, text in hashes)}"]
+            lines.append(f"rotation of layers {ranges(layers)}:" if layers else "rotation:")
+            lines += [f"  {name}: {text}" for name, text in _written(rotation).items() if text]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -92,28 +88,23 @@ class Fingerprint:
         >>> ra.Fingerprint.parse(f"INFO worker: {ours}") == ours
         True
         """
-        head: re.Match[str] | None = None
-        values: dict[str, Any] = {}
-        rotations: list[tuple[tuple[int, ...], MeasuredRotation]] = []
+        head, lines, rotations = None, dict[str, str](), list[Any]()
         for line in text.splitlines():
             if found := _HEAD.search(line):
-                head, values, rotations = found, {}, []
+                head, rotations = found, []
             elif head and (found := _LINE.search(line)):
                 name, layers, value = found.groups()
-                values[name] = layers if name == "rotation" else value.strip()
+                lines = {"layers": layers or ""} if name == "rotation" else lines | {name: value.strip()}
                 if name == "results":
-                    rotations.append(_parse_rotation(values))
-                    read = cls(tuple(rotations), int(head[4]), head[3])
-                    if read.hash == head[2]:
-                        return read
-                    values = {}
-        reason = "holds no report that begins with 'rope_array fingerprint'" if head is None else (
-            f"has a report of version {head[1]}, and this is version {_VERSION}" if head[1] != _VERSION else
-            "has a report whose lines do not have its hash"
-        )  # fmt: skip
-        raise FingerprintError(
-            f"the text {reason}; give all printed lines of a fingerprint, by a rope_array of this format."
-        )
+                    rotations.append(_read(lines))
+                    fingerprint = cls(tuple(rotations), int(head[4]), head[3])
+                    if fingerprint.hash == head[2]:
+                        return fingerprint
+        reason = "no line begins with 'rope_array fingerprint'"
+        if head:
+            reason = f"its version is {head[1]}, here it is {_VERSION}"
+            reason = "the lines do not have its hash" if head[1] == _VERSION else reason
+        raise FingerprintError(f"the text holds no fingerprint: {reason}; give all of its lines.")
 
     def difference(self, other: "Fingerprint") -> str:
         """Return the first thing in which two fingerprints differ, with its meaning and the remedy; or "".
@@ -198,6 +189,39 @@ class Fingerprint:
         return {layer: rotation for layers, rotation in self.rotations for layer in layers or (None,)}
 
 
+def _written(rotation: MeasuredRotation) -> dict[str, str]:
+    """Return the lines of a rotation by name."""
+    runs = [(divisor, len([*run])) for divisor, run in groupby(rotation.divisors)]
+    divisors = ", ".join(_number(divisor) + (f" x{count}" if count > 1 else "") for divisor, count in runs)
+    return {
+        "layout": rotation.layout,
+        "axes": rotation.axes,
+        "frequencies": f"{_number(rotation.base)}^(-i/{rotation.width}) / ({divisors})",
+        "amplitude": _number(rotation.amplitude),
+        "cos and sin": rotation.rounding,
+        "tables": " ".join(rotation.tables),
+        "results": " ".join(rotation.results),
+    }
+
+
+def _number(value: float) -> str:
+    return repr(value).removesuffix(".0")
+
+
+def _read(lines: dict[str, str]) -> tuple[tuple[int, ...], MeasuredRotation]:
+    """Return the layers and the rotation of lines by name."""
+    spans = [[*map(int, span.split("-"))] for span in lines["layers"].split(", ") if span]
+    layers = tuple(layer for span in spans for layer in range(span[0], span[-1] + 1))
+    base, width, runs = re.findall(r"(.+)\^\(-i/(\d+)\) / \((.*)\)", lines["frequencies"])[0]
+    divisors = [(run.partition(" x")[::2]) for run in runs.split(", ") if run]
+    return layers, MeasuredRotation(
+        lines["layout"], lines.get("axes", ""), float(base), int(width),
+        tuple(float(number) for number, count in divisors for _ in range(int(count or 1))),
+        float(lines["amplitude"]), lines["cos and sin"],
+        *(tuple(re.findall(r"[0-9a-f]{16}", lines[name])) for name in ("tables", "results")),
+    )  # fmt: skip
+
+
 def of_layers(measured: Mapping[Any, MeasuredRotation], length: int, dtype: str) -> Fingerprint:
     """Group the rotations of layers by number; None is the number of a rope."""
     groups: dict[MeasuredRotation, list[int]] = {}
@@ -205,18 +229,3 @@ def of_layers(measured: Mapping[Any, MeasuredRotation], length: int, dtype: str)
         groups.setdefault(rotation, []).extend([] if layer is None else [layer])
     ordered = sorted([(tuple(sorted(n)), r) for r, n in groups.items()], key=lambda group: group[0])
     return Fingerprint(tuple(ordered), length, dtype)
-
-
-def _parse_rotation(values: dict[str, Any]) -> tuple[tuple[int, ...], MeasuredRotation]:
-    """Return the layers and the rotation of the lines of a report."""
-    spans = [tuple(map(int, span.split("-"))) for span in (values["rotation"] or "").split(", ") if span]
-    layers = tuple(layer for span in spans for layer in range(span[0], span[-1] + 1))
-    amplitude, _, rounding = values["amplitude"].partition(", cos and sin: ")
-    tables, results = (
-        tuple((int(bound), text) for bound, text in re.findall(r"below (\d+) (\w+)", values[name]))
-        for name in ("tables", "results")
-    )
-    return layers, MeasuredRotation(
-        values["layout"], values.get("axes", ""), parse_series(values["frequencies"]), float(amplitude),
-        rounding, tables, results,
-    )  # fmt: skip
