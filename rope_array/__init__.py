@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from . import torch as torch
     from . import vllm as vllm
     from ._diagnose import diagnose as diagnose
+    from ._examine import Examination as Examination
+    from ._examine import Finding as Finding
+    from ._examine import examine as examine
     from ._explain import Backend as Backend
     from ._explain import Explanation as Explanation
     from ._explain import backends as backends
@@ -37,6 +40,7 @@ _MODULES = (
 )
 _LATE = {
     **dict.fromkeys(("Backend", "Explanation", "backends", "explain"), "_explain"),
+    **dict.fromkeys(("Examination", "Finding", "examine"), "_examine"),
     "diagnose": "_diagnose",
     **dict.fromkeys(("Fingerprint", "fingerprint"), "_fingerprint"),
 }

@@ -1,16 +1,23 @@
 """Compare rotations with the ropes of a config: from two arrays, from files of a cache, or layer by layer."""
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ._diagnose._differences import find_differences
 from ._diagnose._mistakes import ROUNDERS
-from ._diagnose._observation import EPS, Floats, Observation, read_observation
+from ._diagnose._observation import EPS, Floats, Observation, read_candidates, read_observation
+from ._errors import ArrayTypeError, ShapeError, short
 from ._rope import RoPE
+from .config import read_layers
 
-__all__ = ["Examination", "Finding"]
+__all__ = ["Examination", "Finding", "examine"]
 
 _REMEDIES = {
     "pairing": "change the code, or move q and k by convert.weights(w, rope, to=..., num_heads=...)",
@@ -26,8 +33,7 @@ _REMEDIES = {
     "not rotated": "call the rotation; the layer may be listed in no_rope_layers by mistake",
     "16-bit tables": "compute positions, angles, cos and sin in float32",
     "table too short": "make the table as long as max_position_embeddings, or as the longest sequence",
-    "weights of the other pairing": "convert once: convert.weights(w, rope, to=..., num_heads=...), with the "
-    "pairing that w has in rope, and the pairing of the code in to",
+    "weights of the other pairing": "convert q and k, once, to the pairing of the code by convert.weights",
     "unexplained": "compare more rows, in float32; see rope_array.diagnose",
 }
 
@@ -48,6 +54,13 @@ class Finding:
         The value that was found, and the expected value.
     remedy : str
         What to do.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> print(ra.Finding("base", (0, 1, 2, 5), "base 10000, expected base 500000", "give rope_theta"))
+    layers 0-2, 5: base: base 10000, expected base 500000
+      remedy: give rope_theta
     """
 
     kind: str
@@ -57,7 +70,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = f"{_names(self.layers)}: " if any(layer is not None for layer in self.layers) else ""
-        return f"{where}{self.kind}: {self.text}\n    remedy: {self.remedy}"
+        return f"{where}{self.kind}: {self.text}\n  remedy: {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,12 @@ class Examination:
         Differences from the config; equal findings of several layers are one.
     unseen : tuple of (str, str)
         Layers that could not be compared, and the reasons.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> print(ra.Examination(layers=(0, 1), findings=()))
+    2 layers compared: no findings
     """
 
     layers: tuple[Any, ...]
@@ -92,10 +111,134 @@ class Examination:
         return bool(self.layers) and not self.findings
 
     def __str__(self) -> str:
-        count, findings = len(self.layers), len(self.findings) or "no"
-        lines = [f"{count} layer{'s' * (count != 1)} compared: {findings} finding{'s' * (findings != 1)}"]
+        layers, findings = len(self.layers), len(self.findings)
+        counts = f"{layers} layer{'s' * (layers != 1)}", f"{findings or 'no'} finding{'s' * (findings != 1)}"
+        lines = [f"{counts[0]} compared: {counts[1]}"]
         lines += [f"  {line}" for finding in self.findings for line in str(finding).splitlines()]
         return "\n".join([*lines, *(f"  not seen: {name}: {reason}" for name, reason in self.unseen)])
+
+
+def examine(
+    before: Any,
+    after: Any,
+    pos: Any,
+    expected: Any,
+    *,
+    seq_axis: int = -2,
+    rotated: bool = False,
+    tolerance: float | None = None,
+) -> Examination:
+    """Compare rotations, such as the keys in a cache, with a config: name the field that differs.
+
+    Parameters
+    ----------
+    before, after : array, list or dict of arrays, or path
+        Queries or keys of shape (..., S, head_dim) before and after the rotation: of one layer, or of layers
+        by their order or their names; or a file .npz or .safetensors with an array for each layer, whose
+        names have the numbers of the layers.
+    pos
+        The positions of all layers, as in `rope_array.apply`.
+    expected : RoPE, or config
+        The rope of all layers; or a config as for `config.read_layers`, with the rope of each layer.
+    seq_axis : int
+        The axis of the positions.
+    rotated : bool
+        Whether `before` has been rotated as expected: the cache of a reference, whose keys are rotated back.
+    tolerance : float, optional
+        The largest accepted error, relative to a pair, if it is above the rounding of the dtypes. Float32
+        arrays with bfloat16 numbers count as bfloat16; float32 angles are accepted at every position.
+
+    Returns
+    -------
+    Examination
+        Without findings if all layers rotate as expected.
+
+    Raises
+    ------
+    ArrayTypeError, ShapeError, SpecError, ConfigError
+        As by `diagnose`; `before` and `after` have other layers; a file has no arrays that can be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> x = np.random.default_rng(0).standard_normal((2, 64, 32)).astype("float32")
+    >>> y = ra.apply(x, range(64), pairing="half")
+    >>> print(ra.examine(x, y, range(64), ra.RoPE(32, base=500_000.0, pairing="half")))
+    1 layer compared: 1 finding
+      base: base 10000, expected base 500000
+        remedy: give the code rope_theta of the config
+    """
+    befores, afters = _by_layer(before), _by_layer(after)
+    if befores.keys() != afters.keys():
+        raise ShapeError(
+            f"before has the layers {short([*befores])}, and after {short([*afters])}; give the same layers."
+        )
+    ropes: dict[Any, RoPE] = {None: expected}
+    if befores.keys() == {None} and not isinstance(expected, RoPE):
+        ropes = {None: RoPE.from_config(expected)}
+    elif not isinstance(expected, RoPE):
+        groups = read_layers(expected)
+        all_layers = (None,) * (len(groups) == 1)
+        ropes = {n: reading.rope for layers, reading in groups for n in (*layers, *all_layers)}
+    findings, unseen = [], []
+    for layer, x in befores.items():
+        if rope := ropes.get(layer, ropes.get(None)):
+            findings += findings_of(
+                x,
+                afters[layer],
+                pos,
+                rope,
+                layer=layer,
+                seq_axis=seq_axis,
+                rotated=rotated,
+                tolerance=tolerance,
+            )
+        else:
+            unseen.append((str(layer), "the config has several ropes, and no layer of this number"))
+    seen = (layer for layer in befores if str(layer) not in dict(unseen))
+    return Examination(tuple(seen), tuple(findings), tuple(unseen))
+
+
+def _by_layer(arrays: Any) -> dict[Any, Any]:
+    """Return arrays by the numbers of their layers, or by their names if the numbers are not unique."""
+    if isinstance(arrays, (str, PathLike)):
+        arrays = _read_file(Path(arrays))
+    if isinstance(arrays, (list, tuple)):
+        arrays = dict(enumerate(arrays))
+    if not isinstance(arrays, Mapping):
+        return {None: arrays}
+    names = sorted(arrays, key=lambda name: [int(n) for n in re.findall(r"\d+", str(name))])
+    numbers = [int((re.findall(r"\d+", str(name)) or [-1])[0]) for name in names]
+    layers = numbers if len({*numbers}) == len(names) else names
+    return {layer: arrays[name] for layer, name in zip(layers, names, strict=True)}
+
+
+_SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Return the arrays of a file; bfloat16 numbers in float32."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    if path.suffix != ".safetensors":
+        raise ArrayTypeError(
+            f"{short(str(path))} is no .npz and no .safetensors; give such a file, or arrays."
+        )
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    arrays = {}
+    for name, entry in json.loads(content[8:start]).items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in _SAFETENSORS:
+            raise ArrayTypeError(f"{name} is of {entry['dtype']}; give {', '.join(_SAFETENSORS)}.")
+        first, end = entry["data_offsets"]
+        array = np.frombuffer(content[start + first : start + end], _SAFETENSORS[entry["dtype"]])
+        if entry["dtype"] == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        arrays[name] = array.reshape(entry["shape"])
+    return arrays
 
 
 def findings_of(
@@ -106,14 +249,17 @@ def findings_of(
     *,
     layer: Any,
     seq_axis: int = -2,
+    rotated: bool = False,
     tolerance: float | None = None,
 ) -> list[Finding]:
     """Return the differences between a rotation of a layer and the rope that is expected of it."""
     observation = _of_values(read_observation(before, after, pos, seq_axis, tolerance))
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(int(observation.reach) + 1)
+    read_candidates([rope], observation.shape[-1], "expected")  # checks head_dim
     return [
-        Finding(kind, (layer,), text, _REMEDIES[kind]) for kind, text in find_differences(observation, rope)
+        Finding(kind, (layer,), text, _REMEDIES[kind])
+        for kind, text in find_differences(observation, rope, rotated)
     ]
 
 

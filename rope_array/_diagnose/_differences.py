@@ -31,9 +31,17 @@ _PORTED = "weights of the other pairing"
 Change = tuple[str, str, Proposal]
 
 
-def find_differences(observation: Observation, rope: RoPE) -> list[tuple[str, str]]:
-    """Return the kinds and texts of the differences from the rope's output; none if it explains each row."""
-    comparison = _Comparison(observation, replace(rope, max_position=None))
+def find_differences(observation: Observation, rope: RoPE, rotated: bool = False) -> list[tuple[str, str]]:
+    """Return the kinds and texts of the differences from the rope's output; none if it explains each row.
+
+    With `rotated`, the rope has rotated the rows before; they are rotated back.
+    """
+    rope = replace(rope, max_position=None)  # the rows may be beyond it
+    if rotated:
+        at = _positions_for(rope, observation).rows(observation)
+        x = np.asarray(rope.apply(observation.x[:, None], at[:, None], inverse=True)[:, 0])
+        observation = replace(observation, x=x)
+    comparison = _Comparison(observation, rope)
     if comparison.trial.fits:
         return []
     trials = comparison.by_one_change, comparison.by_index, comparison.by_search, comparison.by_errors
@@ -125,9 +133,8 @@ class _Comparison:
             except SpecError:  # no rope has these fields
                 continue
             yield kind, text or f"{_described(proposal.rope)[kind]}, expected {wanted[kind]}", proposal
-        other = PAIRINGS[rope.pairing == PAIRINGS[0]]
-        text = f"features in {other} order are rotated in {rope.pairing} pairs, expected {rope.pairing} order"
-        yield _PORTED, text, Proposal(rope, positions, mistaken=permuted(self.pairs))
+        ported = permuted(self.pairs)
+        yield _PORTED, ported.mistake, Proposal(rope, positions, mistaken=ported)
         for kind, text, moved in self._other_positions(sample):
             yield kind, text, Proposal(rope, moved)
         for dtype_name, quantity in product(ROUNDERS, reversed(QUANTITIES)):
@@ -150,10 +157,7 @@ class _Comparison:
         for pairing, written_pairing in product(reversed(PAIRINGS), repeat=2):
             kind, text = "pairing", ""
             if pairing != rope.pairing and written_pairing == rope.pairing == out:
-                kind, text = (
-                    _PORTED,
-                    f"features in {out} order were moved to {out} order again, expected once",
-                )
+                kind, text = (_PORTED, f"features in {out} order were moved to {out} order again")
             yield kind, text, {"pairing": pairing, "out_pairing": written_pairing}
         usual = ((0, head), (0, head // 2), (0, head // 4), (0, width), (head - width, width))
         for start, count in dict.fromkeys((*usual, *slices(sample))):
@@ -164,10 +168,11 @@ class _Comparison:
             yield from (("scaling", "", changed) for changed in _other_rules(rope))
         for dtype_name, rounded in ROUNDERS.items():
             yield "frequencies", f"inv_freq in {dtype_name}, expected float32", series(rounded(omegas))
+        count = self.positions.coordinates
         for name, arguments, options in rope.axes._candidates() if rope.axes else ():
             with suppress(SpecError):  # these counts have no such map
                 axes = getattr(Axes, name)(*arguments, **options)
-                yield from [("coordinates", "", {"axes": axes})] * (axes.count == rope.axes.count)
+                yield from [("coordinates", "", {"axes": axes})] * (axes.count == count)
 
     def _factors(self, sample: Observation) -> Iterator[float]:
         """Yield a factor of 1, and the factor that the output has."""
@@ -180,7 +185,11 @@ class _Comparison:
         """Yield positions of usual mistakes, in words."""
         positions, pos, count = self.positions, self.positions.pos, self.positions.coordinates
         offset, (end, last) = self._offset(sample), self._end()
-        yield "positions", f"pos {offset:+d}, expected pos", positions._replace(pos=pos + offset)
+        yield (
+            "positions",
+            f"rotated at pos {offset:+d}, expected at pos",
+            positions._replace(pos=pos + offset),
+        )
         orders = [*permutations(range(count)), *product(range(count), repeat=count)] if 1 < count < 4 else []
         for order in orders:
             text = f"coordinates in the order {order}, expected {tuple(range(count))}"
@@ -197,7 +206,7 @@ class _Comparison:
         if not count:
             tried = (*mistaken_positions(sample), *mistaken_by_name(positions, sample.on_host))
             yield from (
-                ("positions", f"{moved.mistake}, expected pos", moved) for moved in tried if not moved.free
+                ("positions", f"{moved.mistake}, expected at pos", moved) for moved in tried if not moved.free
             )
 
     def _end(self) -> tuple[float, float]:

@@ -209,7 +209,7 @@ def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     return array, parsed is not None
 
 
-def read_candidates(candidates: Any, head_dim: int) -> list[RoPE | Scaling]:
+def read_candidates(candidates: Any, head_dim: int, name: str = "a candidate") -> list[RoPE | Scaling]:
     """Check the candidates, and read configs."""
     if candidates is None:
         return []
@@ -220,11 +220,11 @@ def read_candidates(candidates: Any, head_dim: int) -> list[RoPE | Scaling]:
         rule = candidate.scaling if isinstance(candidate, RoPE) else candidate
         if isinstance(candidate, RoPE) and candidate.head_dim != head_dim:
             raise ShapeError(
-                f"a candidate has head_dim={candidate.head_dim} and the last axis of before holds {head_dim} "
+                f"{name} has head_dim={candidate.head_dim} and the last axis of before holds {head_dim} "
                 "features; give it that head_dim, with rotary_dim and rotary_start for a slice of the head."
             )
         if rule is not None and not rule.resolved:
-            raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
+            raise SpecError(f"{name} has {rule!r}, which needs a length; give it: at_length(n).")
     return read
 
 

@@ -110,7 +110,8 @@ def permuted(rotation: PairHypothesis) -> PairHypothesis:
     )
     return replace(
         rotation, first=order[rotation.first], second=order[rotation.second],
-        mistake=f"weights in {other} order are rotated in {pairing} pairs",
+        mistake=f"features in {other} order are rotated in {pairing} pairs: convert.weights(w, "
+        f"RoPE(..., pairing={other!r}), to={pairing!r}, num_heads=...) moves them",
         formula=f"y = R(P x); P moves features from {pairing} to {other} order, R rotates {pairing} pairs",
     )  # fmt: skip
 
