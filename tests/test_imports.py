@@ -215,14 +215,14 @@ MAY_IMPORT = {
     "_backends.dask": f"{OF_A_BACKEND} ._backends.dask =array_api_compat.dask.array dask",
     "_backends.ndonnx": f"{OF_A_BACKEND} ndonnx spox",
     # Folders for the users of one library.
-    "hf": "._errors ._examine ._dynamo ._internals ._spec ._array_api.source ._config._model_defaults "
-    ".config ._dispatch ._rope .hf .torch torch",
+    "hf": "._errors ._examine ._fingerprint ._dynamo ._internals ._spec ._array_api.source "
+    "._config._model_defaults .config ._dispatch ._rope .hf .torch torch",
     "onnx": "._errors ._spec ._rope numpy late onnx",
     "torch": "._attention ._dynamo ._errors ._spec ._array_api ._backends.torch ._rope "
     "._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
     "sglang": "._errors ._engines ._rope ._version .sglang torch sglang",
-    "vllm": "._errors ._engines ._examine ._rope ._version .hf .vllm torch vllm",
+    "vllm": "._errors ._engines ._examine ._fingerprint ._rope ._version .hf .vllm torch vllm",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._errors ._registry ._spec.scaling .config .plots .testing late "

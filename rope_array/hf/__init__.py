@@ -6,13 +6,16 @@ transformers; importing `rope_array.hf` needs neither.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rope_array._errors import PatchError
 
 from ._report import Report
 
-__all__ = ["Report", "patch", "patched", "unpatch"]
+if TYPE_CHECKING:
+    from rope_array._fingerprint import Fingerprint
+
+__all__ = ["Report", "fingerprint", "patch", "patched", "unpatch"]
 
 
 def __dir__() -> list[str]:
@@ -135,3 +138,31 @@ def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Ite
             error.add_note(f"rope_array.hf: the model is still patched. {reason}")
         raise
     unpatch(model)
+
+
+def fingerprint(model: Any, *, length: int | None = None) -> "Fingerprint":
+    """Measure the rotations of a model, patched or plain, by layer, as this process computes them.
+
+    The model runs once, and stays as it is. Call this in each process of a sharded model, and in the
+    `torch.autocast` of the training.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of transformers that runs on tokens alone. Vision and audio encoders are not measured.
+    length : int, optional
+        Positions 0 to length - 1 are measured; by default ``max_position_embeddings`` of the config.
+
+    Returns
+    -------
+    Fingerprint
+        Equal to an engine's (`rope_array.vllm.fingerprint`) if its rotations have the same bits.
+
+    Raises
+    ------
+    FingerprintError
+        The model needs other inputs, or rotates by code that is unknown.
+    """
+    from . import _fingerprint  # imported late: it needs torch
+
+    return _fingerprint.fingerprint(model, length)

@@ -26,7 +26,7 @@ CLASSES = "transformers.AutoModelForCausalLM, or another Auto class that fits th
 
 def patch(model: Any, angles: str) -> Report:
     """Patch a model; see `rope_array.hf.patch`."""
-    _check_module(model)
+    check_module(model)
     if angles not in ("exact", "float32"):
         raise PatchError(f"angles is {angles!r}; give 'exact' or 'float32'.")
     if is_patched(model):
@@ -40,11 +40,11 @@ def patch(model: Any, angles: str) -> Report:
 
 def unpatch(model: Any) -> bool:
     """Undo `patch`; see `rope_array.hf.unpatch`."""
-    _check_module(model)
+    check_module(model)
     return restore(model)
 
 
-def _check_module(model: Any) -> None:
+def check_module(model: Any) -> None:
     if isinstance(model, torch.nn.Module):
         return
     # Not the repr: a config's has many lines.

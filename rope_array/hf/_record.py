@@ -118,7 +118,7 @@ def functions_of(module: Any) -> Iterator[FunctionType]:
         yield from undecorated(getattr(value, "__func__", value))
 
 
-def _layer_of(name: str) -> int | None:
+def layer_of(name: str) -> int | None:
     numbers = [label for label in name.split(".") if label.isdigit()]
     return int(numbers[-1]) if numbers else None
 
@@ -223,7 +223,7 @@ class _Recorder:
         xs = tuple(before[key] for key in keys)
         xs = HeadNorm.run(options["norms"], xs) if options.get("norms") else xs
         ys = tuple(y.detach().clone() for y in after)
-        self.recording.calls.append(RotationCall(name, _layer_of(name), xs, ys, seq_axis, rotate))
+        self.recording.calls.append(RotationCall(name, layer_of(name), xs, ys, seq_axis, rotate))
 
     def add_attention(self, module: Any, query: Any, key: Any) -> None:
         """Keep the query and the key of the first attention of a module."""

@@ -11,9 +11,18 @@ import os
 
 from rope_array._errors import PatchError
 
+from ._fingerprint import fingerprint
 from ._report import EngineReport, FilledTable, ReplacedModule, UnchangedModule, report
 
-__all__ = ["EngineReport", "FilledTable", "ReplacedModule", "UnchangedModule", "register", "report"]
+__all__ = [
+    "EngineReport",
+    "FilledTable",
+    "ReplacedModule",
+    "UnchangedModule",
+    "fingerprint",
+    "register",
+    "report",
+]
 
 
 def __dir__() -> list[str]:

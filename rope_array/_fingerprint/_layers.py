@@ -1,0 +1,43 @@
+"""The fingerprint of a model, from functions that rotate as its layers do."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from rope_array._array_api.library import dtype_name
+from rope_array._diagnose._observation import host_floats
+from rope_array._errors import FingerprintError
+
+from . import to_library
+from ._measure import MeasuredRotation, measure, probe
+from ._report import Fingerprint, of_layers
+
+APART = "Measure its code apart, by rope_array.fingerprint(function, head_dim=...)."
+# The number of a layer, its name in messages, its head_dim, and functions that rotate heads, (heads, S,
+# head_dim), at each of `positions_of_pass`.
+Layer = tuple[int | None, str, int, list[Callable[[Any], Any]]]
+
+
+def positions_of_pass(length: int, coordinates: int) -> list[Any]:
+    """Return the probe's positions, (S,); or (coordinates, S), equal ones and then each alone."""
+    pos = np.array(probe(2, length, "float32").positions)
+    rows = (np.ones(coordinates, int), *np.eye(coordinates, dtype=int))
+    return [row[:, None] * pos for row in rows] if coordinates else [pos]
+
+
+def fingerprint_of_layers(layers: Iterable[Layer], like: Any, length: int) -> Fingerprint:
+    """Measure layers; of layers that return the same bits, the first."""
+    known: dict[bytes, MeasuredRotation] = {}
+    measured: dict[int | None, MeasuredRotation] = {}
+    for number, name, head_dim, functions in layers:
+        if "indexer" in name:  # of DeepSeek V3.2: it selects keys, and rotates by another layout
+            continue
+        heads = probe(head_dim, length, dtype_name(like))
+        x = to_library(heads.x, like)
+        results = [host_floats(rotate(x), "the result") for rotate in functions]
+        bits = b"".join(y.tobytes() for y in results)
+        rotation = known[bits] = known.get(bits) or measure(heads, *results)
+        if measured.setdefault(number, rotation) != rotation:
+            raise FingerprintError(f"layer {number} rotates in two ways, in {name} by the second. {APART}")
+    return of_layers(measured, length, dtype_name(like))
