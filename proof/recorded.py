@@ -100,12 +100,12 @@ def tables(dtype: str) -> Tables:
     """Return cos and sin of u, checked to be rotated by quadrants."""
     u = leaf("u", dtype)
     if dtype == "float64":
-        cos, sin = angles._polynomials64(u, angles.COS_64, angles.SIN_64)
+        cos, sin = angles.polynomials64(u, angles.COS_64, angles.SIN_64)
     else:
-        cos, sin = angles._polynomials32(u)
+        cos, sin = angles.polynomials32(u)
     c, s = leaf("cos", dtype), leaf("sin", dtype)
     for quadrant in range(-8, 8):
-        found = [_sign(table) for table in angles._rotate_quadrants(quadrant, c, s, dtype, OPS)]
+        found = [_sign(table) for table in angles.rotate_quadrants(quadrant, c, s, dtype, OPS)]
         exact = [[(c, 1), (s, 1)], [(s, -1), (c, 1)], [(c, -1), (s, -1)], [(s, 1), (c, -1)]][quadrant % 4]
         if found != exact:
             raise ProofError(f"cos and sin of quadrant {quadrant} are wrong")

@@ -179,14 +179,10 @@ class Rotation(_CosSin, metaclass=_RotationType):
         array([0.5, 0.5])
         """
         self.layout.check()
-        cos, sin, amplitude = self.cos, -self.sin, self.layout.amplitude
-        if amplitude is None:
-            cos, sin = inverse_tables(self.cos, self.sin)
-        elif amplitude != 1.0:
-            # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as
-            # the square of the factor may overflow the dtype.
-            factor = 1.0 / amplitude
-            cos, sin = cos * factor * factor, sin * factor * factor
+        cos, sin = self.cos, -self.sin
+        if self.layout.amplitude != 1.0:
+            ops = _dispatch.library_of_like(cos, "cos").ops(cos)
+            cos, sin = inverse_tables(self.cos, self.sin, self.layout.amplitude, ops)
         return _inverse_type(type(self))(cos, sin)
 
     def adjoint(self) -> "Rotation":

@@ -398,7 +398,7 @@ def test_the_forms_of_all_platforms(platform, narrow):
         rotation = ra.RoPE(16, **FIELDS[name]).rotation(jnp.asarray(ENDS, "int32"), like=x)
         layout = type(rotation).layout.transposed(None) if transposed else type(rotation).layout
         cos, sin = (table[None] for table in rotation)
-        return forms[platform](x, cos, sin, layout=layout, transposed=transposed)
+        return forms[platform].rotate(x, cos, sin, layout=layout, transposed=transposed)
 
     ys = jax.jit(lambda xs: [rotate(xs[dtype], name, t) for name, dtype, t in cases])(xs)
     for (name, dtype, transposed), y in zip(cases, ys, strict=True):

@@ -5,7 +5,7 @@ Each platform needs a form of its own for one loop without temporary arrays; tes
 XLA's programs.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as xp
 from jax import lax
@@ -14,10 +14,28 @@ from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.pairs import rotate_aligned
 from rope_array._spec.plan import Layout
 
+from ._library import FusedOps, JaxOps
 
-def rotate_members(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+# Their other fields are for making angles.
+_FUSED, _ROUNDED = FusedOps(xp, False, {}), JaxOps(xp, False, {})
+
+
+class Form(NamedTuple):
+    """A function that rotates on one platform, and the operations that make its tables."""
+
+    rotate: Any
+    operations: type[ArrayOps]
+
+
+def rotate_members(
+    x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool, ops: ArrayOps = _FUSED
+) -> Any:
     """Rotate as the array-api backend does: split x into the two members of its pairs, rotate, and join."""
-    return rotate_aligned(x, cos, -sin if transposed else sin, layout, _OPS)
+    return rotate_aligned(x, cos, -sin if transposed else sin, layout, ops)
+
+
+def _rotate_members_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    return rotate_members(x, cos, sin, layout=layout, transposed=transposed, ops=_ROUNDED)
 
 
 def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
@@ -82,8 +100,8 @@ def _rotate_halves_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transpo
     The loop computes angles from positions again for each head, so the forward rotation is not in this form.
     """
     if x.dtype != cos.dtype or not transposed:
-        return rotate_members(x, cos, sin, layout=layout, transposed=transposed)
-    first, second = _rotate_halves(x, cos, sin, layout, transposed)
+        return _rotate_members_on_cpu(x, cos, sin, layout=layout, transposed=transposed)
+    first, second = _rotate_halves(x, cos, sin, layout, transposed, _ROUNDED)
     middle = layout.start + layout.num_pairs
     feature = _features(x)
     first = _padded(first, layout.start, layout.head_dim - middle)
@@ -103,16 +121,19 @@ def _select_slice(y: Any, x: Any, feature: Any, layout: Layout) -> Any:
     return xp.where((layout.start <= feature) & (feature < layout.stop), y, x)
 
 
-def _rotate_halves(x: Any, cos: Any, sin: Any, layout: Layout, transposed: bool) -> list[Any]:
+def _rotate_halves(
+    x: Any, cos: Any, sin: Any, layout: Layout, transposed: bool, ops: ArrayOps = _FUSED
+) -> list[Any]:
     """Return the two halves of the slice rotated.
 
     The transposed rotation has its own sums: with a negated sin, XLA reads half precision element by element.
     """
     a, b = (half.astype(cos.dtype) for half in xp.split(x[..., layout.start : layout.stop], 2, axis=-1))
+    product = ops.product
     if transposed:
-        first, second = a * cos + b * sin, b * cos - a * sin
+        first, second = product(a, cos) + product(b, sin), product(b, cos) - product(a, sin)
     else:
-        first, second = a * cos - b * sin, b * cos + a * sin
+        first, second = product(a, cos) - product(b, sin), product(b, cos) + product(a, sin)
     return [first.astype(x.dtype), second.astype(x.dtype)]
 
 
@@ -125,24 +146,25 @@ def _padded(array: Any, before: int, after: int, value: float = 0.0, between: in
     return lax.pad(array, xp.asarray(value, array.dtype), widths)
 
 
-def _by_pairing(half: Any, interleaved: Any) -> Any:
-    """Return a platform's form: one for each pairing, and `rotate_members` for other layouts."""
+def _by_pairing(
+    half: Any, interleaved: Any, other: Any = rotate_members, operations: type[ArrayOps] = FusedOps
+) -> Form:
+    """Return a platform's form: one for each pairing, and one for other layouts."""
 
     def rotate(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
-        form = rotate_members
+        form = other
         if layout.pairing == layout.out_pairing == "interleaved":
             form = interleaved
         elif layout.pairing == layout.out_pairing and layout.blocks == 1:
             form = half
         return form(x, cos, sin, layout=layout, transposed=transposed)
 
-    return rotate
+    return Form(rotate, operations)
 
 
-_OPS = ArrayOps(xp, False, {})  # its other fields are for making angles
 FORMS = {
     None: _by_pairing(half=rotate_members, interleaved=rotate_members),
-    "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_members),
+    "cpu": _by_pairing(_rotate_halves_on_cpu, _rotate_members_on_cpu, _rotate_members_on_cpu, JaxOps),
     "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_pairs_in_place),
     "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_pairs_in_place),
     "tpu": _by_pairing(half=_rotate_in_place, interleaved=_rotate_in_place),

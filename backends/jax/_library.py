@@ -5,14 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as xp
 
+from rope_array._array_api.angles import COS_64, SIN_64, polynomials32, polynomials64, rotate_quadrants
 from rope_array._array_api.library import Library, NumPyOps, numpy_library
 from rope_array._array_api.ops import ArrayOps
 
 from ._cache_write import write
 
 
-class JaxOps(ArrayOps):
-    """JAX's operations."""
+class FusedOps(ArrayOps):
+    """JAX's operations on GPU and TPU, where XLA may contract a product and a sum."""
 
     def stored(self, array: Any) -> Any:
         # XLA combines two casts into an operation with other bits.
@@ -22,6 +23,35 @@ class JaxOps(ArrayOps):
     def rounded(self, array: Any) -> Any:
         # Elsewhere the squares of a norm, in memory, would take more time than the rotation.
         return jax.lax.platform_dependent(array, cpu=self.stored, default=_chosen)
+
+
+class JaxOps(FusedOps):
+    """JAX's operations on the CPU, and where the platform is unknown."""
+
+    def product(self, a: Any, b: Any) -> Any:
+        # XLA would also multiply two constant factors with each other first.
+        return _chosen(a * b)
+
+    def cos_sin(self, quadrant: Any, u: Any) -> Any:
+        if u.dtype == xp.float64:
+            cos, sin = polynomials64(_Rounding(u), COS_64, SIN_64)
+        else:
+            cos, sin = polynomials32(_Rounding(u))
+        return rotate_quadrants(quadrant, cos.value, sin.value, u.dtype, self)
+
+
+class _Rounding:
+    """An array whose products are rounded before they are added."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __mul__(self, other: Any) -> "_Rounding":
+        factor = other.value if isinstance(other, _Rounding) else other
+        return _Rounding(_chosen(self.value * factor))
+
+    def __add__(self, number: float) -> "_Rounding":
+        return _Rounding(self.value + number)
 
 
 def _chosen(array: Any) -> Any:

@@ -27,8 +27,8 @@ from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
 from . import _custom_call
-from ._forms import FORMS, rotate_members
-from ._library import LIBRARY
+from ._forms import FORMS, Form, rotate_members
+from ._library import LIBRARY, FusedOps
 from ._varying import varied_as
 
 rotate_p = Primitive("rope_array_rotate")
@@ -82,11 +82,13 @@ def _rotate(x: Any, source: tuple[Any, ...], layout: Layout, plan: Plan | None) 
     return with_features_of(y, x)
 
 
-def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ...]:
+def _tables(
+    x: Any, source: tuple[Any, ...], plan: Plan | None, operations: type[ArrayOps]
+) -> tuple[Any, ...]:
     """Return cos and sin of a source."""
     if plan is None:
         return source
-    ops = LIBRARY.ops(x)
+    ops = operations(xp, LIBRARY.has_int64(x), {})
     pos, fraction = split_floats(source[0] if plan.coordinates else source[0][..., 0], ops)
     return cos_sin(pos, fraction, plan, computes_in_float64(x), ops)
 
@@ -144,7 +146,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     dx, *dsource = tangents
     dy = dx if type(dx) is ad.Zero else rotate_p.bind(dx, *source, **params)
     if not all(type(tangent) is ad.Zero for tangent in dsource):
-        rotate = partial(_rotate_by, rotate_members, x, **params)
+        rotate = partial(_rotate_by, Form(rotate_members, FusedOps), x, **params)
         by_source = jax.jvp(rotate, source, [*map(ad.instantiate_zeros, dsource)])[1]
         dy = by_source if type(dy) is ad.Zero else dy + by_source
     return rotate_p.bind(*primals, **params), dy
@@ -194,16 +196,17 @@ def _repeated(array: Any, like: Any) -> Any:
     return xp.broadcast_to(array, shape, out_sharding=NamedSharding(mesh, full_spec))
 
 
-def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
+def _rotate_by(form: Form, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
     """Rotate by array operations, in a platform's form."""
-    return form(x, *_tables(x, source, plan), layout=layout, transposed=transposed)
+    tables = _tables(x, source, plan, form.operations)
+    return form.rotate(x, *tables, layout=layout, transposed=transposed)
 
 
 def _impl(*operands: Any, **params: Any) -> Any:
     """Run one program, for an eager gradient or checkpoint; under `jax.disable_jit` run the operations."""
     config: Any = jax.config  # its type lacks the flags
     if config.jax_disable_jit:
-        return _rotate_by(rotate_members, *operands, **params)
+        return _rotate_by(Form(rotate_members, FusedOps), *operands, **params)
     return _rotate_in_program(*operands, **params)
 
 

@@ -152,10 +152,10 @@ def _cos_sin_of_quadrant(
         cos, sin = ops.cos_sin(quadrant, u)
     else:
         if use_float64:
-            cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
+            cos, sin = polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
         else:
-            cos, sin = _polynomials32(u)
-        cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
+            cos, sin = polynomials32(u)
+        cos, sin = rotate_quadrants(quadrant, cos, sin, dtype, ops)
     return (cos, sin) if amplitude == 1.0 else _amplified(cos, sin, amplitude, dtype, ops)
 
 
@@ -436,12 +436,12 @@ _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 def _add_fractions(quadrant: Any, u: Any, terms: list[Term], dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Add the angles of the fractions of positions; reduce the sum to at most an eighth of a turn."""
     for term in terms:
-        u = u + ops.xp.astype(term.fraction, dtype) * _eighth_turns(term, dtype, ops)
+        u = u + ops.product(ops.xp.astype(term.fraction, dtype), _eighth_turns(term, dtype, ops))
     quarters = ops.xp.round(u * 0.5)
     return quadrant + ops.xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
 
 
-def _polynomials32(u: Any) -> tuple[Any, Any]:
+def polynomials32(u: Any) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float32; written out, as a loop costs time."""
     z = u * u
     s0, s1, s2, s3 = SIN_32
@@ -449,7 +449,7 @@ def _polynomials32(u: Any) -> tuple[Any, Any]:
     return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def _polynomials64(u: Any, of_cos: Any, of_sin: Any) -> tuple[Any, Any]:
+def polynomials64(u: Any, of_cos: Any, of_sin: Any) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64, by COS_64 and SIN_64."""
     z = u * u
     cos, sin = z * of_cos[-1] + of_cos[-2], z * of_sin[-1] + of_sin[-2]
@@ -468,7 +468,7 @@ def _numbers(numbers: tuple[float, ...], dtype: Any, ops: ArrayOps) -> Any:
     return [ops.constants(Constants([number]), dtype) for number in numbers]
 
 
-def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+def rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Rotate (cos, sin) by `quadrant` right angles."""
     if ops.is_exported:
         return digits.rotate_quadrants(quadrant, cos, sin, ops)
@@ -518,4 +518,4 @@ def product_cos_sin(angle: Any, plan: Plan, use_float64: bool, ops: ArrayOps) ->
 
 def _amplified(cos: Any, sin: Any, amplitude: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     (factor,) = _numbers((amplitude,), dtype, ops)
-    return cos * factor, sin * factor
+    return ops.product(cos, factor), ops.product(sin, factor)

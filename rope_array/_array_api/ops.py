@@ -1,6 +1,6 @@
 """Array operations that the arithmetic calls, so that it imports no library."""
 
-from operator import rshift
+from operator import mul, rshift
 from typing import Any
 
 from rope_array._spec.plan import Constants
@@ -33,6 +33,8 @@ class ArrayOps:
     """For a library of costly calls, ``cos_sin(quadrant, u)`` for u eighths of a turn; with the same bits."""
     right_shift: Any = staticmethod(rshift)
     """Shift signed integers right by a number of bits, rounding down: ``right_shift(array, count)``."""
+    product: Any = staticmethod(mul)
+    """Multiply floats and round, though a compiler adds or multiplies the product next: ``product(a, b)``."""
 
     def __init__(self, xp: Any, has_int64: bool, creation_kwargs: dict[str, Any]):
         self.xp = xp

@@ -74,16 +74,17 @@ def split_blocks(array: Any, layout: Layout, ops: ArrayOps) -> Any:
 
 
 def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
+    product = ops.product
     if layout.pairing == "half":
         half = layout.num_pairs // layout.blocks
         a, b = x[..., :half], x[..., half:]
     else:
         a, b = x[..., ::2], x[..., 1::2]
-    if x.dtype == cos.dtype:
-        first, second = a * cos - b * sin, b * cos + a * sin
-    else:
+    if x.dtype != cos.dtype:
         a, b = ops.cast(a, cos.dtype), ops.cast(b, cos.dtype)
-        first, second = ops.cast(a * cos - b * sin, x.dtype), ops.cast(b * cos + a * sin, x.dtype)
+    first, second = product(a, cos) - product(b, sin), product(b, cos) + product(a, sin)
+    if x.dtype != cos.dtype:
+        first, second = ops.cast(first, x.dtype), ops.cast(second, x.dtype)
     if layout.out_pairing == "half":
         return [first, second]
     # As stack, which is slow in NumPy for small arrays; reshaping to x.shape merges the last two axes.

@@ -154,10 +154,16 @@ def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
     return ops.reshape(first, (*table.shape[:-1], layout.num_pairs))
 
 
-def inverse_tables(cos: Any, sin: Any) -> CosSin:
-    """Return the tables of the inverse, for an amplitude that varies by position and pair."""
+def inverse_tables(cos: Any, sin: Any, amplitude: float | None, ops: ArrayOps) -> CosSin:
+    """Return the tables of the inverse; the amplitude is None if it varies by position and pair."""
+    product = ops.product
+    if amplitude is not None:
+        # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as the
+        # square of the factor may overflow the dtype.
+        factor = 1.0 / amplitude
+        return product(product(cos, factor), factor), product(product(-sin, factor), factor)
     # Divide by the magnitude first: squares of cos and sin could overflow or underflow.
     size = abs(cos) + abs(sin)
     c, s = cos / size, sin / size
-    square = c * c + s * s
+    square = product(c, c) + product(s, s)
     return c / square / size, -s / square / size
