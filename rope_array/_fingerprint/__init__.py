@@ -78,8 +78,8 @@ def fingerprint(
         return fingerprint_of_ropes({None: rope}, like, length)
     if isinstance(rope, RoPE) or head_dim is None or not callable(rope):
         raise SpecError(
-            f"rope is {describe_other(rope)}, and head_dim is {head_dim}; give a RoPE alone, or a function "
-            "(x, pos) and its head_dim."
+            f"rope is {describe_other(rope)}, and head_dim is {'missing' if head_dim is None else head_dim}; "
+            "give a RoPE alone, or a function (x, pos) and its head_dim."
         )
     heads = probe(integer("head_dim", head_dim, 1), LONGEST if length is None else length, dtype_name(like))
     return of_layers({None: measure_code(rope, like, heads)}, heads.length, heads.dtype)

@@ -8,9 +8,9 @@ import numpy as np
 from ._measure import BANDS, MeasuredRotation, errors_of
 
 Fact = tuple[str, Any, Any, str]  # its name, two values, and the remedy if they differ
-_READ = "Compare {} of the two configs, as each program reads them."
-_EXACT = "by hf.patch in transformers, and by ROPE_ARRAY_VLLM in vLLM."
-_BITS = "The numbers are alike, the bits are not: "
+_SAME = "Give both programs the same {}."
+_EXACT = "as hf.patch does in transformers, and ROPE_ARRAY_VLLM in vLLM."
+_BITS = "The numbers are alike, and the bits are not:"
 
 
 def difference_of_rotations(here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str) -> str:
@@ -24,18 +24,17 @@ def difference_of_rotations(here: MeasuredRotation, there: MeasuredRotation, len
 def _facts(here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str) -> Iterator[Fact]:
     (pairing, part), (other_pairing, other_part) = (r.layout.split("; ", 1) for r in (here, there))
     if pairing.partition(" (")[0] != other_pairing.partition(" (")[0] or part == other_part:
-        yield "pairing", pairing, other_pairing, "Rotate both by one, or change q and k by convert.weights."
-    yield "rotated part", part, other_part, _READ.format("head_dim and partial_rotary_factor")
-    yield "axes", here.axes or "unknown", there.axes or "unknown", _READ.format("mrope_section")
+        yield "pairing", pairing, other_pairing, "Move the weights of one by convert.weights."
+    yield "rotated part", part, other_part, _SAME.format("partial_rotary_factor and head_dim")
+    yield "axes", here.axes or "unknown", there.axes or "unknown", _SAME.format("mrope_section")
     yield from _facts_of_numbers(here, there, length, dtype)
-    yield "16-bit tables", here.rounding, there.rounding, f"Keep cos and sin in float32, {_EXACT}"
+    yield "16-bit tables", here.rounding, there.rounding, f"Make cos and sin in float32, {_EXACT}"
+    yield "float32 angles", here.angles, there.angles, f"Make angles exact in both, {_EXACT}"
     for end, ours, others in zip(BANDS, here.tables, there.tables, strict=False):
-        remedy = f"{_BITS}angles in float32, or another sine. Make angles exact in both, {_EXACT}"
+        remedy = f"{_BITS} another sine, or other rounding of angles. Make both exact, {_EXACT}"
         yield f"bits of cos and sin below position {end}", ours, others, remedy
     for end, ours, others in zip(BANDS, here.results, there.results, strict=False):
-        remedy = (
-            f"{_BITS}products are rounded otherwise, such as to 16 bits. Rotate by one code in both, {_EXACT}"
-        )
+        remedy = f"{_BITS} products are rounded otherwise, such as to 16 bits. Make both by one code."
         yield f"bits of results alone, below position {end}", ours, others, remedy
 
 
@@ -43,17 +42,19 @@ def _facts_of_numbers(
     here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str
 ) -> Iterator[Fact]:
     ours, others, eps = here.frequencies, there.frequencies, max(here.eps(dtype), there.eps(dtype))
-    errors, ratios = 4 * errors_of(others, length, eps), ours / others
+    errors = 4 * errors_of(others, length, eps)
+    with np.errstate(all="ignore"):  # 0: frequencies of whole turns
+        ratios = np.where(ours == others, 1.0, ours / others)
     if (abs(ratios - 1) > errors).any():
         if (abs(ratios + 1) <= errors).all():
             sign, opposite = ("φ", "-φ")[:: 1 if ours.sum() > 0 else -1]
             yield "direction", sign, opposite, "Give the sines of one the other sign."
         if abs(here.base / there.base - 1) > 1e-4:
-            remedy = _READ.format("rope_theta") + " A rule of the NTK family changes the base too."
+            remedy = _SAME.format("rope_theta") + " A rule of the NTK family changes it too."
             yield "base", f"{here.base:.7g}", f"{there.base:.7g}", remedy
         pair = int(abs(np.log(abs(ratios))).argmax())
         name = "factor" if (abs(ratios / ratios[0] - 1) <= errors + errors[0]).all() else "rule"
         first, second = (f"pair {pair} divided by {r.divisors[pair]:.6g}" for r in (here, there))
-        yield name, first, second, _READ.format("rope_scaling (or rope_parameters)")
+        yield name, first, second, _SAME.format("rope_scaling (or rope_parameters)")
     if abs(here.amplitude - there.amplitude) > max(1e-5, eps) * here.amplitude:
-        yield "amplitude", here.amplitude, there.amplitude, _READ.format("attention_factor and mscale")
+        yield "amplitude", here.amplitude, there.amplitude, _SAME.format("attention_factor and mscale")

@@ -16,6 +16,7 @@ LONGEST = 2**31
 BANDS = (4096, 131_072, LONGEST)  # of positions, by their ends: each has its hashes
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}  # of a significand
 _RANDOM_HEADS = 4
+_PHASE = 2.0**-29  # radians: more than the error of a 32-bit phase
 _WIDER = "more than 16 bits"
 
 Pair = tuple[int, int, int, int]  # its two input features, and the output features that they go to
@@ -63,6 +64,7 @@ class MeasuredRotation:
     divisors: tuple[float, ...] = field(compare=False)
     amplitude: float = field(compare=False)
     rounding: str = field(compare=False)  # the dtype of 16 bits that cos and sin are rounded to
+    angles: str = field(compare=False)  # "exact", or the largest error in radians
     tables: tuple[str, ...]  # hashes of cos and sin, for each band of positions
     results: tuple[str, ...]  # the same of rotated random numbers
 
@@ -90,15 +92,17 @@ def measure(probe: Probe, y: Floats, *alone: Floats) -> MeasuredRotation:
     pairs, others = _read_pairs(y[:head_dim])
     phasors = _phasors(y, pairs)
     rounding = _rounding(probe, y, pairs, phasors)
-    omegas = _unwrapped(phasors, probe.positions)
+    eps = 2.0 ** (1 - _BITS[rounding or probe.dtype])
+    omegas, angle_error = _unwrapped(phasors, probe.positions)
     # The distance of half pairs is the width of a series of which only the first pairs rotate.
     width = max([len(pairs), *(b - a for a, b, _, _ in pairs)])
-    eps = 2.0 ** (1 - _BITS[rounding or probe.dtype])
-    base, divisors = _divided(omegas, errors_of(omegas, probe.length, eps), width)
+    base, divisors = _divided(omegas.tolist(), errors_of(omegas, probe.length, eps).tolist(), width)
     size = np.median(abs(phasors[0]) if pairs else y[:head_dim, 0].diagonal())
     return MeasuredRotation(
         _layout(pairs, others, head_dim), _axes([_phasors(z, pairs) for z in alone]), base, width, divisors,
-        float(f"{size:.6g}"), rounding or _WIDER, _hashes(phasors.view(float), probe.positions),
+        float(f"{size:.6g}"), rounding or _WIDER,
+        f"off by {angle_error:.1g}" if angle_error > max(1e-6, 8 * eps) else "exact",
+        _hashes(phasors.view(float), probe.positions),
         _hashes(y[head_dim:].swapaxes(0, 1), probe.positions),
     )  # fmt: skip
 
@@ -162,38 +166,42 @@ def _axes(alone: list[Complex]) -> str:
 # ---- frequencies, rounding, bits ----
 
 
-def _unwrapped(phasors: Complex, positions: list[int]) -> Floats:
-    """Return the frequencies, from position 1 and then from positions twice as far."""
+def _unwrapped(phasors: Complex, positions: list[int]) -> tuple[Floats, float]:
+    """Return the frequencies, from position 1 and then from positions twice as far, and the largest error.
+
+    At powers of two the angles of float32 are exact: the product of a float and a power of two is.
+    """
     omegas, turned = np.zeros(phasors.shape[1]), phasors * phasors[0].conj()
     for row, position in zip(turned, positions, strict=True):
         if position.bit_count() == 1:
             omegas = omegas + np.angle(row * np.exp(-1j * position * omegas)) / position
-    return omegas
+    errors = np.angle(turned * np.exp(-1j * np.multiply.outer(positions, omegas)))
+    return omegas, float(abs(errors).max(initial=0.0))
 
 
 def errors_of(omegas: Floats, length: int, eps: float) -> Floats:
     """Return relative errors of frequencies: float32's steps, or the rounding at the last power of two."""
-    reach = 2.0 ** ((length - 1).bit_length() - 1)
-    return np.asarray(np.maximum(1e-6, 2 * eps / np.maximum(1.0, abs(omegas) * reach)))
+    angles = abs(omegas) * 2.0 ** ((length - 1).bit_length() - 1)
+    of_phases = _PHASE / np.maximum(angles, 1e-300)
+    return np.asarray(np.maximum(1e-6, 2 * eps / np.maximum(1.0, angles) + of_phases))
 
 
-def _divided(omegas: Floats, errors: Floats, width: int) -> tuple[float, tuple[float, ...]]:
+def _divided(omegas: list[float], errors: list[float], width: int) -> tuple[float, tuple[float, ...]]:
     """Return the base and the divisors, with the fewest different ones."""
-    last = len(omegas) - 1
-    fits = [
-        _shortest(abs(omegas[0] / omegas[k]) ** (width / k), 2 * errors[k] * width / k)
-        for k in range(1, len(omegas))
-        if k.bit_count() == 1 or k == last
-    ]
-    tried = [(base, _divisors(omegas, errors, base, width)) for base in (*BASES, *fits) if 0 < base < 1e300]
+    bases = [*BASES]
+    for k, omega in enumerate(omegas):
+        if omega and omegas[0] and (k.bit_count() == 1 or k == len(omegas) - 1 > 0):
+            logarithm = math.log(abs(omegas[0] / omega)) * width / k
+            bases.append(_shortest(math.exp(max(-600.0, min(logarithm, 600.0))), 2 * errors[k] * width / k))
+    tried = [(base, _divisors(omegas, errors, base, width)) for base in bases]
     return min(tried, key=lambda fit: len(set(fit[1])))
 
 
-def _divisors(omegas: Floats, errors: Floats, base: float, width: int) -> tuple[float, ...]:
+def _divisors(omegas: list[float], errors: list[float], base: float, width: int) -> tuple[float, ...]:
     """Return divisors of few digits, the same as the one before where it fits."""
     divisors = [1.0]
-    for i, (omega, error) in enumerate(zip(omegas.tolist(), errors.tolist(), strict=True)):
-        exact = base ** (-i / width) / omega
+    for i, (omega, error) in enumerate(zip(omegas, errors, strict=True)):
+        exact = base ** (-i / width) / omega if omega else math.inf
         same = abs(exact / divisors[-1] - 1) <= 2 * error
         divisors.append(divisors[-1] if same else _shortest(exact, error))
     return tuple(divisors[1:])
@@ -202,7 +210,7 @@ def _divisors(omegas: Floats, errors: Floats, base: float, width: int) -> tuple[
 def _shortest(number: float, error: float) -> float:
     """Return the number of the fewest digits within a relative error."""
     texts = (float(f"{number:.{digits}g}") for digits in range(1, 17))
-    return next((value for value in texts if abs(value - number) <= error * abs(number)), float(number))
+    return next((value for value in texts if abs(value - number) <= error * abs(number)), number)
 
 
 def _rounding(probe: Probe, y: Floats, pairs: list[Pair], phasors: Complex) -> str:

@@ -92,7 +92,7 @@ class Fingerprint:
         for line in text.splitlines():
             if found := _HEAD.search(line):
                 head, rotations = found, []
-            elif head and (found := _LINE.search(line)):
+            elif head and head[1] == _VERSION and (found := _LINE.search(line)):
                 name, layers, value = found.groups()
                 lines = {"layers": layers or ""} if name == "rotation" else lines | {name: value.strip()}
                 if name == "results":
@@ -198,7 +198,7 @@ def _written(rotation: MeasuredRotation) -> dict[str, str]:
         "axes": rotation.axes,
         "frequencies": f"{_number(rotation.base)}^(-i/{rotation.width}) / ({divisors})",
         "amplitude": _number(rotation.amplitude),
-        "cos and sin": rotation.rounding,
+        "cos and sin": f"{rotation.rounding}, angles {rotation.angles}",
         "tables": " ".join(rotation.tables),
         "results": " ".join(rotation.results),
     }
@@ -213,11 +213,12 @@ def _read(lines: dict[str, str]) -> tuple[tuple[int, ...], MeasuredRotation]:
     spans = [[*map(int, span.split("-"))] for span in lines["layers"].split(", ") if span]
     layers = tuple(layer for span in spans for layer in range(span[0], span[-1] + 1))
     base, width, runs = re.findall(r"(.+)\^\(-i/(\d+)\) / \((.*)\)", lines["frequencies"])[0]
+    rounding, angles = lines["cos and sin"].split(", angles ")
     divisors = [(run.partition(" x")[::2]) for run in runs.split(", ") if run]
     return layers, MeasuredRotation(
         lines["layout"], lines.get("axes", ""), float(base), int(width),
         tuple(float(number) for number, count in divisors for _ in range(int(count or 1))),
-        float(lines["amplitude"]), lines["cos and sin"],
+        float(lines["amplitude"]), rounding, angles,
         *(tuple(re.findall(r"[0-9a-f]{16}", lines[name])) for name in ("tables", "results")),
     )  # fmt: skip
 

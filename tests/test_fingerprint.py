@@ -1,0 +1,188 @@
+"""Fingerprints of rotations: their numbers, their bits in every library, and differences, each planted."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import ropes
+from refusals import refusals, refused
+
+import rope_array as ra
+from rope_array import Fingerprint, FingerprintError, RoPE, fingerprint
+from rope_array._diagnose._mistakes import ROUNDERS
+from rope_array._fingerprint import of_layers
+
+HALF = RoPE(16, pairing="half", base=5e5)
+ROPES = {
+    **ropes.SPECS,
+    **ropes.SEVERAL,
+    "reversed": RoPE(64, scaling=ra.Reversed()),
+    "proportional": RoPE(64, pairing="half", scaling=ra.Proportional(0.25)),
+    "whole turns": RoPE(64, scaling=ra.Periods()),
+    "length": RoPE(64, scaling=ra.DynamicNTK(2.0, 1024)),
+    "small amplitude": RoPE(8, attention_factor=0.1),
+}
+
+
+def rotation_of(found):
+    ((_, rotation),) = found.rotations
+    return rotation
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numbers_are_those_of_the_rope_and_survive_a_log(dtype):
+    """Frequencies modulo 2π; in 16 bits, to the rounding at the last power of two."""
+    for name, rope in ROPES.items():
+        found = fingerprint(rope, length=4096, like=np.empty(0, dtype))
+        log = f"started\n{found}\nready".replace("\n", "\n12:00 [worker 3] ")
+        assert Fingerprint.parse(log) == found, name
+        assert str(Fingerprint.parse(log)) == str(found)
+        rotation, rope = rotation_of(found), rope.at_length(4096)
+        omegas = np.array([math.remainder(omega, 2 * math.pi) for omega in rope.frequencies])
+        omegas, measured = (w[abs(w) > 1e-12] for w in (omegas, rotation.frequencies))  # others do not rotate
+        errors = 3e-6 * abs(omegas) + 8 * np.finfo(dtype).eps * np.maximum(abs(omegas), 2.0**-11)
+        assert (abs(measured - omegas) <= errors).all(), name
+        assert abs(rotation.amplitude - rope.amplitude) <= np.finfo(dtype).eps + 1e-5
+        pairing = "half" if rope.pairing == "half" and len(omegas) > 1 else "interleaved"
+        assert rotation.layout.startswith(pairing if len(omegas) else "no pairs; features none"), name
+        assert (rotation.rounding, rotation.angles) == ("more than 16 bits", "exact"), name
+
+
+def test_layout():
+    layouts = {name: rotation_of(fingerprint(rope, length=64)).layout for name, rope in ROPES.items()}
+    assert layouts["proportional"] == "half (i, i + 32); features 0-7, 32-39 of 64"
+    assert layouts["end"] == "half (i, i + 7) to interleaved; features 6-19 of 20"
+    assert layouts["blocks"] == "half (i, i + 18); features 1-108 of 110"
+    axes = rotation_of(fingerprint(ropes.SEVERAL["unrotated pairs"], length=64)).axes
+    assert axes == "0210"  # pairs without a coordinate do not rotate
+
+
+# By dtype: of HALF at length 131,072. A change of them is a line of CHANGELOG.md.
+HASHES = {
+    "bfloat16": "455f93460e951354",
+    "float16": "c388ab63a96b3a9d",
+    "float32": "74697a83f54bf3e5",
+    "float64": "441f0c6b6bf00fc3",
+}
+
+
+def test_one_fingerprint_in_every_library(lib, float_dtype):
+    like = lib.asarray(np.zeros(1, np.float32), float_dtype)
+    assert fingerprint(HALF, length=131_072, like=like).hash == HASHES[float_dtype]
+
+
+@pytest.mark.library("torch", "jax")
+def test_one_fingerprint_in_every_mode():
+    import jax
+    import torch
+
+    modes = {
+        "eager": (HALF.apply, torch.zeros(1)),
+        "compiled": (torch.compile(HALF.apply), torch.zeros(1)),
+        "operations": (lambda x, pos: HALF.apply(x, pos, backend="array-api"), torch.zeros(1)),
+        "tables": (lambda x, pos: HALF.rotation(pos, like=x).apply(x), torch.zeros(1)),
+        "jit": (jax.jit(HALF.apply), jax.numpy.zeros(1)),
+    }
+    for name, (rotate, like) in modes.items():
+        found = fingerprint(rotate, head_dim=16, length=131_072, like=like)
+        assert found.hash == HASHES["float32"], name
+
+
+# ---- differences ----
+
+
+def rotate(x, pos, angles=np.float64, tables=np.asarray, sums=np.float32, products=np.asarray):
+    """Rotate half pairs, by angles and sums of these dtypes, and with roundings of tables and products."""
+    turned = (pos[:, None].astype(angles) * np.array(HALF.frequencies, angles)).astype(np.float64)
+    cos, sin = (tables(f(turned)).astype(np.float32).astype(sums) for f in (np.cos, np.sin))
+    a, b = x[..., :8].astype(sums), x[..., 8:].astype(sums)
+    ends = products(a * cos) - products(b * sin), products(b * cos) + products(a * sin)
+    return np.concatenate(ends, -1).astype(x.dtype)
+
+
+DIFFERENT = {
+    "pairing: half (i, i + 8) here, interleaved in": replace(HALF, pairing="interleaved"),
+    "pairing: half (i, i + 8) here, half (i, i + 8) to": replace(HALF, out_pairing="interleaved"),
+    "rotated part: features 0-15 of 16 here, features 0-7 of 16": replace(HALF, rotary_dim=8),
+    "rotated part: features 0-15 of 16 here, features 0-15 of 32": RoPE(32, rotary_dim=16, pairing="half"),
+    "axes: unknown here, 00001111 in": replace(HALF, axes=ra.Axes.chunked(4, 4)),
+    "direction: φ here, -φ in": replace(HALF, scaling=ra.Reversed()),
+    "base: 500000 here, 10000 in": replace(HALF, base=1e4),
+    "factor: pair 0 divided by 1 here, pair 0 divided by 4 in": replace(HALF, scaling=ra.Linear(4.0)),
+    "rule: pair 5 divided by 1 here, pair 5 divided by 8 in": replace(HALF, scaling=ra.Llama3(8.0)),
+    "amplitude: 1.0 here, 1.25 in": replace(HALF, attention_factor=1.25),
+    "16-bit tables: more than 16 bits here, bfloat16 in": {"tables": ROUNDERS["bfloat16"]},
+    "16-bit tables: more than 16 bits here, float16 in": {"tables": ROUNDERS["float16"]},
+    "float32 angles: exact here, off by 0.00": {"angles": np.float32},
+    "bits of cos and sin below position 4096: ": {"tables": lambda table: table * (1 + 2**-23)},
+    "bits of results alone, below position 4096: ": {"sums": np.float64},
+}
+
+
+@pytest.mark.parametrize("start", DIFFERENT)
+def test_the_first_difference_is_named_with_its_remedy(start):
+    change, options = DIFFERENT[start], {"length": 131_072}
+    if isinstance(change, dict):
+        options["head_dim"] = 16
+        ours, other = fingerprint(rotate, **options), fingerprint(partial(rotate, **change), **options)
+    else:
+        ours, other = fingerprint(HALF, **options), fingerprint(change, **options)
+    text = refused(FingerprintError, ["in the other. "], lambda: ours.check(other))
+    assert text.startswith(f"the rotations differ: {start}")
+    assert ours.difference(ours) == "" == ours.difference(Fingerprint.parse(str(ours)))
+
+
+@pytest.mark.parametrize("products", [np.asarray, ROUNDERS["float16"]])
+def test_tables_of_16_bits_show_in_the_results_of_heads_of_16_bits(products):
+    options = {"head_dim": 16, "length": 4096, "like": np.empty(0, np.float16)}
+    for tables, rounding in ((ROUNDERS["float16"], "float16"), (np.asarray, "more than 16 bits")):
+        found = fingerprint(partial(rotate, tables=tables, products=products), **options)
+        assert rotation_of(found).rounding == rounding
+
+
+def test_layers():
+    """A rope is compared with each layer of a model."""
+    local, full = (fingerprint(rope, length=64) for rope in (HALF, replace(HALF, base=1e4)))
+    of_types = {"local": rotation_of(local), "full": rotation_of(full)}
+    model = of_layers({n: of_types["full" if n == 5 else "local"] for n in range(8)}, 64, "float32")
+    assert "\nrotation of layers 0-4, 6-7:\n" in str(model)
+    assert Fingerprint.parse(str(model)) == model
+    assert local.difference(model).startswith("layers 5: base: 500000 here, 10000 in")
+    assert model.difference(local).startswith("layers 5: base: 10000 here, 500000 in")
+    part = of_layers({n: of_types["local"] for n in range(5)}, 64, "float32")
+    assert part.difference(model).startswith("layers 5-7 are in one alone")
+    assert part.difference(local) == ""
+
+
+LOG = str(fingerprint(HALF, length=64))
+
+
+@refusals("fingerprint")
+def test_refusals(call, error, words):
+    refused(error, words, lambda: eval(call))
+
+
+def test_command(command, tmp_path):
+    """Its exit statuses are those of `diff`."""
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3_text", "num_hidden_layers": 6}', "utf-8")
+    status, report, _ = command(["fingerprint", str(tmp_path), "--length", "64"])
+    assert status == 0
+    assert [layers for layers, _ in Fingerprint.parse(report).rotations] == [(0, 1, 2, 3, 4), (5,)]
+    of_fields = command("fingerprint --head-dim 256 --pairing half --length 64")[1]
+    files = [tmp_path / name for name in ("model", "rope")]
+    for file, text in zip(files, (report, of_fields), strict=True):
+        file.write_text(text, "utf-8")
+    for pair, expected in (
+        (files[:1] * 2, (0, "equal")),
+        (files, (1, "layers 5: base: 1000000 here, 10000")),
+    ):
+        status, out, _ = command(["fingerprint", "--compare", *map(str, pair)])
+        assert (status, out.startswith(expected[1])) == (expected[0], True)
+    for line in (
+        f"--compare {files[0]} {tmp_path}/none",
+        f"--compare {files[0]} {files[1]} --length 3",
+        "--part a",
+    ):
+        assert command(f"fingerprint {line}")[0] == 2
