@@ -54,7 +54,7 @@ DIFFERENCES = {
     "rule": lambda: model_of("yarn"),
     "factor": lambda: model_of("linear"),
     "pairing": lambda: model_of("ernie"),
-    "bits of cos and sin below position 4096": lambda: model_of("llama"),
+    "float32 angles": lambda: model_of("llama"),
 }
 
 

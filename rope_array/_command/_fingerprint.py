@@ -74,5 +74,5 @@ def _of_config(config: str, like: Any, options: dict[str, Any]) -> Any:
         groups = read_layers(config, part=part)
     else:
         groups = (((), read(config, part=part, layer_type=layer)),)
-    ropes = {layer: reading.rope for layers, reading in groups for layer in layers or (None,)}
+    ropes = [(layers, reading.rope) for layers, reading in groups]
     return fingerprint_of_ropes(ropes, like, groups[0][1].context if length is None else length)

@@ -1,24 +1,23 @@
-"""The fingerprint of a rotation: what it does, measured in this process, in numbers and in hashes of bits.
+"""The fingerprint of a rotation, as this process computes it: its numbers, and hashes of its bits.
 
-`_measure.probe` has the heads to rotate, `_measure.measure` reads a rotation from their results, and
-`_report.Fingerprint` prints, parses and compares rotations.
+`_measure.probe` has the heads to rotate, `_measure.measure` reads a rotation from their results, `_layers`
+has the rotations of layers, and `_report.Fingerprint` prints, parses and compares them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rope_array import _dispatch
-from rope_array._array_api.library import computes_in_float64, dtype_name
-from rope_array._diagnose._observation import Floats, host_floats
 from rope_array._errors import SpecError, describe_other
 from rope_array._rope import RoPE
 from rope_array._spec.spec import require_plan
 from rope_array._spec.validation import integer
 
-from ._measure import LONGEST, MeasuredRotation, Probe, measure, probe
-from ._report import Fingerprint, of_layers
+from ._layers import fingerprint_of_layers, layer_of
+from ._measure import LONGEST
+from ._report import Fingerprint, by_layer, of_layers
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -75,49 +74,29 @@ def fingerprint(
     like = np.empty(0, np.float32) if like is None else like
     _dispatch.library_of_like(like)
     if isinstance(rope, RoPE) and head_dim is None:
-        return fingerprint_of_ropes({None: rope}, like, length)
+        return fingerprint_of_ropes([((), rope)], like, length)
     if isinstance(rope, RoPE) or head_dim is None or not callable(rope):
         raise SpecError(
             f"rope is {describe_other(rope)}, and head_dim is {'missing' if head_dim is None else head_dim}; "
             "give a RoPE alone, or a function (x, pos) and its head_dim."
         )
-    heads = probe(integer("head_dim", head_dim, 1), LONGEST if length is None else length, dtype_name(like))
-    return of_layers({None: measure_code(rope, like, heads)}, heads.length, heads.dtype)
+    length, head_dim = LONGEST if length is None else length, integer("head_dim", head_dim, 1)
+    return fingerprint_of_layers([layer_of(None, rope, head_dim, 0, like, length)], like, length)
 
 
-def fingerprint_of_ropes(ropes: Mapping[Any, RoPE], like: Any, length: int | None) -> Fingerprint:
-    """Return the fingerprint of the ropes of layers by number, by default at all positions that all allow."""
+def fingerprint_of_ropes(
+    groups: Sequence[tuple[tuple[int, ...], RoPE]], like: Any, length: int | None
+) -> Fingerprint:
+    """Return the fingerprint of ropes and their layers, by default at all positions that all ropes allow."""
     if length is None:
-        limits = [require_plan(rope).max_position for rope in ropes.values()]
+        limits = [require_plan(rope).max_position for _, rope in groups]
         length = min(LONGEST if limit is None else limit + 1 for limit in limits)
-    measured = {rope: measure_rope(rope, like, length) for rope in set(ropes.values())}
-    return of_layers({layer: measured[rope] for layer, rope in ropes.items()}, length, dtype_name(like))
-
-
-def measure_rope(rope: RoPE, like: Any, length: int) -> MeasuredRotation:
-    """Return the rotation of a rope at a length; of coordinates: equal ones, and each alone."""
-    heads, coordinates = probe(rope.head_dim, length, dtype_name(like)), rope.axes.count if rope.axes else 0
-    if rope.scaling is not None and not rope.scaling.resolved:
-        rope = rope.at_length(length)
-    return measure_code(rope.apply, like, heads, coordinates or 0)
-
-
-def measure_code(
-    rotate: Callable[[Any, Any], Any], like: Any, probe: Probe, coordinates: int = 0
-) -> MeasuredRotation:
-    """Return the rotation of a function ``(x, pos) -> y`` of arrays of like's library."""
-    lib = _dispatch.library_of_like(like)
-    x, pos = to_library(probe.x, like), np.array(probe.positions)
-    dtype = lib.xp.int64 if lib.has_int64(like) else lib.xp.int32
-    weights = np.concatenate([np.ones((1, coordinates), int), np.eye(coordinates, dtype=int)])
-    calls = [pos[:, None] * row for row in weights] if coordinates else [pos]
-    arrays = (lib.xp.asarray(p, dtype=dtype, **lib.ops(like).creation_kwargs) for p in calls)
-    return measure(probe, *(host_floats(rotate(x, p), "the result") for p in arrays))
-
-
-def to_library(x: Floats, like: Any) -> Any:
-    """Return float64 numbers of NumPy as an array of like's library, device and dtype."""
-    lib = _dispatch.library_of_like(like)
-    ops = lib.ops(like)
-    host = x.astype(np.float64 if computes_in_float64(like) else np.float32)
-    return ops.cast(lib.xp.asarray(host, **ops.creation_kwargs), like.dtype)
+    firsts = []
+    for layers, rope in groups:
+        resolved = rope if rope.scaling is None or rope.scaling.resolved else rope.at_length(length)
+        count = (rope.axes.count or 0) if rope.axes else 0
+        firsts.append(layer_of((*layers, None)[0], resolved.apply, rope.head_dim, count, like, length))
+    found = fingerprint_of_layers(firsts, like, length)
+    rotations = by_layer(found)
+    measured = {n: rotations[(*layers, None)[0]] for layers, _ in groups for n in layers or (None,)}
+    return of_layers(measured, length, found.dtype)

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ._measure import BANDS, MeasuredRotation, errors_of
+from ._measure import BANDS, MeasuredRotation, eps_of, errors_of
 
 Fact = tuple[str, Any, Any, str]  # its name, two values, and the remedy if they differ
 _SAME = "Give both programs the same {}."
 _EXACT = "as hf.patch does in transformers, and ROPE_ARRAY_VLLM in vLLM."
 _BITS = "The numbers are alike, and the bits are not:"
+_OF_TABLES = f"{_BITS} another sine, or other rounding of angles. Make both exact, {_EXACT}"
+_OF_RESULTS = f"{_BITS} products are rounded otherwise, such as to 16 bits. Make both by one code."
 
 
 def difference_of_rotations(here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str) -> str:
@@ -27,34 +29,38 @@ def _facts(here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: 
         yield "pairing", pairing, other_pairing, "Move the weights of one by convert.weights."
     yield "rotated part", part, other_part, _SAME.format("partial_rotary_factor and head_dim")
     yield "axes", here.axes or "unknown", there.axes or "unknown", _SAME.format("mrope_section")
-    yield from _facts_of_numbers(here, there, length, dtype)
-    yield "16-bit tables", here.rounding, there.rounding, f"Make cos and sin in float32, {_EXACT}"
-    yield "float32 angles", here.angles, there.angles, f"Make angles exact in both, {_EXACT}"
-    for end, ours, others in zip(BANDS, here.tables, there.tables, strict=False):
-        remedy = f"{_BITS} another sine, or other rounding of angles. Make both exact, {_EXACT}"
-        yield f"bits of cos and sin below position {end}", ours, others, remedy
-    for end, ours, others in zip(BANDS, here.results, there.results, strict=False):
-        remedy = f"{_BITS} products are rounded otherwise, such as to 16 bits. Make both by one code."
-        yield f"bits of results alone, below position {end}", ours, others, remedy
+    (size, rounding, angles), (other_size, other_rounding, other_angles) = (
+        r.cos_and_sin.split(", ") for r in (here, there)
+    )
+    eps = max(eps_of(rounding, dtype), eps_of(other_rounding, dtype))
+    yield from _facts_of_frequencies(here, there, length, eps)
+    a, b = (float(text.removeprefix("amplitude ")) for text in (size, other_size))
+    if abs(a - b) > max(1e-5, eps) * a:
+        yield "amplitude", a, b, _SAME.format("attention_factor and mscale")
+    yield "16-bit tables", rounding, other_rounding, f"Make cos and sin in float32, {_EXACT}"
+    yield "float32 angles", angles, other_angles, f"Make angles exact in both, {_EXACT}"
+    for end, ours, others in zip(BANDS, here.tables.split(), there.tables.split(), strict=False):
+        yield f"bits of cos and sin below position {end}", ours, others, _OF_TABLES
+    for end, ours, others in zip(BANDS, here.results.split(), there.results.split(), strict=False):
+        yield f"bits of results alone, below position {end}", ours, others, _OF_RESULTS
 
 
-def _facts_of_numbers(
-    here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str
+def _facts_of_frequencies(
+    here: MeasuredRotation, there: MeasuredRotation, length: int, eps: float
 ) -> Iterator[Fact]:
-    ours, others, eps = here.frequencies, there.frequencies, max(here.eps(dtype), there.eps(dtype))
+    (base, divisors, ours), (other_base, other_divisors, others) = here.numbers, there.numbers
     errors = 4 * errors_of(others, length, eps)
     with np.errstate(all="ignore"):  # 0: frequencies of whole turns
         ratios = np.where(ours == others, 1.0, ours / others)
-    if (abs(ratios - 1) > errors).any():
-        if (abs(ratios + 1) <= errors).all():
-            sign, opposite = ("φ", "-φ")[:: 1 if ours.sum() > 0 else -1]
-            yield "direction", sign, opposite, "Give the sines of one the other sign."
-        if abs(here.base / there.base - 1) > 1e-4:
-            remedy = _SAME.format("rope_theta") + " A rule of the NTK family changes it too."
-            yield "base", f"{here.base:.7g}", f"{there.base:.7g}", remedy
-        pair = int(abs(np.log(abs(ratios))).argmax())
-        name = "factor" if (abs(ratios / ratios[0] - 1) <= errors + errors[0]).all() else "rule"
-        first, second = (f"pair {pair} divided by {r.divisors[pair]:.6g}" for r in (here, there))
-        yield name, first, second, _SAME.format("rope_scaling (or rope_parameters)")
-    if abs(here.amplitude - there.amplitude) > max(1e-5, eps) * here.amplitude:
-        yield "amplitude", here.amplitude, there.amplitude, _SAME.format("attention_factor and mscale")
+    if (abs(ratios - 1) <= errors).all():
+        return
+    if (abs(ratios + 1) <= errors).all():
+        sign, opposite = ("φ", "-φ")[:: 1 if ours.sum() > 0 else -1]
+        yield "direction", sign, opposite, "Give the sines of one the other sign."
+    if abs(base / other_base - 1) > 1e-4:
+        remedy = _SAME.format("rope_theta") + " A rule of the NTK family changes it too."
+        yield "base", f"{base:.7g}", f"{other_base:.7g}", remedy
+    pair = np.flatnonzero(abs(ratios - 1) > errors)[-1]  # the slowest
+    name = "factor" if (abs(ratios / ratios[0] - 1) <= errors + errors[0]).all() else "rule"
+    first, second = (f"pair {pair} divided by {d[pair]:.6g}" for d in (divisors, other_divisors))
+    yield name, first, second, _SAME.format("rope_scaling (or rope_parameters)")

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._array_api.library import dtype_name
-from rope_array._diagnose._observation import host_floats
+from rope_array import _dispatch
+from rope_array._array_api.library import computes_in_float64, dtype_name
+from rope_array._diagnose._observation import Floats, host_floats
 from rope_array._errors import FingerprintError
 
-from . import to_library
 from ._measure import MeasuredRotation, measure, probe
 from ._report import Fingerprint, of_layers
 
@@ -41,3 +41,30 @@ def fingerprint_of_layers(layers: Iterable[Layer], like: Any, length: int) -> Fi
         if measured.setdefault(number, rotation) != rotation:
             raise FingerprintError(f"layer {number} rotates in two ways, in {name} by the second. {APART}")
     return of_layers(measured, length, dtype_name(like))
+
+
+def layer_of(
+    number: int | None,
+    rotate: Callable[[Any, Any], Any],
+    head_dim: int,
+    coordinates: int,
+    like: Any,
+    length: int,
+) -> Layer:
+    """Return a layer that rotates by a function ``(x, pos) -> y`` of arrays of like's library."""
+    lib = _dispatch.library_of_like(like)
+    dtype = lib.xp.int64 if lib.has_int64(like) else lib.xp.int32
+    passes = positions_of_pass(length, coordinates)
+    arrays = [lib.xp.asarray(pos.T, dtype=dtype, **lib.ops(like).creation_kwargs) for pos in passes]
+
+    def at(pos: Any) -> Callable[[Any], Any]:
+        return lambda x: rotate(x, pos)
+
+    return number, "the rope", head_dim, [at(pos) for pos in arrays]
+
+
+def to_library(x: Floats, like: Any) -> Any:
+    """Return float64 numbers of NumPy as an array of like's library, device and dtype."""
+    lib = _dispatch.library_of_like(like)
+    host = x.astype(np.float64 if computes_in_float64(like) else np.float32)
+    return lib.ops(like).cast(lib.xp.asarray(host, **lib.ops(like).creation_kwargs), like.dtype)

@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -17,7 +19,7 @@ BANDS = (4096, 131_072, LONGEST)  # of positions, by their ends: each has its ha
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}  # of a significand
 _RANDOM_HEADS = 4
 _PHASE = 2.0**-29  # radians: more than the error of a 32-bit phase
-_WIDER = "more than 16 bits"
+SERIES = re.compile(r"(\S+)\^\(-i/(\d+)\) / \((.*)\)")
 
 Pair = tuple[int, int, int, int]  # its two input features, and the output features that they go to
 
@@ -55,27 +57,24 @@ def _random_numbers(shape: tuple[int, ...], bits: int) -> Floats:
 
 @dataclass(frozen=True)
 class MeasuredRotation:
-    """A rotation as a probe shows it; equal if the layout and the bits are."""
+    """A rotation as a probe shows it, in the texts of a report; equal if the layout and the bits are."""
 
     layout: str  # the pairing, the distance of the features of a pair, and the features that change
     axes: str  # of coordinates, the digit that drives each pair
-    base: float = field(compare=False)  # frequencies are base^(-i/width) / divisor, modulo 2π: -π to π
-    width: int = field(compare=False)
-    divisors: tuple[float, ...] = field(compare=False)
-    amplitude: float = field(compare=False)
-    rounding: str = field(compare=False)  # the dtype of 16 bits that cos and sin are rounded to
-    angles: str = field(compare=False)  # "exact", or the largest error in radians
-    tables: tuple[str, ...]  # hashes of cos and sin, for each band of positions
-    results: tuple[str, ...]  # the same of rotated random numbers
+    frequencies: str = field(
+        compare=False
+    )  # base^(-i/width) / (divisors), as 500000^(-i/64) / (1 x29, 8 x35)
+    cos_and_sin: str = field(compare=False)  # the amplitude, the rounding to 16 bits, and the error of angles
+    tables: str  # hashes of cos and sin, for each band of positions
+    results: str  # the same of rotated random numbers
 
     @property
-    def frequencies(self) -> Floats:
-        """The frequency of each pair, in radians per position."""
-        return np.asarray(self.base ** (-np.arange(len(self.divisors)) / self.width) / self.divisors)
-
-    def eps(self, dtype: str) -> float:
-        """Return the distance of numbers next to 1, in cos and sin of heads of a dtype."""
-        return 2.0 ** (1 - _BITS.get(self.rounding, _BITS[dtype]))
+    def numbers(self) -> tuple[float, Floats, Floats]:
+        """The base; the divisors; and the frequencies in radians per position, modulo 2π: -π to π."""
+        base, width, runs = SERIES.findall(self.frequencies)[0]
+        counts = [run.partition(" x")[::2] for run in runs.split(", ") if run]
+        divisors = np.array([float(number) for number, n in counts for _ in range(int(n or 1))])
+        return float(base), divisors, float(base) ** (-np.arange(len(divisors)) / float(width)) / divisors
 
 
 def measure(probe: Probe, y: Floats, *alone: Floats) -> MeasuredRotation:
@@ -92,19 +91,20 @@ def measure(probe: Probe, y: Floats, *alone: Floats) -> MeasuredRotation:
     pairs, others = _read_pairs(y[:head_dim])
     phasors = _phasors(y, pairs)
     rounding = _rounding(probe, y, pairs, phasors)
-    eps = 2.0 ** (1 - _BITS[rounding or probe.dtype])
-    omegas, angle_error = _unwrapped(phasors, probe.positions)
+    eps = eps_of(rounding, probe.dtype)
+    omegas, error = _unwrapped(phasors, probe.positions)
     # The distance of half pairs is the width of a series of which only the first pairs rotate.
     width = max([len(pairs), *(b - a for a, b, _, _ in pairs)])
-    base, divisors = _divided(omegas.tolist(), errors_of(omegas, probe.length, eps).tolist(), width)
-    size = np.median(abs(phasors[0]) if pairs else y[:head_dim, 0].diagonal())
+    size = float(np.median(abs(phasors[0]) if pairs else y[:head_dim, 0].diagonal()))
+    angles = f"off by {error:.1g}" if error > max(1e-6, 8 * eps) else "exact"
     return MeasuredRotation(
-        _layout(pairs, others, head_dim), _axes([_phasors(z, pairs) for z in alone]), base, width, divisors,
-        float(f"{size:.6g}"), rounding or _WIDER,
-        f"off by {angle_error:.1g}" if angle_error > max(1e-6, 8 * eps) else "exact",
+        _layout(pairs, others, head_dim),
+        _axes([_phasors(z, pairs) for z in alone]),
+        _series(omegas.tolist(), errors_of(omegas, probe.length, eps).tolist(), width),
+        f"amplitude {size:.6g}, {rounding or 'more than 16 bits'}, angles {angles}",
         _hashes(phasors.view(float), probe.positions),
         _hashes(y[head_dim:].swapaxes(0, 1), probe.positions),
-    )  # fmt: skip
+    )
 
 
 # ---- layout ----
@@ -186,25 +186,37 @@ def errors_of(omegas: Floats, length: int, eps: float) -> Floats:
     return np.asarray(np.maximum(1e-6, 2 * eps / np.maximum(1.0, angles) + of_phases))
 
 
-def _divided(omegas: list[float], errors: list[float], width: int) -> tuple[float, tuple[float, ...]]:
-    """Return the base and the divisors, with the fewest different ones."""
+def eps_of(rounding: str, dtype: str) -> float:
+    """Return the distance of numbers next to 1, in cos and sin of heads of a dtype."""
+    return 2.0 ** (1 - _BITS.get(rounding, _BITS[dtype]))
+
+
+def _series(omegas: list[float], errors: list[float], width: int) -> str:
+    """Return frequencies as a base and divisors, with the fewest different ones."""
     bases = [*BASES]
     for k, omega in enumerate(omegas):
         if omega and omegas[0] and (k.bit_count() == 1 or k == len(omegas) - 1 > 0):
             logarithm = math.log(abs(omegas[0] / omega)) * width / k
             bases.append(_shortest(math.exp(max(-600.0, min(logarithm, 600.0))), 2 * errors[k] * width / k))
     tried = [(base, _divisors(omegas, errors, base, width)) for base in bases]
-    return min(tried, key=lambda fit: len(set(fit[1])))
+    base, divisors = min(tried, key=lambda fit: len(set(fit[1])))
+    runs = [(_written(divisor), len([*run])) for divisor, run in groupby(divisors)]
+    text = ", ".join(f"{number} x{count}" if count > 1 else number for number, count in runs)
+    return f"{_written(base)}^(-i/{width}) / ({text})"
 
 
-def _divisors(omegas: list[float], errors: list[float], base: float, width: int) -> tuple[float, ...]:
+def _written(number: float) -> str:
+    return repr(number).removesuffix(".0")
+
+
+def _divisors(omegas: list[float], errors: list[float], base: float, width: int) -> list[float]:
     """Return divisors of few digits, the same as the one before where it fits."""
     divisors = [1.0]
     for i, (omega, error) in enumerate(zip(omegas, errors, strict=True)):
         exact = base ** (-i / width) / omega if omega else math.inf
         same = abs(exact / divisors[-1] - 1) <= 2 * error
         divisors.append(divisors[-1] if same else _shortest(exact, error))
-    return tuple(divisors[1:])
+    return divisors[1:]
 
 
 def _shortest(number: float, error: float) -> float:
@@ -226,11 +238,11 @@ def _rounding(probe: Probe, y: Floats, pairs: list[Pair], phasors: Complex) -> s
     return probe.dtype if any((rounded(z) == y)[shows].mean() > 0.99 for z in forms if shows.any()) else ""
 
 
-def _hashes(numbers: Floats, positions: list[int]) -> tuple[str, ...]:
+def _hashes(numbers: Floats, positions: list[int]) -> str:
     """Return a hash of the rows of each band of positions."""
     rows = np.digitize(positions, BANDS)
     bands = (np.ascontiguousarray(numbers[rows == i] + 0.0, "<f8") for i in range(rows.max() + 1))
-    return tuple(short_hash(band.tobytes()) for band in bands)
+    return " ".join(short_hash(band.tobytes()) for band in bands)
 
 
 def short_hash(content: bytes) -> str:

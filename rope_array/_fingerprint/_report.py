@@ -2,19 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rope_array._errors import FingerprintError, describe, ranges
 
 from ._difference import difference_of_rotations
-from ._measure import MeasuredRotation, short_hash
+from ._measure import SERIES, MeasuredRotation, short_hash
 
 _VERSION = "1"  # of the probe, the hashes and the report
 _HEAD = re.compile(r"rope_array fingerprint (\S+): ([0-9a-f]{16}) \((\w+), length (\d+)\)")
-_NAMES = "rotation|layout|axes|frequencies|amplitude|cos and sin|tables|results"
-_LINE = re.compile(rf"\b({_NAMES})(?: of layers ([\d, -]+))?: ?(.*)")
+_NAMES = {field.name: field.name.replace("_", " ") for field in fields(MeasuredRotation)}
+_LINE = re.compile(rf"\b(rotation|{'|'.join(_NAMES.values())})(?: of layers ([\d, -]+))?: ?(.*)")
 
 Rotations = tuple[tuple[tuple[int, ...], MeasuredRotation], ...]
 
@@ -38,8 +37,8 @@ class Fingerprint:
     --------
     >>> import rope_array as ra
     >>> ours = ra.fingerprint(ra.RoPE(128, base=500_000.0, pairing="half"), length=8192)
-    >>> ra.fingerprint(ra.RoPE(128, pairing="half"), length=8192).difference(ours)[:40]
-    'base: 10000 here, 500000 in the other. C'
+    >>> ra.fingerprint(ra.RoPE(128, pairing="half"), length=8192).difference(ours)[:38]
+    'base: 10000 here, 500000 in the other.'
     """
 
     __module__ = "rope_array"
@@ -57,7 +56,7 @@ class Fingerprint:
         lines = [f"rope_array fingerprint {_VERSION}: {self.hash} ({self.dtype}, length {self.length})"]
         for layers, rotation in self.rotations:
             lines.append(f"rotation of layers {ranges(layers)}:" if layers else "rotation:")
-            lines += [f"  {name}: {text}" for name, text in _written(rotation).items() if text]
+            lines += [f"  {_NAMES[name]}: {text}" for name, text in vars(rotation).items() if text]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -95,8 +94,9 @@ class Fingerprint:
             elif head and head[1] == _VERSION and (found := _LINE.search(line)):
                 name, layers, value = found.groups()
                 lines = {"layers": layers or ""} if name == "rotation" else lines | {name: value.strip()}
-                if name == "results":
-                    rotations.append(_read(lines))
+                values = [lines.get(name, "") for name in _NAMES.values()]
+                if values[-1] and SERIES.fullmatch(values[2]):
+                    rotations.append((_numbers(lines["layers"]), MeasuredRotation(*values)))
                     fingerprint = cls(tuple(rotations), int(head[4]), head[3])
                     if fingerprint.hash == head[2]:
                         return fingerprint
@@ -133,12 +133,12 @@ class Fingerprint:
         'pairing: half here, interleaved in the other'
         """
         self._check_comparable(other)
-        here, there = self._by_layer(), other._by_layer()
+        here, there = by_layer(self), by_layer(other)
         if None in here or None in there:
             here = dict.fromkeys(there, here[None]) if None in here else here
             there = dict.fromkeys(here, there[None]) if None in there else there
         texts: dict[str, list[int]] = {}
-        for layer in sorted(here.keys() & there.keys(), key=str):
+        for layer in sorted(here.keys() & there.keys(), key=lambda number: -1 if number is None else number):
             if here[layer] != there[layer]:
                 text = difference_of_rotations(here[layer], there[layer], self.length, self.dtype)
                 texts.setdefault(text, []).append(layer)
@@ -185,42 +185,16 @@ class Fingerprint:
                 f"{there[1]}, and do not compare; make both with one length= and one dtype."
             )
 
-    def _by_layer(self) -> dict[Any, MeasuredRotation]:
-        return {layer: rotation for layers, rotation in self.rotations for layer in layers or (None,)}
+
+def by_layer(fingerprint: Fingerprint) -> dict[Any, MeasuredRotation]:
+    """Return the rotation of each layer by number; None is the number of a rope."""
+    return {n: rotation for layers, rotation in fingerprint.rotations for n in layers or (None,)}
 
 
-def _written(rotation: MeasuredRotation) -> dict[str, str]:
-    """Return the lines of a rotation by name."""
-    runs = [(divisor, len([*run])) for divisor, run in groupby(rotation.divisors)]
-    divisors = ", ".join(_number(divisor) + (f" x{count}" if count > 1 else "") for divisor, count in runs)
-    return {
-        "layout": rotation.layout,
-        "axes": rotation.axes,
-        "frequencies": f"{_number(rotation.base)}^(-i/{rotation.width}) / ({divisors})",
-        "amplitude": _number(rotation.amplitude),
-        "cos and sin": f"{rotation.rounding}, angles {rotation.angles}",
-        "tables": " ".join(rotation.tables),
-        "results": " ".join(rotation.results),
-    }
-
-
-def _number(value: float) -> str:
-    return repr(value).removesuffix(".0")
-
-
-def _read(lines: dict[str, str]) -> tuple[tuple[int, ...], MeasuredRotation]:
-    """Return the layers and the rotation of lines by name."""
-    spans = [[*map(int, span.split("-"))] for span in lines["layers"].split(", ") if span]
-    layers = tuple(layer for span in spans for layer in range(span[0], span[-1] + 1))
-    base, width, runs = re.findall(r"(.+)\^\(-i/(\d+)\) / \((.*)\)", lines["frequencies"])[0]
-    rounding, angles = lines["cos and sin"].split(", angles ")
-    divisors = [(run.partition(" x")[::2]) for run in runs.split(", ") if run]
-    return layers, MeasuredRotation(
-        lines["layout"], lines.get("axes", ""), float(base), int(width),
-        tuple(float(number) for number, count in divisors for _ in range(int(count or 1))),
-        float(lines["amplitude"]), rounding, angles,
-        *(tuple(re.findall(r"[0-9a-f]{16}", lines[name])) for name in ("tables", "results")),
-    )  # fmt: skip
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers that `ranges` writes."""
+    spans = [[*map(int, span.split("-"))] for span in text.split(", ") if span]
+    return tuple(number for span in spans for number in range(span[0], span[-1] + 1))
 
 
 def of_layers(measured: Mapping[Any, MeasuredRotation], length: int, dtype: str) -> Fingerprint:
