@@ -13,9 +13,10 @@ from rope_array._errors import PatchError
 from ._report import Report
 
 if TYPE_CHECKING:
+    from rope_array._examine import Examination
     from rope_array._fingerprint import Fingerprint
 
-__all__ = ["Report", "fingerprint", "patch", "patched", "unpatch"]
+__all__ = ["Report", "examine", "fingerprint", "patch", "patched", "unpatch"]
 
 
 def __dir__() -> list[str]:
@@ -166,3 +167,52 @@ def fingerprint(model: Any, *, length: int | None = None) -> "Fingerprint":
     from . import _fingerprint  # imported late: it needs torch
 
     return _fingerprint.fingerprint(model, length)
+
+
+def examine(model: Any, *, target: Any = None, **inputs: Any) -> "Examination":
+    """Run a model, and compare the rotation of each layer with the config.
+
+    Without inputs there are three passes of random tokens: a text, positions up to the config's
+    `max_position_embeddings`, and one token in each row of the batch. The model keeps its dtype, and is as
+    before afterwards. Compiled models run without their compiled code.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of transformers, patched or not, with any changes of its code.
+    target : torch.nn.Module, optional
+        The model for which `model` drafts tokens. A rope of the draft's config that no layer of the target's
+        has is a finding.
+    **inputs
+        The arguments of one forward pass, such as input_ids, attention_mask, position_ids or pixel_values.
+        Needed for models that read more than a text. The positions of a text are `position_ids`, or else
+        counted from 0, with or without the padding of `attention_mask`.
+
+    Returns
+    -------
+    Examination
+        The findings, by the number of a layer, or by the name of a module where the number is not unique; and
+        under `unseen` the modules that were not compared, with the reasons.
+
+    Raises
+    ------
+    PatchError
+        `model` is no module, or a pass of random tokens raises: give the inputs.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> print(ra.hf.examine(model))
+    2 layers compared: no findings
+    >>> model.config.rope_parameters["rope_theta"] = 500_000.0
+    >>> print(ra.hf.examine(model))
+    2 layers compared: 1 finding
+      layers 0, 1: base: base 10000, expected base 500000
+        remedy: give the code rope_theta of the config
+    """
+    from . import _examine  # imported late: it needs torch
+
+    return _examine.examine(model, inputs, target)

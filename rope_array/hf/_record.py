@@ -1,8 +1,8 @@
 """Record the rotations of one forward pass of a model.
 
 For the pass, a recorder replaces each function that takes cos and sin in the globals of the model's code. It
-knows the module by the frames of its callers. So it sees the model's own functions, functions that a user has
-put in their place, and the functions of `patch`. The model's queries and keys are recorded again where
+finds the calling module in the frames of its callers. So it sees the model's own functions, functions that a
+user has put in their place, and the functions of `patch`. The query and the key are recorded again where
 attention receives them: a rotation that is repeated, undone or lost shows there.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ._attention import _seq_axis, parameters, rotates
-from ._attributes import NamedModule
+from ._attributes import MARK
 from ._norm import HeadNorm
 from ._rebind import undecorated, used_names
 from ._rotary import NAMES
@@ -37,7 +37,7 @@ class RotationCall:
     Attributes
     ----------
     name
-        The name of the module in the model that called the function.
+        The name of the calling module in the model.
     layer
         The index of its layer; None if its name has no number.
     before, after
@@ -59,23 +59,16 @@ class RotationCall:
 
 @dataclass
 class Recording:
-    """Everything that a pass has shown.
+    """The calls that rotate, and by the name of a module other arrays of a pass.
 
-    Attributes
-    ----------
-    calls
-        The calls that rotate, in their order.
-    attention
-        For each module the query and the key that its attention function received.
-    projections
-        For each module that rotates the outputs of its children, such as q_proj, by name.
-    positions
-        For each rotary module the positions that it was called with.
+    `attention` has the query and the key that the attention function of a module received; `outputs` the
+    outputs of the children of a module that rotates, such as q_proj; `positions` the positions that a rotary
+    module was called with.
     """
 
     calls: list[RotationCall] = field(default_factory=list)
     attention: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    projections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
     positions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,30 +78,27 @@ def record(model: Any, inputs: Mapping[str, Any]) -> list[RotationCall]:
 
 
 def observe(model: Any, inputs: Mapping[str, Any]) -> Recording:
-    """Run one forward pass of a model in its own dtype, without gradients, and return what it has shown."""
-    recorder = _Recorder(model)
-    with ExitStack() as stack:
-        for change in (torch.no_grad(), _unchanged(model), recorder.replacements(), recorder.hooks()):
-            stack.enter_context(change)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        model.eval()
-        takes_cache = "use_cache" in parameters(type(model).forward)
-        model(**{**({"use_cache": False} if takes_cache else {}), **inputs})
+    """Run one forward pass of a model in its own dtype, without gradients, and return its arrays."""
+    with _unchanged(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        recorder = _Recorder(model)
+        with recorder.installed():
+            takes_cache = "use_cache" in parameters(type(model).forward)
+            model.eval()(**({"use_cache": False} if takes_cache else {}) | dict(inputs))
     return recorder.recording
 
 
 @contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Restore the attributes and the buffers of a model's modules: its mode, and caches of a pass."""
-    states = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    """Restore the attributes of a model's modules: modes, hooks, and caches of a pass."""
+    every = [vars(module) for module in model.modules()]
+    dicts = [*every, *(value for state in every for value in state.values() if isinstance(value, dict))]
+    copies = [(state, dict(state)) for state in dicts]
     try:
         yield
     finally:
-        for module, attributes, buffers in states:
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        for state, values in copies:
+            state.clear()
+            state.update(values)
 
 
 def functions_of(module: Any) -> Iterator[FunctionType]:
@@ -119,6 +109,7 @@ def functions_of(module: Any) -> Iterator[FunctionType]:
 
 
 def layer_of(name: str) -> int | None:
+    """Return the last number in the name of a module; None if it has none."""
     numbers = [label for label in name.split(".") if label.isdigit()]
     return int(numbers[-1]) if numbers else None
 
@@ -128,53 +119,74 @@ class _Recorder:
 
     def __init__(self, model: Any):
         self.recording = Recording()
-        self.modules = [NamedModule(*item) for item in model.named_modules()]
-        self.names = {id(named.module): named.name for named in self.modules}
-        self.targets: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
-        self.users = [named for named in self.modules if self._find_targets(named.module)]
+        self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+        self.functions: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self.tables: set[type] = set()  # the classes of tables of attention functions
+        self.modules = list(model.modules())
+        self.users = [module for module in self.modules if self._find_functions(module)]
         self.is_inside = False  # of a recorded function, which may call others
 
-    def _find_targets(self, module: Any) -> bool:
+    def _find_functions(self, module: Any) -> bool:
         """Add the global functions of a module's code that rotate; return whether there are any."""
-        has_rotation = False
+        count = 0
         for function in functions_of(module):
             namespace = function.__globals__
             for name in used_names(function.__code__) & namespace.keys():
                 value = namespace[name]
                 is_named = bool(_ROTARY_NAME.search(name)) and type(value) is FunctionType
-                if value is function or not (rotates(value) or is_named or name == _ATTENTION):
-                    continue
-                self.targets[id(namespace), name] = namespace, value
-                has_rotation |= name != _ATTENTION
-        return has_rotation
+                if name == _ATTENTION:
+                    self.tables.add(type(value))
+                elif value is not function and (is_named or rotates(value)):
+                    self.functions[id(namespace), name] = namespace, name, value
+                    count += 1
+        return bool(count)
 
     @contextmanager
-    def replacements(self) -> Iterator[None]:
-        """Replace the functions in the globals of the model's code."""
-        try:
-            for (_, name), (namespace, value) in self.targets.items():
-                namespace[name] = _Attentions(value, self) if name == _ATTENTION else self._recorded(value)
-            yield
-        finally:
-            for (_, name), (namespace, value) in self.targets.items():
-                namespace[name] = value
-
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Record the positions of rotary modules, and the outputs of the children of rotating modules."""
+    def installed(self) -> Iterator[None]:
+        """Replace the functions, and set the hooks, which `_unchanged` removes."""
         with ExitStack() as stack:
-            for named in self.modules:
-                if NAMES.search(type(named.module).__name__):
-                    hook = functools.partial(self._keep_positions, named.name)
-                    stack.callback(named.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            for namespace, name, value in self.functions.values():
+                stack.callback(namespace.__setitem__, name, value)
+                namespace[name] = self._recorded(value)
+            for cls in self.tables:
+                method = cls.get_interface  # type: ignore[attr-defined]
+                stack.callback(setattr, cls, "get_interface", method)
+                cls.get_interface = self._giving_recorded(method)  # type: ignore[attr-defined]
+            for module in self.modules:
+                if NAMES.search(type(module).__name__):
+                    module.register_forward_pre_hook(self._keep_positions, with_kwargs=True)
+            for user in self.users:
+                # A hook on a norm would keep a patched attention from one pass with its rotation.
+                for child in user.modules() if MARK not in vars(user) else ():
+                    child.register_forward_hook(functools.partial(self._keep_output, self.names[id(user)]))
             yield
 
-    def _keep_positions(self, name: str, module: Any, args: Any, kwargs: Any) -> None:
-        pos = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+    def _keep_positions(self, module: Any, args: Any, options: Any) -> None:
+        pos = options.get("position_ids", args[1] if len(args) > 1 else None)
         if isinstance(pos, torch.Tensor):
-            self.recording.positions[name] = pos
+            self.recording.positions[self.names[id(module)]] = pos
 
-    def caller(self) -> str | None:
+    def _keep_output(self, name: str, module: Any, args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            self.recording.outputs.setdefault(name, []).append(output.clone())
+
+    def _giving_recorded(self, method: Function) -> Function:
+        """Return a method that returns an attention function which keeps its query and key."""
+
+        def get_interface(table: Any, *args: Any) -> Function:
+            function = method(table, *args)
+
+            @functools.wraps(function)
+            def recorded(module: Any, query: Any, key: Any, *rest: Any, **options: Any) -> Any:
+                if (name := self.names.get(id(module))) is not None:
+                    self.recording.attention.setdefault(name, (query.clone(), key.clone()))
+                return function(module, query, key, *rest, **options)
+
+            return recorded
+
+        return get_interface
+
+    def _caller(self) -> str | None:
         """Return the name of the innermost module whose method is running."""
         frame: Any = sys._getframe(2)
         while frame is not None:
@@ -186,12 +198,15 @@ class _Recorder:
     def _recorded(self, function: Function) -> Function:
         @functools.wraps(function)
         def recorded(*args: Any, **options: Any) -> Any:
-            name = self.caller()
-            if self.is_inside or name is None:
+            name = self._caller()
+            # Rotations after attention are of values (DeepSeek V4).
+            if self.is_inside or name is None or name in self.recording.attention:
                 return function(*args, **options)
             self.is_inside = True
             try:
-                before = _copies(args, options)
+                # The function may write into its arrays.
+                named: dict[Any, Any] = {**dict(enumerate(args)), **options}
+                before = {key: x.clone() for key, x in named.items() if _is_float(x)}
                 results = function(*args, **options)
                 self._add(name, function, args, options, before, results)
             finally:
@@ -208,65 +223,28 @@ class _Recorder:
         keys = _keys_of_rotated(before, after)
         if not keys:
             return
-        table = next((x for key, x in before.items() if key not in keys), None)
-        seq_axis = _seq_axis_of(before[keys[0]], table, _unsqueeze_dim(function, args, options))
-        others = {key: value for key, value in options.items() if key != "norms"}
+        xs = tuple(before.pop(key) for key in keys)
+        bound = inspect.signature(function).bind(*args, **options)
+        bound.apply_defaults()
+        seq_axis = _axis_of_positions(xs, [*before.values()], bound.arguments.get("unsqueeze_dim"))
+        norms = options.get("norms")  # of a patched attention: the function applies them
+        xs = HeadNorm.run(norms, xs) if norms else xs
+        named = {key: value for key, value in options.items() if key != "norms"}
 
         def rotate(x: Any) -> Any:
             with torch.no_grad():
                 y = function(
                     *[x.clone() if key in keys else value for key, value in enumerate(args)],
-                    **{key: x.clone() if key in keys else value for key, value in others.items()},
+                    **{key: x.clone() if key in keys else value for key, value in named.items()},
                 )
             return y[0] if isinstance(y, tuple) else y
 
-        xs = tuple(before[key] for key in keys)
-        xs = HeadNorm.run(options["norms"], xs) if options.get("norms") else xs
-        ys = tuple(y.detach().clone() for y in after)
+        ys = tuple(y.clone() for y in after)
         self.recording.calls.append(RotationCall(name, layer_of(name), xs, ys, seq_axis, rotate))
-
-    def add_attention(self, module: Any, query: Any, key: Any) -> None:
-        """Keep the query and the key of the first attention of a module."""
-        name = self.names.get(id(module))
-        if name is not None and name not in self.recording.attention:
-            self.recording.attention[name] = query.detach().clone(), key.detach().clone()
-
-
-class _Attentions:
-    """The table of attention functions, whose functions record their query and key."""
-
-    def __init__(self, table: Any, recorder: _Recorder):
-        self.table, self.recorder = table, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.table, name)
-
-    def get_interface(self, *args: Any) -> Function:
-        return self._recorded(self.table.get_interface(*args))
-
-    def __getitem__(self, name: str) -> Function:
-        return self._recorded(self.table[name])
-
-    def _recorded(self, function: Function) -> Function:
-        @functools.wraps(function)
-        def recorded(module: Any, query: Any, key: Any, *args: Any, **options: Any) -> Any:
-            self.recorder.add_attention(module, query, key)
-            return function(module, query, key, *args, **options)
-
-        return recorded
-
-
-# ---- arrays of a call ----
 
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def _copies(args: Any, options: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return copies of the arrays of a call by index or name: the function may write into them."""
-    named: dict[Any, Any] = {**dict(enumerate(args)), **options}
-    return {key: x.detach().clone() for key, x in named.items() if _is_float(x)}
 
 
 def _keys_of_rotated(before: Mapping[Any, Any], after: list[Any]) -> list[Any]:
@@ -280,17 +258,13 @@ def _keys_of_rotated(before: Mapping[Any, Any], after: list[Any]) -> list[Any]:
     return keys
 
 
-def _unsqueeze_dim(function: Function, args: Any, options: Any) -> int | None:
-    """Return the argument `unsqueeze_dim` of a call, or its default."""
-    bound = inspect.signature(function).bind(*args, **options)
-    bound.apply_defaults()
-    return bound.arguments.get("unsqueeze_dim")
-
-
-def _seq_axis_of(x: Any, table: Any, unsqueeze_dim: int | None) -> int:
-    """Return the axis of x as long as the tables (..., S, width); if there are two, by `unsqueeze_dim`."""
-    length = x.shape[-2] if table is None or table.ndim < 2 else table.shape[-2]
-    axes = [axis for axis in (-2, -3) if x.shape[axis] == length] or [-3]  # tables (S, 1, width)
-    if len(axes) == 1 or table is None:
-        return axes[0]
-    return (None if unsqueeze_dim is None else _seq_axis(table.ndim, unsqueeze_dim)) or -2
+def _axis_of_positions(xs: Any, tables: list[Any], unsqueeze_dim: int | None) -> int:
+    """Return the axis as long as the tables (..., S, width); if there are two, by `unsqueeze_dim`."""
+    if not tables or tables[0].ndim < 2:
+        return -2
+    length = tables[0].shape[-2]
+    # Queries may be fewer than keys.
+    axes = [axis for test in (all, any) for axis in (-2, -3) if test(x.shape[axis] == length for x in xs)]
+    if len({*axes}) == 2 and unsqueeze_dim is not None:
+        return _seq_axis(tables[0].ndim, unsqueeze_dim) or -2
+    return axes[0] if axes else -3  # tables (S, 1, width)
