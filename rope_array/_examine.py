@@ -174,13 +174,9 @@ def examine(
         raise ShapeError(
             f"before has the layers {short([*befores])}, and after {short([*afters])}; give the same layers."
         )
-    ropes: dict[Any, RoPE] = {None: expected}
     if befores.keys() == {None} and not isinstance(expected, RoPE):
-        ropes = {None: RoPE.from_config(expected)}
-    elif not isinstance(expected, RoPE):
-        groups = read_layers(expected)
-        all_layers = (None,) * (len(groups) == 1)
-        ropes = {n: reading.rope for layers, reading in groups for n in (*layers, *all_layers)}
+        expected = RoPE.from_config(expected)  # which raises if layers differ
+    ropes = ropes_of(expected)
     findings, unseen = [], []
     for layer, x in befores.items():
         if rope := ropes.get(layer, ropes.get(None)):
@@ -198,6 +194,15 @@ def examine(
             unseen.append((str(layer), "the config has several ropes, and no layer of this number"))
     seen = (layer for layer in befores if str(layer) not in dict(unseen))
     return Examination(tuple(seen), tuple(findings), tuple(unseen))
+
+
+def ropes_of(expected: Any) -> dict[int | None, RoPE]:
+    """Return the ropes of layers by their numbers; under None the rope of all, if there is only one."""
+    if isinstance(expected, RoPE):
+        return {None: expected}
+    groups = read_layers(expected)
+    all_layers = (None,) * (len(groups) == 1)
+    return {number: reading.rope for layers, reading in groups for number in (*layers, *all_layers)}
 
 
 def _by_layer(arrays: Any) -> dict[Any, Any]:

@@ -222,7 +222,7 @@ MAY_IMPORT = {
     "._rotation .torch torch",
     "_engines": "._errors ._spec ._rope ._engines torch",
     "sglang": "._errors ._engines ._rope ._version .sglang torch sglang",
-    "vllm": "._errors ._engines ._examine ._fingerprint ._rope ._version .hf .vllm torch vllm",
+    "vllm": "._errors ._engines ._examine ._fingerprint ._rope ._version .hf .vllm torch vllm late numpy",
     # Commands use public modules, and import other libraries late.
     "__main__": "._command late .",
     "_command": ". ._command ._demo ._errors ._registry ._spec.scaling .config .plots .testing late "

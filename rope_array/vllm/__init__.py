@@ -11,6 +11,7 @@ import os
 
 from rope_array._errors import PatchError
 
+from ._examine import examine
 from ._fingerprint import fingerprint
 from ._report import EngineReport, FilledTable, ReplacedModule, UnchangedModule, report
 
@@ -19,6 +20,7 @@ __all__ = [
     "FilledTable",
     "ReplacedModule",
     "UnchangedModule",
+    "examine",
     "fingerprint",
     "register",
     "report",

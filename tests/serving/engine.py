@@ -59,7 +59,10 @@ def tokens_per_second(llm, prompts, max_tokens):
     return len(prompts) * max_tokens / (time.process_time() - start)
 
 
-def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, rounds=0, **engine):
+def run(
+    folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, examine=False, rounds=0,
+    **engine,
+):  # fmt: skip
     from vllm import LLM, SamplingParams, TokensPrompt
 
     import rope_array.vllm
@@ -77,6 +80,8 @@ def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, repor
     answers = {"tables": llm.apply_model(tables)[0], "shifts": {}, "cached_tokens": 0}
     if report:
         answers["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
+    if examine:
+        answers["examination"] = str(llm.apply_model(rope_array.vllm.examine)[0])
     answers["speed"] = [tokens_per_second(llm, prompts, max_tokens) for _ in range(rounds)]
     for amount in shifts:
         llm.apply_model(functools.partial(shift_positions, amount))
