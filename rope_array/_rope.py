@@ -548,10 +548,12 @@ class RoPE(Spec):
 
         document = _config.load(config)
         with _config.refusals(document):
-            fields, config_part, record = _config.fields(document, part, layer_type)
+            fields, reader = _config.fields(document, part, layer_type)
             rope = cls(**fields)
-        if (guess := record.inferred.get("convention")) is not None:
-            warnings.warn(f"{config_part.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)
+        if (guess := reader.record.inferred.get("convention")) is not None:
+            warnings.warn(
+                f"{reader.config_part.name}: {guess}; check the pairing.", UserWarning, stacklevel=2
+            )
         return rope
 
     def matrix(self, pos: Any, like: Any = None) -> Any:

@@ -113,7 +113,8 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
 def _read(document: _config.Document, part: str | None, layer_type: str | int | None) -> Reading:
     """Read a document."""
     with _config.refusals(document):
-        fields, config_part, record = _config.fields(document, part, layer_type)
+        fields, reader = _config.fields(document, part, layer_type)
+        config_part, record = reader.config_part, reader.record
         return Reading(
             _RoPE(**fields),
             config_part.model_type,

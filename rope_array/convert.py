@@ -5,7 +5,9 @@ unchanged. If the permutation moves each pair to its features in the other pairi
 one pairing works with the other. Pair i remains pair i: frequencies, scaling rules and axes do not change.
 """
 
+import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from . import _dispatch, _errors, _registry
@@ -22,17 +24,21 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis: int = 0) -> Any:
-    """Move the output features of a q or k projection from rope's pairing to another.
+def weights(
+    w: Any, rope: Any, to: str, *, num_heads: int | None = None, axis: int = 0, pairing: Any = None
+) -> Any:
+    """Move the output features of a q or k projection, or of a whole state dict, to another pairing.
 
     Parameters
     ----------
-    w : array
+    w : array, or mapping of names to arrays
         A weight or bias of q or of k, of any library and dtype, or another array with one entry per feature
-        of a head: the weight of a per-head norm, the scales of quantised rows, the B matrix of a LoRA.
-    rope : RoPE
+        of a head: the weight of a per-head norm, the scales of quantised rows, the B matrix of a LoRA. Or a
+        state dict of the whole model, by the names of transformers, Meta or Mistral.
+    rope : RoPE; for a state dict path, dict or config object
         The rotary embedding of w. `pairing` is the pairing of w; `head_dim`, `rotary_dim` and `rotary_start`
-        select the features of each head that move.
+        select the features of each head that move. For a state dict the config of its model, as in
+        `RoPE.from_config`: heads and ropes are read from it by layer.
     to : {"interleaved", "half"}
         The new pairing. If w has it already, the result is a copy.
     num_heads : int, optional
@@ -42,16 +48,21 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
         The axis of the output features, or of the features of one head: 0 for PyTorch's (num_heads *
         head_dim, inputs) and for a bias, -1 for the kernels of Flax, (inputs, num_heads * head_dim) or
         (inputs, num_heads, head_dim).
+    pairing : {"interleaved", "half"}, optional
+        The pairing of w, if it is not the pairing of the rope or of the config.
 
     Returns
     -------
-    array
-        Of w's library, shape, dtype and device; never a view of w.
+    array or mapping
+        Of w's library, shape, dtype and device; never a view of w. For a state dict a new dict of the same
+        type, a plain dict for other mappings. Arrays that do not move are in it themselves, uncopied.
 
     Raises
     ------
     SpecError
         `rope` is no RoPE, `to` no pairing, or `num_heads` no number of heads.
+    ConfigError
+        The names of the config's model are not known, none of its layers rotates, or names do not fit.
     ShapeError
         w has no such axis, or the axis does not hold `num_heads` heads.
     ArrayTypeError
@@ -61,7 +72,8 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
     -----
     Convert q and k, each with its number of heads, and never v. Then use
     ``dataclasses.replace(rope, pairing=to)``. A second conversion with this rope changes nothing; a second
-    conversion with the first rope spoils the weights, without an error.
+    conversion with the first rope, or of a state dict, spoils the weights without an error: nothing in
+    weights tells their pairing. Convert back by `pairing`.
 
     Examples
     --------
@@ -75,6 +87,12 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
     array([ 0,  2,  1,  3, 10, 12, 11, 13])
     >>> hugging_face = dataclasses.replace(meta, pairing="half")
     """
+    if isinstance(w, Mapping):
+        if num_heads is not None or axis != 0:
+            raise _errors.SpecError("num_heads and axis are of one array; give a state dict without them.")
+        return _convert_state_dict(w, rope, to, pairing)
+    if pairing is not None and isinstance(rope, _RoPE):
+        rope = dataclasses.replace(rope, pairing=pairing)
     permuted = _FeaturePermutation(rope, to)
     ops, axis = _check_array(w, axis)
     heads = _count_heads(w, axis, permuted.head_dim, num_heads)
@@ -546,6 +564,20 @@ def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis:
     unrotated = from_rope.apply(tuple(map(_to_float32, keys)), pos, seq_axis=seq_axis, inverse=True)
     rotated = to_rope.apply(unrotated, pos, seq_axis=seq_axis)
     return tuple(_ops(k).cast(y, k.dtype) for y, k in zip(rotated, keys, strict=True))
+
+
+def _convert_state_dict(arrays: Mapping[Any, Any], config: Any, to: str, pairing: Any) -> Any:
+    """Convert the arrays that belong to a pairing, after the checks of all."""
+    from ._state_dict import arguments  # imported late: it reads configs
+
+    to = _spec.check_pairing("to", to)
+    converted = copy.copy(arrays) if isinstance(arrays, dict) else dict(arrays)
+    for name, options in arguments(arrays, config).items():
+        rope = dataclasses.replace(options["rope"], pairing=pairing or options["rope"].pairing)
+        if rope.pairing != to:
+            convert = fused if "order" in options else weights
+            converted[name] = convert(arrays[name], **{**options, "rope": rope, "to": to})
+    return converted
 
 
 class _FeaturePermutation:

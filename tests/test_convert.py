@@ -4,6 +4,7 @@ Each library has the results that NumPy has: `test_each_library_has_numpys_resul
 """
 
 import itertools
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -159,6 +160,61 @@ def test_a_permutation_is_the_matrix_of_position_0():
         assert permutation.tolist() == converted_row(range(D), rope, to)
         unrotated = replace(rope, out_pairing=to).matrix((0, 0) if rope.axes else 0)
         np.testing.assert_array_equal(np.eye(D)[permutation], unrotated)
+
+
+# ---- state dicts; test_hf_families.py has the models of transformers ----
+
+CONFIG = {"model_type": "llama", "hidden_size": 4 * D, "num_attention_heads": 4, "num_key_value_heads": 2}
+META = {"dim": 4 * D, "n_heads": 4, "n_kv_heads": 2, "n_layers": 1, "norm_eps": 1e-5, "multiple_of": 256}
+LATENT = {"kv_lora_rank": 512, "num_attention_heads": 3, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+Q, K = "model.layers.0.self_attn.q", "model.layers.0.self_attn.k"
+STATE = {f"{Q}_proj.weight": numbers((4 * D, INPUTS)), f"{K}_proj.weight": numbers((2 * D, INPUTS))}
+
+
+def test_a_state_dict_has_new_arrays_where_each_feature_has_an_entry():
+    sizes = {
+        "_proj.bias": 2,
+        "_proj.lora_B.default.weight": 2,
+        "_norm.weight": 1,
+        "_proj.base_layer.weight": 2,
+    }
+    moved = {K + name: numbers((heads * D,)) for name, heads in sizes.items()} | STATE
+    moved |= {name.replace("layers.0", "layers.99"): x for name, x in STATE.items()}  # of more tokens
+    kept = {
+        K + name: np.ones((1, 1))
+        for name in ("_proj.lora_A.weight", "_proj.weight_scale", "_proj.input_scale")
+    }
+    kept |= {name.replace("model", "vision_tower"): x for name, x in STATE.items()}
+    rope, state = ra.RoPE(D, pairing="half"), types.MappingProxyType(moved | kept)
+    new = convert.weights(state, CONFIG, "interleaved")
+    assert (type(new), [*new]) == (dict, [*state])
+    for name, x in state.items():
+        same(new[name], converted(x, rope, "interleaved") if name in moved else x)
+        assert (new[name] is x) is (name in kept)
+    no_rope = {"model_type": "smollm3", "no_rope_layers": [0, 1], "num_hidden_layers": 2}
+    for config, to in ((CONFIG, "half"), (CONFIG | no_rope, "interleaved")):
+        assert all(x is STATE[name] for name, x in convert.weights(STATE, config, to).items())
+    meta = {
+        f"layers.0.attention.w{part}.weight": STATE[f"{name}_proj.weight"]
+        for part, name in zip("qk", (Q, K), strict=True)
+    }
+    for name, x in convert.weights(meta, META, "half").items():
+        same(x, converted(meta[name], ra.RoPE(D), "half"))
+
+
+def test_scales_stay_if_no_feature_leaves_its_block():
+    """As in DeepSeek-V3, whose rotated features of a head are in one block of 128."""
+    latent = f"{K.removesuffix('k')}kv_a_proj_with_mqa.weight"
+    state = {latent: np.arange(576), f"{latent}_scale_inv": np.arange(5), f"{Q}_proj.weight": np.arange(576)}
+    new = convert.weights(state, {"model_type": "deepseek_v3", **LATENT}, "half")
+    assert new[f"{latent}_scale_inv"] is state[f"{latent}_scale_inv"]
+    for name, starts in ((latent, [512]), (f"{Q}_proj.weight", [128, 320, 512])):
+        for start in starts:
+            assert new[name][start : start + 64].tolist() == [
+                *range(start, start + 64, 2),
+                *range(start + 1, start + 64, 2),
+            ]
+        assert sum(new[name] != state[name]) == 62 * len(starts)
 
 
 # ---- scores ----

@@ -6,6 +6,8 @@ other, as they share its models. Each push tests the families of IN_FULL, `night
 
 import contextlib
 import functools
+import inspect
+import re
 import sys
 
 import pytest
@@ -15,8 +17,9 @@ from hf._compare import FLOAT32, FLOAT64, is_same, off, state
 from hf._tiny import ABSENT, FAMILIES, Tiny, answer, rotaries
 from hf._tiny_config import FAMILY, by_family
 from hf._walk import cases
+from oracle import pair
 
-from rope_array import PatchError, _dispatch, hf
+from rope_array import ConfigError, PatchError, _dispatch, config, convert, hf
 
 UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 SMALLEST = 2e-7  # a few roundings of float32: an output of few sums can be right by luck
@@ -233,6 +236,83 @@ def test_the_norm_of_a_family_is_in_one_pass_or_stays_with_the_reason(tiny, monk
     reasons = "; ".join(filter(None, (entry.own_norm for entry in report)))
     assert KEPT.get(family.name, ("", ""))[1] in reasons
     assert not reasons or family.name in {*KEPT, "dots3_note"}  # whose vision tower alone is in one pass
+
+
+# Weights of the other pairing
+
+OTHER = {"half": "interleaved", "interleaved": "half"}
+NO_WEIGHTS, CHANGES = by_family(FAMILY["weights"]), by_family(FAMILY["options"])
+WEIGHTS_ON_PUSH = {*IN_FULL, "codegen", "falcon", "gptj", "phi3", "qwen3_next", "chameleon", "axk2", "zaya"}
+CONVERTED = [Tiny(t.model_type, change) for t in FAMILIES for change in CHANGES.get(t.model_type, [{}])]
+OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|codec|depth|\w*cross_attn|encoder_attn)")
+HEADS = {"q", "k", "x", "xq", "xk", "tensor", "hidden_states"}
+
+
+def in_pairing(x, rope, inverse=False):
+    """Move features, by a loop over pairs, from the pairing of a rope to the other; or back."""
+    index, blocks = [*range(x.shape[-1])], rope.axes.blocks if rope.axes else 1
+    width, first = rope.rotary_dim // blocks, rope.rotary_start if len(index) == rope.head_dim else 0
+    for block in range(blocks):
+        for i in range(width // 2):
+            old, new = (pair(p, i, width, first + block * width) for p in (rope.pairing, OTHER[rope.pairing]))
+            index[new[0]], index[new[1]] = old
+    return x[..., torch.tensor(index).argsort() if inverse else torch.tensor(index)]
+
+
+def exchange_rotation(model, ropes, patch):
+    """Put every array into the model's pairing before its own function rotates it, and back after it."""
+    modules = [module for name, module in model.named_modules() if not OTHER_PARTS.search(name)]
+    indexed = [module for module in modules if getattr(module, "layer_idx", None) is not None]
+    layers = [] if indexed else [0]  # the layers that are called, from the outermost; in a function None
+    for module in indexed:
+        module.register_forward_pre_hook(lambda module, _: layers.append(module.layer_idx))
+        module.register_forward_hook(lambda *_: layers.__delitem__(-1))
+
+    def exchanged(function, *args, **options):
+        if not layers or layers[-1] is None:
+            return function(*args, **options)
+        rope = ropes[layers[-1] if layers[-1] in ropes else max(ropes)]
+        given = inspect.signature(function).bind(*args, **options).arguments
+        given = {k: in_pairing(x, rope, True) if k in HEADS else x for k, x in given.items()}
+        layers.append(None)
+        y = function(**given)
+        layers.pop()
+        if rope.out_pairing:
+            return y
+        return tuple(in_pairing(x, rope) for x in y) if isinstance(y, tuple) else in_pairing(y, rope)
+
+    for file in {sys.modules[type(module).__module__] for module in modules}:
+        for name, function in [*vars(file).items()]:
+            if re.search("apply_.*rot", name) and inspect.isfunction(function):
+                patch.setattr(file, name, functools.partial(exchanged, function))
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        pytest.param(t, marks=[] if t.model_type in WEIGHTS_ON_PUSH else pytest.mark.nightly)
+        for t in CONVERTED
+    ],
+    ids=lambda tiny: "-".join([tiny.model_type, *map(str, tiny.changes)]),
+)
+def test_a_state_dict_in_the_other_pairing_gives_the_outputs_of_the_other_rotation(tiny, monkeypatch):
+    family = Family(tiny)
+    model, state = family.double, family.double.state_dict()
+    if family.name in NO_WEIGHTS:
+        with pytest.raises(ConfigError, match=NO_WEIGHTS[family.name]):
+            convert.weights(state, model.config, "half")
+        return
+    ropes = {i: x.rope for layers, x in config.read_layers(model.config) for i in layers or range(9)}
+    pairing = next(rope.pairing for rope in ropes.values() if rope.rotary_dim)
+    new = convert.weights(state, model.config, OTHER[pairing])
+    back = convert.weights(new, model.config, pairing, pairing=OTHER[pairing])
+    assert (type(back), [*back], back._metadata) == (type(state), [*state], state._metadata)
+    assert all(torch.equal(back[name], x) for name, x in state.items())
+    true = family.true
+    exchange_rotation(model, ropes, monkeypatch)
+    assert off(family.run(model), true) > 1e-3
+    model.load_state_dict(new)
+    assert off(family.run(model), true) < 1e-12
 
 
 # Training

@@ -194,7 +194,8 @@ MAY_IMPORT = {
     "_explain": "._errors ._spec ._array_api ._registry ._dispatch ._apply ._rope",
     "backend_tools": "._errors ._array_api ._spec.plan ._dispatch",
     "positions": "._errors ._spec ._array_api ._registry .positions",
-    "convert": "._errors ._spec ._array_api ._dispatch ._registry ._rope",
+    "convert": "._errors ._spec ._array_api ._dispatch ._registry ._rope late ._state_dict",
+    "_state_dict": "._errors ._config ._rope",
     "_config": "._errors ._spec ._config",  # the fields of a RoPE, without `RoPE`
     "config": "._errors ._config ._rope",
     # These compute in NumPy, on the host.

@@ -29,7 +29,7 @@ from typing import Any
 from rope_array._config._convention import Note
 from rope_array._config._document import Document, load, plain
 from rope_array._config._locate import locate, variant_of, with_convention
-from rope_array._config._part import ConfigPart, Record
+from rope_array._config._part import ConfigPart
 from rope_array._config._reader import Reader
 from rope_array._config._unread_values import check_unread_values
 from rope_array._config._values import MOST_LAYERS, PartValues
@@ -42,14 +42,13 @@ __all__ = ["Document", "Note", "context", "fields", "find_part", "layer_count", 
 
 def fields(
     document: Document, path: str | None, layer_type: str | int | None
-) -> tuple[dict[str, Any], ConfigPart, Record]:
-    """Return the fields of the rope that a config states, the part that states them, and the record."""
-    config_part = with_convention(find_part(document, path))
-    reader = Reader(config_part, plain(layer_type))
+) -> tuple[dict[str, Any], Reader]:
+    """Return the fields of the rope that a config states, and the reader with the part, values and record."""
+    reader = Reader(with_convention(find_part(document, path)), plain(layer_type))
     fields = reader.fields()
     if fields["rotary_dim"]:
         check_unread_values(reader.values, document)
-    return fields, config_part, reader.record
+    return fields, reader
 
 
 def find_part(document: Document, path: str | None) -> ConfigPart:
