@@ -36,7 +36,7 @@ def test_numbers_are_those_of_the_rope_and_survive_a_log(dtype):
     """Frequencies modulo 2π; in 16 bits, to the rounding at the last power of two."""
     for name, rope in ROPES.items():
         found = fingerprint(rope, length=4096, like=np.empty(0, dtype))
-        log = f"started\n{found}\nready".replace("\n", "\n12:00 [worker 3] ")
+        log = f"started\n{found}\nready".replace("\n", "\x1b[0m\n\x1b[36m12:00 [worker 3] ")
         assert Fingerprint.parse(log) == found, name
         assert str(Fingerprint.parse(log)) == str(found)
         rotation, rope = rotation_of(found), rope.at_length(4096)
@@ -94,9 +94,12 @@ def test_one_fingerprint_in_every_mode():
 # ---- differences ----
 
 
-def rotate(x, pos, angles=np.float64, tables=np.asarray, sums=np.float32, products=np.asarray):
+def rotate(
+    x, pos, start=0, end=2**31, angles=np.float64, tables=np.asarray, sums=np.float32, products=np.asarray
+):
     """Rotate half pairs, by angles and sums of these dtypes, and with roundings of tables and products."""
-    turned = (pos[:, None].astype(angles) * np.array(HALF.frequencies, angles)).astype(np.float64)
+    pos = np.minimum(pos + start, end)[:, None].astype(angles)
+    turned = (pos * np.array(HALF.frequencies, angles)).astype(np.float64)
     cos, sin = (tables(f(turned)).astype(np.float32).astype(sums) for f in (np.cos, np.sin))
     a, b = x[..., :8].astype(sums), x[..., 8:].astype(sums)
     ends = products(a * cos) - products(b * sin), products(b * cos) + products(a * sin)
@@ -116,7 +119,9 @@ DIFFERENT = {
     "amplitude: 1.0 here, 1.25 in": replace(HALF, attention_factor=1.25),
     "16-bit tables: more than 16 bits here, bfloat16 in": {"tables": ROUNDERS["bfloat16"]},
     "16-bit tables: more than 16 bits here, float16 in": {"tables": ROUNDERS["float16"]},
-    "float32 angles: angles exact here, angles off by 0.00": {"angles": np.float32},
+    "float32 angles: angles exact here, angles in float32, off by 0.00": {"angles": np.float32},
+    "positions: angles exact here, angles off by 1 from position 0 on": {"start": 1},
+    "positions: angles exact here, angles off by 3 from position 2048 on": {"end": 2047},
     "bits of cos and sin below position 4096: ": {"tables": lambda table: table * (1 + 2**-23)},
     "bits of results alone, below position 4096: ": {"sums": np.float64},
 }

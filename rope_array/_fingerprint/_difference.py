@@ -25,13 +25,16 @@ def difference_of_rotations(here: MeasuredRotation, there: MeasuredRotation, len
 
 def _facts(here: MeasuredRotation, there: MeasuredRotation, length: int, dtype: str) -> Iterator[Fact]:
     (pairing, part), (other_pairing, other_part) = (r.layout.split("; ", 1) for r in (here, there))
-    if pairing.partition(" (")[0] != other_pairing.partition(" (")[0] or part == other_part:
+    words = {text.partition(" (")[0] for text in (pairing, other_pairing)}
+    if "no pairs" not in words and (len(words) == 2 or part == other_part):
         yield "pairing", pairing, other_pairing, "Move the weights of one by convert.weights."
     yield "rotated part", part, other_part, _SAME.format("partial_rotary_factor and head_dim")
     yield "axes", here.axes or "unknown", there.axes or "unknown", _SAME.format("mrope_section")
     (size, rounding, angles), (other_size, other_rounding, other_angles) = (
-        r.cos_and_sin.split(", ") for r in (here, there)
+        r.cos_and_sin.split(", ", 2) for r in (here, there)
     )
+    if any("from position" in text for text in (angles, other_angles)):
+        yield "positions", angles, other_angles, _SAME.format("positions, and tables that are long enough")
     eps = max(eps_of(rounding, dtype), eps_of(other_rounding, dtype))
     yield from _facts_of_frequencies(here, there, length, eps)
     a, b = (float(text.removeprefix("amplitude ")) for text in (size, other_size))

@@ -92,11 +92,11 @@ def measure(probe: Probe, y: Floats, *alone: Floats) -> MeasuredRotation:
     phasors = _phasors(y, pairs)
     rounding = _rounding(probe, y, pairs, phasors)
     eps = eps_of(rounding, probe.dtype)
-    omegas, error = _unwrapped(phasors, probe.positions)
+    omegas = _unwrapped(phasors, probe.positions)
     # The distance of half pairs is the width of a series of which only the first pairs rotate.
     width = max([len(pairs), *(b - a for a, b, _, _ in pairs)])
     size = float(np.median(abs(phasors[0]) if pairs else y[:head_dim, 0].diagonal()))
-    angles = f"off by {error:.1g}" if error > max(1e-6, 8 * eps) else "exact"
+    angles = _angles(phasors, probe.positions, omegas, max(1e-6, 8 * eps))
     return MeasuredRotation(
         _layout(pairs, others, head_dim),
         _axes([_phasors(z, pairs) for z in alone]),
@@ -153,8 +153,8 @@ def _pairing(pairs: list[tuple[int, ...]]) -> str:
     distances = {b - a for a, b in pairs}
     if len(distances) > 1:
         return f"other pairs {short_hash(repr(pairs).encode())}"
-    names = ("interleaved" if n == 1 else f"half (i, i + {n})" for n in distances)
-    return next(names, "no pairs")
+    names = (f"half (i, i + {n})" if n > 1 else f"half (i + {-n}, i)" for n in distances - {1})
+    return next(names, "interleaved" if distances else "no pairs")
 
 
 def _axes(alone: list[Complex]) -> str:
@@ -166,17 +166,32 @@ def _axes(alone: list[Complex]) -> str:
 # ---- frequencies, rounding, bits ----
 
 
-def _unwrapped(phasors: Complex, positions: list[int]) -> tuple[Floats, float]:
-    """Return the frequencies, from position 1 and then from positions twice as far, and the largest error.
+def _unwrapped(phasors: Complex, positions: list[int]) -> Floats:
+    """Return the frequencies, from position 1 and then from positions twice as far, while these agree.
 
     At powers of two the angles of float32 are exact: the product of a float and a power of two is.
     """
     omegas, turned = np.zeros(phasors.shape[1]), phasors * phasors[0].conj()
     for row, position in zip(turned, positions, strict=True):
         if position.bit_count() == 1:
-            omegas = omegas + np.angle(row * np.exp(-1j * position * omegas)) / position
-    errors = np.angle(turned * np.exp(-1j * np.multiply.outer(positions, omegas)))
-    return omegas, float(abs(errors).max(initial=0.0))
+            errors = np.angle(row * np.exp(-1j * position * omegas))
+            if position > 1 and abs(errors).max(initial=0.0) > 0.25:
+                break  # the end of a table
+            omegas = omegas + errors / position
+    return omegas
+
+
+def _angles(phasors: Complex, positions: list[int], omegas: Floats, limit: float) -> str:
+    """Return whether angles are exact, or products in float32; or from which position on they are others."""
+    pos = np.array(positions)[:, None]
+    in_float32 = (pos.astype(np.float32) * omegas.astype(np.float32)).astype(float)
+    off, off_float32 = (abs(np.angle(phasors * np.exp(-1j * a))) for a in (pos * omegas, in_float32))
+    largest = float(off.max(initial=0.0))
+    if largest <= limit:
+        return "exact"
+    if off_float32.max() <= limit:
+        return f"in float32, off by {largest:.1g}"
+    return f"off by {largest:.1g} from position {positions[int((off.max(1) > largest / 8).argmax())]} on"
 
 
 def errors_of(omegas: Floats, length: int, eps: float) -> Floats:
@@ -235,7 +250,8 @@ def _rounding(probe: Probe, y: Floats, pairs: list[Pair], phasors: Complex) -> s
     p, q = x[..., a] * phasors.real, x[..., b] * phasors.imag
     shows = np.broadcast_to(abs(phasors.imag) > 0.1 * abs(phasors), y.shape)  # the rounding of a table
     forms = (p - q, rounded(p) - rounded(q), p - rounded(q), rounded(p) - q)
-    return probe.dtype if any((rounded(z) == y)[shows].mean() > 0.99 for z in forms if shows.any()) else ""
+    enough = shows.sum() > 64  # where a coincidence is out of the question
+    return probe.dtype if enough and any((rounded(z) == y)[shows].mean() > 0.99 for z in forms) else ""
 
 
 def _hashes(numbers: Floats, positions: list[int]) -> str:

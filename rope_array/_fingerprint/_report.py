@@ -88,7 +88,7 @@ class Fingerprint:
         True
         """
         head, lines, rotations = None, dict[str, str](), list[Any]()
-        for line in text.splitlines():
+        for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():  # without colours
             if found := _HEAD.search(line):
                 head, rotations = found, []
             elif head and head[1] == _VERSION and (found := _LINE.search(line)):
@@ -117,8 +117,8 @@ class Fingerprint:
         Returns
         -------
         str
-            In this order: pairing, rotated part, direction, base, factor, rule, amplitude, 16-bit tables,
-            bits of tables, bits of results.
+            In this order: pairing, rotated part, axes, positions, direction, base, factor, rule,
+            amplitude, 16-bit tables, float32 angles, bits of cos and sin, bits of results.
 
         Raises
         ------
