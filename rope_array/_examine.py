@@ -13,7 +13,7 @@ import numpy as np
 from ._diagnose._differences import find_differences
 from ._diagnose._mistakes import ROUNDERS
 from ._diagnose._observation import EPS, Floats, Observation, read_candidates, read_observation
-from ._errors import ArrayTypeError, ShapeError, short
+from ._errors import ArrayTypeError, ShapeError, ranges, short
 from ._rope import RoPE
 from .config import read_layers
 
@@ -286,12 +286,7 @@ def _holds(array: Floats, dtype_name: str) -> bool:
 
 
 def _names(layers: tuple[Any, ...]) -> str:
-    """Write layers; runs of numbers as ranges."""
-    runs: list[list[Any]] = []
-    for layer in layers:
-        if runs and isinstance(layer, int) and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    texts = (f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return f"layer{'s' * (len(layers) > 1)} {', '.join(texts)}"
+    """Write layers; numbers as ranges, before names."""
+    numbers = sorted(layer for layer in layers if isinstance(layer, int))
+    texts = (ranges(numbers), *(str(layer) for layer in layers if not isinstance(layer, int)))
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(filter(None, texts))}"

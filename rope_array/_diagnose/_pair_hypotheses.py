@@ -220,4 +220,4 @@ def _amplitude_of(sizes: Floats) -> Amplitude:
 def shortest(size: float, close: float) -> float:
     """Return the number with the fewest digits that is close to `size`."""
     tried = (float(f"{size:.{n}g}") for n in range(1, 17))
-    return next((v for v in tried if abs(v - size) <= (close + 2**-52) * size), size)
+    return next((v for v in tried if abs(v - size) <= (close + 2**-52) * abs(size)), size)

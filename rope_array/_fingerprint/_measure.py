@@ -11,6 +11,7 @@ import numpy as np
 from rope_array._diagnose._frequency_fit import BASES
 from rope_array._diagnose._mistakes import ROUNDERS
 from rope_array._diagnose._observation import Complex, Floats
+from rope_array._diagnose._pair_hypotheses import shortest
 from rope_array._errors import ArrayTypeError, FingerprintError, describe, ranges
 from rope_array._spec.validation import integer
 
@@ -212,7 +213,7 @@ def _series(omegas: list[float], errors: list[float], width: int) -> str:
     for k, omega in enumerate(omegas):
         if omega and omegas[0] and (k.bit_count() == 1 or k == len(omegas) - 1 > 0):
             logarithm = math.log(abs(omegas[0] / omega)) * width / k
-            bases.append(_shortest(math.exp(max(-600.0, min(logarithm, 600.0))), 2 * errors[k] * width / k))
+            bases.append(shortest(math.exp(max(-600.0, min(logarithm, 600.0))), 2 * errors[k] * width / k))
     tried = [(base, _divisors(omegas, errors, base, width)) for base in bases]
     base, divisors = min(tried, key=lambda fit: len(set(fit[1])))
     runs = [(_written(divisor), len([*run])) for divisor, run in groupby(divisors)]
@@ -230,14 +231,8 @@ def _divisors(omegas: list[float], errors: list[float], base: float, width: int)
     for i, (omega, error) in enumerate(zip(omegas, errors, strict=True)):
         exact = base ** (-i / width) / omega if omega else math.inf
         same = abs(exact / divisors[-1] - 1) <= 2 * error
-        divisors.append(divisors[-1] if same else _shortest(exact, error))
+        divisors.append(divisors[-1] if same else shortest(exact, error))
     return divisors[1:]
-
-
-def _shortest(number: float, error: float) -> float:
-    """Return the number of the fewest digits within a relative error."""
-    texts = (float(f"{number:.{digits}g}") for digits in range(1, 17))
-    return next((value for value in texts if abs(value - number) <= error * abs(number)), number)
 
 
 def _rounding(probe: Probe, y: Floats, pairs: list[Pair], phasors: Complex) -> str:

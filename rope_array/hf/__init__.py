@@ -210,7 +210,7 @@ def examine(model: Any, *, target: Any = None, **inputs: Any) -> "Examination":
     >>> model.config.rope_parameters["rope_theta"] = 500_000.0
     >>> print(ra.hf.examine(model))
     2 layers compared: 1 finding
-      layers 0, 1: base: base 10000, expected base 500000
+      layers 0-1: base: base 10000, expected base 500000
         remedy: give the code rope_theta of the config
     """
     from . import _examine  # imported late: it needs torch
