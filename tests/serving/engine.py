@@ -43,6 +43,18 @@ def log_probabilities(output):
     return [step[token].logprob for token, step in steps]
 
 
+def keep_heads(path, model):
+    """Save the q and k that the attention of the first layer gets in its next call."""
+    import torch
+
+    def before(_, args):
+        torch.save(args[:2], path)
+        hook.remove()
+
+    attention = next(module for module in model.modules() if hasattr(module, "layer_name"))
+    hook = attention.register_forward_pre_hook(before)
+
+
 def tables(model):
     """Return the bytes of all buffers that hold cos and sin."""
     buffers = {id(buffer): buffer for name, buffer in model.named_buffers() if "cos_sin" in name}
@@ -60,8 +72,8 @@ def tokens_per_second(llm, prompts, max_tokens):
 
 
 def run(
-    folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, examine=False, rounds=0,
-    **engine,
+    folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, examine=False,
+    fingerprint=False, rounds=0, **engine,
 ):  # fmt: skip
     from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -82,9 +94,13 @@ def run(
         answers["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
     if examine:
         answers["examination"] = str(llm.apply_model(rope_array.vllm.examine)[0])
+    if fingerprint:
+        answers["fingerprint"] = str(llm.apply_model(rope_array.vllm.fingerprint)[0])
     answers["speed"] = [tokens_per_second(llm, prompts, max_tokens) for _ in range(rounds)]
     for amount in shifts:
         llm.apply_model(functools.partial(shift_positions, amount))
+        if fingerprint:
+            llm.apply_model(functools.partial(keep_heads, f"{folder}/heads-{amount}.pt"))
         outputs = llm.generate(
             [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False
         )
