@@ -49,8 +49,8 @@ class _Model:
             raise self.refusal(f"the names of its projections are not known; the arrays are {listed(names)}")
         if not any(map(_NAME.fullmatch, names)):
             raise self.refusal(f"by its name, none of the arrays {listed(names)} is of q or k")
-        if self.get("attention_k_eq_v"):
-            raise self.refusal("attention_k_eq_v is true: k is v too, whose features must stay")
+        if name := next(filter(self.get, ("attention_k_eq_v", "rotary_value")), None):
+            raise self.refusal(f"{name} is true: values have the pairing of keys, and outputs with them")
 
     def refusal(self, why: str) -> _errors.ConfigError:
         by_hand = "give its arrays one by one to convert.weights or convert.fused, with a rope"

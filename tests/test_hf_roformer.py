@@ -17,6 +17,8 @@ from transformers import (
     RoFormerModel,
 )
 
+from rope_array import ConfigError, RoPE, convert
+
 pytestmark = pytest.mark.library("torch")
 
 torch.set_num_threads(1)
@@ -103,6 +105,23 @@ def test_cross_attention_agrees():
     expected = model(words, encoder_hidden_states=context, encoder_attention_mask=keep.long())[0]
     y = ours(model)(words, context=context, context_keep=keep)
     torch.testing.assert_close(y, expected, atol=FLOAT64, rtol=0)
+
+
+@torch.no_grad()
+def test_converted_weights_give_the_outputs_with_half_pairs(monkeypatch):
+    model, words, rope = (
+        exact_tables(theirs(RoFormerForMaskedLM)),
+        random_words(2, 20),
+        RoPE(8, pairing="half"),
+    )
+    own, state = model(words)[0], convert.weights(model.state_dict(), model.config, "half")
+    attention, name = type(model.roformer.encoder.layer[0].attention.self), "apply_rotary_position_embeddings"
+    monkeypatch.setattr(attention, name, lambda self, tables, *qk: rope.apply(qk, range(20)))
+    assert (model(words)[0] - own).abs().max() > 0.01
+    model.load_state_dict(state)
+    torch.testing.assert_close(model(words)[0], own, atol=FLOAT64, rtol=0)
+    with pytest.raises(ConfigError, match="values"):
+        convert.weights(state, {**model.config.to_dict(), "rotary_value": True}, "half")
 
 
 @torch.no_grad()
