@@ -1,5 +1,6 @@
 """Compare an output with the expected rope: find the field that differs, by changing one at a time."""
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -13,14 +14,14 @@ from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Linear, NTKAware
 
-from ._frequency_fit import BASES
+from ._frequency_fit import BASES, estimate_frequencies, fit_line, with_origin
 from ._mistakes import QUANTITIES, ROUNDERS
 from ._observation import Observation
 from ._pair_hypotheses import PAIRINGS, PhaseEstimates, permuted, rotated_pairs, shortest, slices
 from ._report import written
 from ._search import Search
 from ._tried_positions import TriedPositions, intended_positions, mistaken_by_name, mistaken_positions
-from ._verdict import Proposal, equally_good, judge, measure, positions_of_pairs
+from ._verdict import Proposal, equally_good, measure, positions_of_pairs
 
 _SCALES = tuple(2.0**n for n in range(-6, 7))  # of the numbers of a rule
 _ROWS = 192, 64  # that rank the changes: wrong rows, and right rows
@@ -58,9 +59,11 @@ class _Comparison:
             rope.pairing, rope.out_pairing or rope.pairing, rope.rotary_start, rope.rotary_dim,
             rope.axes.blocks if rope.axes else 1,
         )  # fmt: skip
-        trial = judge(Proposal(rope, self.positions), observation)
-        assert trial is not None  # the positions have the rope's coordinates
-        self.trial, self.wrong = trial, trial.rows > 1.0
+        self.trial = measure(Proposal(rope, self.positions), observation)
+        if not self.trial.fits:  # far out, by the numbers of Hugging Face's code
+            rounded = measure(Proposal(replace(rope, angles="float32"), self.positions), observation)
+            self.trial = min(self.trial, rounded, key=lambda trial: float(trial.rows.max()))
+        self.wrong = self.trial.rows > 1.0
 
     def by_one_change(self) -> list[tuple[str, str]]:
         """Return the likeliest change that explains every row, and others that the rows do not rule out."""
@@ -106,6 +109,8 @@ class _Comparison:
             if not self.rope.rotary_dim:
                 return [("rotated part", f"rotated by {found.rope!r}, expected no rotation")]
             has, wanted = _described(found.rope), _described(self.rope)
+            if math.isclose(found.rope.amplitude, self.rope.amplitude, rel_tol=self.observation.tol):
+                has["factor"] = wanted["factor"]
             implied = ("base", "scaling") if found.rope.inv_freq else ("frequencies",)
             kinds = (kind for kind in has if has[kind] != wanted[kind] and kind not in implied)
             return [(kind, f"{has[kind]}, expected {wanted[kind]}") for kind in kinds]
@@ -166,6 +171,7 @@ class _Comparison:
         if rope.inv_freq is None:
             yield from (("base", "", {"base": base}) for base in BASES)
             yield from (("scaling", "", changed) for changed in _other_rules(rope))
+            yield from (("base", "", {"base": base}) for base in self._bases(sample))
         for dtype_name, rounded in ROUNDERS.items():
             yield "frequencies", f"inv_freq in {dtype_name}, expected float32", series(rounded(omegas))
         count = self.positions.coordinates
@@ -173,6 +179,17 @@ class _Comparison:
             with suppress(SpecError):  # these counts have no such map
                 axes = getattr(Axes, name)(*arguments, **options)
                 yield from [("coordinates", "", {"axes": axes})] * (axes.count == count)
+
+    def _bases(self, sample: Observation) -> Iterator[float]:
+        """Yield the base of the estimated frequencies, by the rule of the rope, in few and in more digits."""
+        series = PhaseEstimates(sample, self.pairs).series(self.positions.rows(sample))
+        if self.positions.coordinates or len(series.at) < 2:
+            return
+        omegas, exponents = estimate_frequencies(with_origin(series))[0], self.pairs.exponents
+        plain = omegas / np.maximum(self.rope.frequencies, 1e-300) * self.rope.base**-exponents
+        fast = (exponents > 0) & (plain > 0.01)
+        base = fit_line(plain[fast], exponents[fast])[0] if fast.any() else 0.0
+        yield from (float(f"{base:.{digits}g}") for digits in (2, 3, 4, 6, 9) if 1 < base < 1e30)
 
     def _factors(self, sample: Observation) -> Iterator[float]:
         """Yield a factor of 1, and the factor that the output has."""
