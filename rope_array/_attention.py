@@ -110,8 +110,8 @@ def attention_inputs(
     The norm is ``(x · r) · (weight + offset)`` with ``r = 1 / sqrt(Σ x² / head_dim + eps)``. Its sum has one
     order, so the bits do not depend on the backend, the batch or the number of threads. If the squares exceed
     the largest float32, the head becomes 0, as in the models. The gradients of q, k and the weights are those
-    of the map without `rounding`. Caches have a gradient in JAX only. The bits of a JAX program of array
-    operations, as on GPUs, may differ: see docs/numerics.md.
+    of the map without `rounding`. Caches have a gradient in JAX only. The bits of gradients of a
+    norm, and of JAX on GPUs, depend on the backend: see docs/numerics.md.
 
     References
     ----------

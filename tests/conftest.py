@@ -59,6 +59,7 @@ OPTIONS = {
         ("test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton"),
         "check the GPU code without a GPU",
     ),
+    "--bits": (("test_bits",), "compare the bits of all libraries and modes too"),
     "--study": (("test_roformer",), "test the study of the RoFormer paper too"),
     "--proof": (("test_proof",), "prove the contract; needs sollya and gappa"),
 }
