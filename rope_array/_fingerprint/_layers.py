@@ -10,7 +10,7 @@ from rope_array._array_api.library import computes_in_float64, dtype_name
 from rope_array._diagnose._observation import Floats, host_floats
 from rope_array._errors import FingerprintError
 
-from ._measure import MeasuredRotation, measure, probe
+from ._measure import MeasuredRotation, Probe, measure, probe
 from ._report import Fingerprint, of_layers
 
 APART = "Measure its code apart, by rope_array.fingerprint(function, head_dim=...)."
@@ -28,13 +28,16 @@ def positions_of_pass(length: int, coordinates: int) -> list[Any]:
 
 def fingerprint_of_layers(layers: Iterable[Layer], like: Any, length: int) -> Fingerprint:
     """Measure layers; of layers that return the same bits, the first."""
+    inputs: dict[int, tuple[Probe, Any]] = {}
     known: dict[bytes, MeasuredRotation] = {}
     measured: dict[int | None, MeasuredRotation] = {}
     for number, name, head_dim, functions in layers:
         if "indexer" in name:  # of DeepSeek V3.2: it selects keys, and rotates by another layout
             continue
-        heads = probe(head_dim, length, dtype_name(like))
-        x = to_library(heads.x, like)
+        if head_dim not in inputs:
+            heads = probe(head_dim, length, dtype_name(like))
+            inputs[head_dim] = heads, to_library(heads.x, like)
+        heads, x = inputs[head_dim]
         results = [host_floats(rotate(x), "the result") for rotate in functions]
         bits = b"".join(y.tobytes() for y in results)
         rotation = known[bits] = known.get(bits) or measure(heads, *results)
