@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_numbers_are_those_of_the_rope_and_survive_a_log(dtype):
     """Frequencies modulo 2π; in 16 bits, to the rounding at the last power of two."""
     for name, rope in ROPES.items():
         found = fingerprint(rope, length=4096, like=np.empty(0, dtype))
-        log = f"started\n{found}\nready".replace("\n", "\x1b[0m\n\x1b[36m12:00 [worker 3] ")
+        log = f"{found}"[:-20] + f"\n{found}\nready".replace("\n", "\x1b[0m\n\x1b[36m12:00 [worker 3] ")
         assert Fingerprint.parse(log) == found, name
         assert str(Fingerprint.parse(log)) == str(found)
         rotation, rope = rotation_of(found), rope.at_length(4096)
@@ -51,13 +52,17 @@ def test_numbers_are_those_of_the_rope_and_survive_a_log(dtype):
         assert exact == ["more than 16 bits", "angles exact"], name
 
 
-def test_layout():
-    layouts = {name: rotation_of(fingerprint(rope, length=64)).layout for name, rope in ROPES.items()}
-    assert layouts["proportional"] == "half (i, i + 32); features 0-7, 32-39 of 64"
-    assert layouts["end"] == "half (i, i + 7) to interleaved; features 6-19 of 20"
-    assert layouts["blocks"] == "half (i, i + 18); features 1-108 of 110"
-    axes = rotation_of(fingerprint(ropes.SEVERAL["unrotated pairs"], length=64)).axes
-    assert axes == "0210"  # pairs without a coordinate do not rotate
+def test_texts():
+    ropes_of_texts = {
+        "half (i, i + 32); features 0-7, 32-39 of 64": ROPES["proportional"],
+        "half (i, i + 7) to interleaved; features 6-19 of 20": ROPES["end"],
+        "axes: 0210": ROPES["unrotated pairs"],  # pairs without a coordinate do not rotate
+        "10000000^(-i/64) / (1 x64)": RoPE(128, base=1e7),
+        "500000^(-i/64) / (1 x29, 1.207484, 1.55": RoPE(128, base=5e5, scaling=ra.Llama3(8.0)),
+        "length 4096)": RoPE(8, max_position=4095),
+    }
+    for text, rope in ropes_of_texts.items():
+        assert text in str(fingerprint(rope, length=None if rope.max_position else 4096))
 
 
 # By dtype: of HALF at length 131,072. A change of them is a line of CHANGELOG.md.
@@ -95,49 +100,61 @@ def test_one_fingerprint_in_every_mode():
 
 
 def rotate(
-    x, pos, start=0, end=2**31, angles=np.float64, tables=np.asarray, sums=np.float32, products=np.asarray
-):
+    x, pos, offset=0, end=2**31, angles=np.float64, tables=np.asarray, sums=np.float32, products=np.asarray,
+    order=1,
+):  # fmt: skip
     """Rotate half pairs, by angles and sums of these dtypes, and with roundings of tables and products."""
-    pos = np.minimum(pos + start, end)[:, None].astype(angles)
+    pos = np.minimum(pos + offset, end)[:, None].astype(angles)
     turned = (pos * np.array(HALF.frequencies, angles)).astype(np.float64)
     cos, sin = (tables(f(turned)).astype(np.float32).astype(sums) for f in (np.cos, np.sin))
     a, b = x[..., :8].astype(sums), x[..., 8:].astype(sums)
     ends = products(a * cos) - products(b * sin), products(b * cos) + products(a * sin)
-    return np.concatenate(ends, -1).astype(x.dtype)
+    return np.concatenate(ends[::order], -1).astype(x.dtype)
 
 
+def measured(code):
+    """Return the fingerprint of a rope, or of `rotate` with other arguments."""
+    if isinstance(code, RoPE):
+        return fingerprint(code, length=131_072)
+    return fingerprint(partial(rotate, **code), head_dim=16, length=131_072)
+
+
+LLAMA, TABLES = replace(HALF, scaling=ra.Llama3(8.0)), ROUNDERS["bfloat16"]
 DIFFERENT = {
-    "pairing: half (i, i + 8) here, interleaved in": replace(HALF, pairing="interleaved"),
-    "pairing: half (i, i + 8) here, half (i, i + 8) to": replace(HALF, out_pairing="interleaved"),
-    "rotated part: features 0-15 of 16 here, features 0-7 of 16": replace(HALF, rotary_dim=8),
-    "rotated part: features 0-15 of 16 here, features 0-15 of 32": RoPE(32, rotary_dim=16, pairing="half"),
-    "axes: unknown here, 00001111 in": replace(HALF, axes=ra.Axes.chunked(4, 4)),
-    "direction: φ here, -φ in": replace(HALF, scaling=ra.Reversed()),
-    "base: 500000 here, 10000 in": replace(HALF, base=1e4),
-    "factor: pair 7 divided by 1 here, pair 7 divided by 4 in": replace(HALF, scaling=ra.Linear(4.0)),
-    "rule: pair 7 divided by 1 here, pair 7 divided by 8 in": replace(HALF, scaling=ra.Llama3(8.0)),
-    "amplitude: 1.0 here, 1.25 in": replace(HALF, attention_factor=1.25),
-    "16-bit tables: more than 16 bits here, bfloat16 in": {"tables": ROUNDERS["bfloat16"]},
-    "16-bit tables: more than 16 bits here, float16 in": {"tables": ROUNDERS["float16"]},
-    "float32 angles: angles exact here, angles in float32, off by 0.00": {"angles": np.float32},
-    "positions: angles exact here, angles off by 1 from position 0 on": {"start": 1},
-    "positions: angles exact here, angles off by 3 from position 2048 on": {"end": 2047},
-    "bits of cos and sin below position 4096: ": {"tables": lambda table: table * (1 + 2**-23)},
-    "bits of results alone, below position 4096: ": {"sums": np.float64},
-}
+    "pairing: half (i, i + 8) here, interleaved in": (HALF, replace(HALF, pairing="interleaved")),
+    "pairing: half (i, i + 8) here, half (i, i + 8) to in": (HALF, replace(HALF, out_pairing="interleaved")),
+    "pairing: half (i, i + 8) here, half (i, i + 8) to half (i + 8, i)": ({}, {"order": -1}),
+    "rotated part: features 0-15 of 16 here, features 0-7 of 16": (HALF, replace(HALF, rotary_dim=8)),
+    "rotated part: features 0-15 of 16 here, features none": (HALF, RoPE(16, rotary_dim=0)),
+    "axes: unknown here, 00001111 in": (HALF, replace(HALF, axes=ra.Axes.chunked(4, 4))),
+    "positions: angles exact here, angles off by 1 from position 0 on": ({}, {"offset": 1}),
+    "positions: angles exact here, angles off by 3 from position 2048 on": ({}, {"end": 2047}),
+    "direction: φ here, -φ in": (HALF, replace(HALF, scaling=ra.Reversed())),
+    "base: 500000 here, 10000 in": (HALF, replace(HALF, base=1e4)),
+    "factor: pair 7 divided by 1 here, pair 7 divided by 4 in": (HALF, replace(HALF, scaling=ra.Linear(4.0))),
+    "rule: pair 7 divided by 1 here, pair 7 divided by 8 in": (HALF, LLAMA),
+    "amplitude: 1.0 here, 1.25 in": (HALF, replace(HALF, attention_factor=1.25)),
+    "16-bit tables: more than 16 bits here, bfloat16 in": (
+        {"tables": lambda table: table * 1.1}, {"tables": lambda table: TABLES(table * 1.1)}
+    ),
+    "16-bit tables: more than 16 bits here, float16 in": ({}, {"tables": ROUNDERS["float16"]}),
+    "float32 angles: angles exact here, angles in float32, off by": (LLAMA, replace(LLAMA, angles="float32")),
+    "bits of cos and sin below position 4096: ": ({}, {"tables": lambda table: table * (1 + 2**-23)}),
+    "bits of results alone, below position 4096: ": ({}, {"sums": np.float64}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("start", DIFFERENT)
 def test_the_first_difference_is_named_with_its_remedy(start):
-    change, options = DIFFERENT[start], {"length": 131_072}
-    if isinstance(change, dict):
-        options["head_dim"] = 16
-        ours, other = fingerprint(rotate, **options), fingerprint(partial(rotate, **change), **options)
-    else:
-        ours, other = fingerprint(HALF, **options), fingerprint(change, **options)
+    ours, other = map(measured, DIFFERENT[start])
     text = refused(FingerprintError, ["in the other. "], lambda: ours.check(other))
     assert text.startswith(f"the rotations differ: {start}")
-    assert ours.difference(ours) == "" == ours.difference(Fingerprint.parse(str(ours)))
+    assert ours.difference(Fingerprint.parse(str(ours))) == ""
+
+
+def test_the_sign_of_zero_is_no_difference():
+    signed = fingerprint(lambda x, pos: np.where(x == 0, np.float32(-0.0), x), head_dim=4, length=64)
+    assert signed == fingerprint(lambda x, pos: x, head_dim=4, length=64)
 
 
 @pytest.mark.parametrize("products", [np.asarray, ROUNDERS["float16"]])
@@ -151,14 +168,15 @@ def test_tables_of_16_bits_show_in_the_results_of_heads_of_16_bits(products):
 def test_layers():
     """A rope is compared with each layer of a model."""
     local, full = (fingerprint(rope, length=64) for rope in (HALF, replace(HALF, base=1e4)))
-    of_types = {"local": rotation_of(local), "full": rotation_of(full)}
-    model = of_layers({n: of_types["full" if n == 5 else "local"] for n in range(8)}, 64, "float32")
-    assert "\nrotation of layers 0-4, 6-7:\n" in str(model)
+    model, part = (
+        of_layers({n: rotation_of(full if n % 6 == 5 else local) for n in range(count)}, 64, "float32")
+        for count in (12, 5)
+    )
+    assert "\nrotation of layers 0-4, 6-10:\n" in str(model)
     assert Fingerprint.parse(str(model)) == model
-    assert local.difference(model).startswith("layers 5: base: 500000 here, 10000 in")
-    assert model.difference(local).startswith("layers 5: base: 10000 here, 500000 in")
-    part = of_layers({n: of_types["local"] for n in range(5)}, 64, "float32")
-    assert part.difference(model).startswith("layers 5-7 are in one alone")
+    assert local.difference(model).startswith("layers 5, 11: base: 500000 here, 10000 in")
+    assert model.difference(full).startswith("layers 0-4, 6-10: base: 500000 here, 10000 in")
+    assert part.difference(model).startswith("layers 5-11 are in one alone")
     assert part.difference(local) == ""
 
 
@@ -174,21 +192,18 @@ def test_command(command, tmp_path):
     """Its exit statuses are those of `diff`."""
     (tmp_path / "config.json").write_text('{"model_type": "gemma3_text", "num_hidden_layers": 6}', "utf-8")
     status, report, _ = command(["fingerprint", str(tmp_path), "--length", "64"])
-    assert status == 0
-    assert [layers for layers, _ in Fingerprint.parse(report).rotations] == [(0, 1, 2, 3, 4), (5,)]
-    of_fields = command("fingerprint --head-dim 256 --pairing half --length 64")[1]
-    files = [tmp_path / name for name in ("model", "rope")]
-    for file, text in zip(files, (report, of_fields), strict=True):
-        file.write_text(text, "utf-8")
-    for pair, expected in (
-        (files[:1] * 2, (0, "equal")),
-        (files, (1, "layers 5: base: 1000000 here, 10000")),
+    assert (status, [layers for layers, _ in Fingerprint.parse(report).rotations]) == (
+        0,
+        [(0, 1, 2, 3, 4), (5,)],
+    )
+    model, rope = (str(tmp_path / name) for name in ("model", "rope"))
+    for file, text in (
+        (model, report),
+        (rope, command("fingerprint --head-dim 256 --pairing half --length 64")[1]),
     ):
-        status, out, _ = command(["fingerprint", "--compare", *map(str, pair)])
-        assert (status, out.startswith(expected[1])) == (expected[0], True)
-    for line in (
-        f"--compare {files[0]} {tmp_path}/none",
-        f"--compare {files[0]} {files[1]} --length 3",
-        "--part a",
-    ):
+        Path(file).write_text(text, "utf-8")
+    assert command(["fingerprint", "--compare", model, model])[:2] == (0, "equal\n")
+    status, out, _ = command(["fingerprint", "--compare", model, rope])
+    assert (status, out[:28]) == (1, "layers 5: base: 1000000 here")
+    for line in (f"--compare {model} absent", f"--compare {model} {rope} --length 3", "--part a"):
         assert command(f"fingerprint {line}")[0] == 2
