@@ -62,9 +62,7 @@ class MeasuredRotation:
 
     layout: str  # the pairing, the distance of the features of a pair, and the features that change
     axes: str  # of coordinates, the digit that drives each pair
-    frequencies: str = field(
-        compare=False
-    )  # base^(-i/width) / (divisors), as 500000^(-i/64) / (1 x29, 8 x35)
+    frequencies: str = field(compare=False)  # base^(-i/width) / divisors, as 500000^(-i/64) / (1 x29, 8 x35)
     cos_and_sin: str = field(compare=False)  # the amplitude, the rounding to 16 bits, and the error of angles
     tables: str  # hashes of cos and sin, for each band of positions
     results: str  # the same of rotated random numbers
@@ -183,14 +181,13 @@ def _unwrapped(phasors: Complex, positions: list[int]) -> Floats:
 
 
 def _angles(phasors: Complex, positions: list[int], omegas: Floats, limit: float) -> str:
-    """Return whether angles are exact, or products in float32; or from which position on they are others."""
-    pos = np.array(positions)[:, None]
-    in_float32 = (pos.astype(np.float32) * omegas.astype(np.float32)).astype(float)
-    off, off_float32 = (abs(np.angle(phasors * np.exp(-1j * a))) for a in (pos * omegas, in_float32))
+    """Return whether angles are exact, or rounded to float32; or from which position on they are others."""
+    angles = np.multiply.outer(positions, omegas)
+    off = abs(np.angle(phasors * np.exp(-1j * angles)))
     largest = float(off.max(initial=0.0))
     if largest <= limit:
         return "exact"
-    if off_float32.max() <= limit:
+    if (off <= limit + 2.0**-23 * abs(angles)).all():
         return f"in float32, off by {largest:.1g}"
     return f"off by {largest:.1g} from position {positions[int((off.max(1) > largest / 8).argmax())]} on"
 
