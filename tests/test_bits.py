@@ -46,8 +46,9 @@ POSITIONS += (-9999, 99999, "float32"), (-9999, 99999, "float64")
 PI_4 = np.float32(np.pi / 4)
 DTYPES = [np.dtype(getattr(ml_dtypes, n, n)) for n in ("float32", "float16", "bfloat16", "float64")]
 
-# Folders of the package that these tests run: .ci/reach.py reads the names.
+# Modules and folders of the package that these tests run: .ci/reach.py reads the names.
 RUN = "rope_array._backends.torch", "rope_array._backends.dask", "rope_array._backends._gpu"
+RUN += "rope_array._apply", "rope_array._attention", "rope_array._dispatch", "rope_array._spec.plan"
 assert _native.kernel, _native.unavailable_reason()
 
 
@@ -132,18 +133,13 @@ def results(case, arrays, backend=None):
 # ---- ways: functions of calls, which return the results of each ----
 
 
-def by_numpy(cases, backend=None):
-    return [results(case, case.arrays, backend) for case in cases]
-
-
-def by_library(cases, name):
-    lib = LIBRARIES[name]
-    every = []
+def by_library(cases, name="numpy", backend=None):
+    lib, every = LIBRARIES[name], []
     for case in cases:
         given = case.arrays if is_served(case, {*lib.dtypes, "int32", "int64"}) else {}
         kept = {"pos"} if name == "dask" else set()  # NumPy's
         arrays = {n: array if n in kept else lib.asarray(array) for n, array in given.items()}
-        ys = results(case, arrays) if given else {}
+        ys = results(case, arrays, backend) if given else {}
         every.append({n: lib.to_numpy(y) for n, y in ys.items()})
     return every
 
@@ -152,16 +148,12 @@ def is_served(case, dtypes):
     return {array.dtype.name for array in case.arrays.values()} <= {*dtypes}
 
 
-def as_tensor(array):
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
-
-
 def by_torch(cases, backend=None, wrap=lambda function: function):
     """Return the main results and their gradients; of calls that are not compiled all results."""
     torch._dynamo.reset()
-    given = [{name: as_tensor(array) for name, array in case.arrays.items()} for case in cases]
+    given = [
+        {name: LIBRARIES["torch"].asarray(array) for name, array in case.arrays.items()} for case in cases
+    ]
     leaves = [{**arrays, "x": arrays["x"].clone().requires_grad_()} for arrays in given]
     main = wrap(lambda given: [main_result(*call, backend) for call in zip(cases, given, strict=True)])
     recorded, xs = main(leaves), [[arrays["x"] for arrays in each] for each in (leaves, given)]
@@ -199,8 +191,8 @@ def by_jax_without_the_kernel(cases):
 
 # By name: the function, and how many calls it has in the default run.
 WAYS = {
-    "NumPy": (by_numpy, 60),
-    "array-api": (partial(by_numpy, backend="array-api"), 60),
+    "NumPy": (by_library, 60),
+    "array-api": (partial(by_library, backend="array-api"), 60),
     "array-api-strict": (partial(by_library, name="array_api_strict"), 60),
     "dask": (partial(by_library, name="dask"), 30),
     "PyTorch": (by_torch, 60),
@@ -226,7 +218,7 @@ def reference(case_seed):
     case = random_case(case_seed)
     last = mock.patch.object(_registry, "choose", lambda backends, *call: backends.in_order[-1])
     with last, mock.patch.object(numpy_native, "try_fast_shift", None, create=True):
-        (ys,) = by_numpy([case], "array-api")
+        (ys,) = by_library([case], backend="array-api")
     gradient = by_torch([case])[0]["gradient"] if case.kind == "inputs" else ys["adjoint"]
     return {**ys, **dict.fromkeys(("recorded", "in place"), ys["main"]), "gradient": gradient}
 
@@ -250,7 +242,7 @@ def differing(name, count, seed=SEED):
 
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_has_the_bits_of_numpy(name):
-    assert not differing(name, WAYS[name][1] * (10 if NIGHTLY else 1))
+    assert not differing(name, WAYS[name][1] * (5 if NIGHTLY else 1))
 
 
 # ---- mutants: each way in which bits could drift ----

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import rope_array as ra
+from rope_array._array_api.norm import ROUNDINGS
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     out: Any = None  # None for x itself
     transposed: bool = False
     expected: Any = None  # by the backend array-api
+    norm: Any = None  # the rope, the weight and the rounding of `attention_inputs`
 
 
 def ropes():
@@ -110,6 +112,17 @@ def calls(rope, dtype):
         yield called(x, Positions(pos, plan), gradient.apply(x, backend="array-api"), transposed=True)
         for form in (tables, tables.inverse(), gradient):
             yield called(x, Tables(form.cos, form.sin, form.layout), form.apply(x, backend="array-api"))
+    weight = numbers((2, rope.head_dim), dtype, 5)[1]
+    for (x, pos), rounding in itertools.product((cases[0], cases[4], cases[8]), ROUNDINGS):
+        normed = called(x, Positions(pos, plan), None)._replace(norm=(rope, weight, rounding))
+        yield normed._replace(expected=with_norm(normed, "array-api"))
+
+
+def with_norm(call, backend):
+    """Return normed and rotated heads."""
+    rope, weight, rounding = call.norm
+    options = {"norm": (weight, None), "rounding": rounding, "backend": backend}
+    return ra.attention_inputs(call.x, None, call.source.values, rope, **options)[0]
 
 
 def called(x, source, expected, in_place=False, transposed=False):
@@ -125,6 +138,8 @@ def bits(y):
 
 def by_kernel(call):
     """Return the kernel's result, in new memory."""
+    if call.norm is not None:
+        return with_norm(call, "native")
     x = np.array(call.x) if call.out is None else call.x
     out = x if call.out is None else np.empty_like(call.out)
     if isinstance(call.source, Positions):
@@ -207,6 +222,12 @@ def call_words(call):
     words = [len(plan), *plan, call.out is None, len(spaced), *spaced]
     views = [] if spaced else [source.cos, source.sin] if is_tables else [source.values]
     arrays = [*views, call.x, *([] if call.out is None else [call.out])]
+    if call.norm is not None:
+        _, weight, rounding = call.norm
+        arrays.append(weight.astype(np.promote_types(weight.dtype, np.float32)))
+        words += [1 + ROUNDINGS.index(rounding)]
+    else:
+        words += [0]
     return struct.pack(f"<{len(words) + 1}q", *words, len(views)) + b"".join(map(view_words, arrays))
 
 

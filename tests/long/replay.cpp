@@ -86,11 +86,13 @@ void run_call(Record& record, int threads, std::ofstream& results) {
     record.words(plan_words);
     const bool in_place = record.word() != 0;
     record.words(spaced);
-    Recorded sources[2], x, y;
+    Recorded sources[2], x, y, scale;
+    const int64_t rounding = record.word() - 1;  // -1 without a norm
     const int64_t num_sources = record.word();
     for (int64_t i = 0; i < num_sources; ++i) record.view(sources[i]);
     record.view(x);
     if (!in_place) record.view(y);
+    if (rounding >= 0) record.view(scale);
     const ArrayView& result = in_place ? x.view : y.view;
 
     KernelPlan plan;
@@ -108,6 +110,8 @@ void run_call(Record& record, int threads, std::ofstream& results) {
                          (num_sources == 2 && set_tables(source, sources[0].view, sources[1].view, plan.layout));
     if (!is_read || !set_array(arrays[0], x.view, plan.layout, -2) || !lines_up(arrays[0], source)) stop("not a call");
     set_result(arrays[0], result);
+    const Norm norm{scale.view.data, 1e-6, static_cast<Rounding>(rounding)};
+    if (rounding >= 0) arrays[0].norm = &norm;
     rotate(plan, arrays, source, false, *level.load(), threads);
     write(result, result.data, 0, results);
 }
