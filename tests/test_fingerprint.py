@@ -202,5 +202,6 @@ def test_command(command, tmp_path):
     assert command(["fingerprint", "--compare", model, model])[:2] == (0, "equal\n")
     status, out, _ = command(["fingerprint", "--compare", model, rope])
     assert (status, out[:28]) == (1, "layers 5: base: 1000000 here")
-    for line in (f"--compare {model} absent", f"--compare {model} {rope} --length 3", "--part a"):
+    lines = (f"--compare {model} absent", f"--compare {model} {rope} --length 3", "--part a", "--head-dim 0")
+    for line in (*lines, "--scaling DynamicNTK(2.0,512)"):
         assert command(f"fingerprint {line}")[0] == 2

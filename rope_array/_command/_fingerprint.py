@@ -9,7 +9,7 @@ from rope_array._command._rope_options import (
     add_array_options,
     add_config_options,
     add_field_options,
-    add_length_option,
+    at_length,
     check_unused,
     fields_of,
     layer_of,
@@ -34,7 +34,9 @@ def add_fingerprint(commands: Any) -> None:
     add_array_options(parser, "arrays")
     parser.add_argument("--head-dim", type=int, metavar="N", help="features of a head (default: 128)")
     add_field_options(parser)
-    add_length_option(parser)
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="positions to measure (default: CONFIG's context, or 2**31)"
+    )
     parser.set_defaults(command=_run_fingerprint)
 
 
@@ -44,7 +46,7 @@ def _run_fingerprint(config: str | None, compare: list[str] | None, **options: A
     try:
         if compare:
             check_unused({"config": config, **options}, ("config", *options), "--compare has no use for")
-            ours, others = (ra.Fingerprint.parse(Path(path).read_text("utf-8")) for path in compare)
+            ours, others = map(_read, compare)
             difference = ours.difference(others)
             show(difference or "equal")
             return 1 if difference else 0
@@ -55,12 +57,22 @@ def _run_fingerprint(config: str | None, compare: list[str] | None, **options: A
     return 0
 
 
+def _read(path: str) -> Any:
+    import rope_array as ra
+
+    try:
+        return ra.Fingerprint.parse(Path(path).read_text("utf-8", "replace"))
+    except ra.FingerprintError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _of_fields(like: Any, options: dict[str, Any]) -> Any:
     import rope_array as ra
 
     check_unused(options, ("part", "layer_type"), "without CONFIG, there is no use for")
-    rope = ra.RoPE(options["head_dim"] or 128, **fields_of(options))
-    return ra.fingerprint(rope, length=options["length"], like=like)
+    head_dim, length = options["head_dim"], options["length"]
+    rope = ra.RoPE(128 if head_dim is None else head_dim, **fields_of(options))
+    return ra.fingerprint(at_length(rope, length), length=length, like=like)
 
 
 def _of_config(config: str, like: Any, options: dict[str, Any]) -> Any:
@@ -74,5 +86,6 @@ def _of_config(config: str, like: Any, options: dict[str, Any]) -> Any:
         groups = read_layers(config, part=part)
     else:
         groups = (((), read(config, part=part, layer_type=layer)),)
-    ropes = [(layers, reading.rope) for layers, reading in groups]
-    return fingerprint_of_ropes(ropes, like, groups[0][1].context if length is None else length)
+    length = groups[0][1].context if length is None else length
+    ropes = [(layers, at_length(reading.rope, length)) for layers, reading in groups]
+    return fingerprint_of_ropes(ropes, like, length)
