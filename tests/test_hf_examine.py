@@ -16,6 +16,7 @@ from rope_array import PatchError, hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
 REFUSED, IN_FULL = by_family(FAMILY["refused"]), [*FAMILY["in_full"].split(), "muse_spark", "smollm3"]
+NO_BFLOAT16 = ("clvp", FAMILY["no_bfloat16"])
 rotate, rotate_glm = modeling_llama.apply_rotary_pos_emb, modeling_glm.apply_rotary_pos_emb
 
 
@@ -169,6 +170,8 @@ def test_a_model_is_as_before_after_an_exception(monkeypatch):
     ids=lambda tiny: tiny.model_type,
 )
 def test_a_family_has_no_finding(tiny, dtype):
+    if dtype is torch.bfloat16 and tiny.model_type in NO_BFLOAT16:
+        pytest.skip("its own code fails in bfloat16")
     model = tiny.make(dtype)
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in tiny.inputs(model).items()}
     inputs |= {"use_cache": False} if tiny.model_type == FAMILY["no_cache"] else {}

@@ -16,11 +16,11 @@ from rope_array.config import read_layers
 from . import _rotary
 from ._attention import parameters
 from ._patch import TOWER, check_module
-from ._record import layer_of, observe
+from ._record import Recording, RotationCall, layer_of, observe
 
 _TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache"}
 _CROSS = re.compile("cross|encoder_attn", re.IGNORECASE)
-_INNER = re.compile("indexer|compressor")  # modules in an attention that rotate other arrays than q and k
+_NOT_TEXT = re.compile(f"{TOWER.pattern}|indexer|compressor", re.IGNORECASE)
 _TOKENS, _FARTHEST = 64, 2**20  # float32 angles say little beyond
 Arrays = tuple[Any, Any, int]  # before, after, and the axis of the positions
 
@@ -32,11 +32,40 @@ class _Unseen(Exception):
 def examine(model: Any, inputs: Mapping[str, Any], target: Any) -> Examination:
     """Examine a model; see `rope_array.hf.examine`."""
     check_module(model)
-    examiner = _Examiner(model)
+    examiner, problem = _Examiner(model), None
     examiner.findings += () if target is None else _draft_findings(model, target)
-    examiner.compare(inputs) if inputs else examiner.compare_random_tokens()
-    unseen = (item for item in examiner.unseen.items() if item[0] not in examiner.labels)
-    return Examination(tuple(examiner.labels.values()), tuple(examiner.findings), tuple(unseen))
+    if inputs:
+        examiner.compare(inputs, observe(model, inputs))
+    else:
+        passes, problem = _passes_of_random_tokens(model)
+        for of_pass in passes:
+            examiner.compare(*of_pass)
+    layers, unseen = tuple(examiner.labels.values()), [*examiner.unseen.items()]
+    if isinstance(problem, IndexError):
+        text = f"positions up to max_position_embeddings raise {problem!r}"
+        examiner.findings.append(Finding("table too short", layers, text, "make the table longer"))
+    elif problem is not None:  # whatever a model raises for positions that it does not take
+        unseen.append(("positions up to max_position_embeddings", f"they raise {problem!r}"))
+    unseen = [(name, reason) for name, reason in unseen if name not in examiner.labels]
+    return Examination(layers, tuple(examiner.findings), tuple(unseen))
+
+
+def _passes_of_random_tokens(
+    model: Any,
+) -> tuple[list[tuple[Mapping[str, Any], Recording]], Exception | None]:
+    """Run passes of random tokens, and return them with the exception that ended them, if there was one."""
+    passes: list[tuple[Mapping[str, Any], Recording]] = []
+    try:
+        for inputs in _random_tokens(model):
+            passes.append((inputs, observe(model, inputs)))
+    except Exception as error:
+        if passes:
+            return passes, error
+        raise PatchError(
+            f"{type(model).__name__} raises {error!r} for random tokens; give examine the inputs of a pass, "
+            "as in examine(model, pixel_values=...)."
+        ) from error
+    return passes, None
 
 
 def _random_tokens(model: Any) -> Iterator[dict[str, Any]]:
@@ -80,40 +109,20 @@ class _Examiner:
         self.unseen: dict[str, str] = {}
         self.wrong: set[str] = set()  # modules with a finding
 
-    def compare_random_tokens(self) -> None:
-        """Compare passes of random tokens."""
-        try:
-            first, *others = _random_tokens(self.model)
-            self.compare(first)
-        except Exception as error:
-            raise PatchError(
-                f"{type(self.model).__name__} raises {error!r} for random tokens; give examine the inputs of "
-                "a forward pass, as in examine(model, pixel_values=...)."
-            ) from error
-        for inputs in others:
+    def compare(self, inputs: Mapping[str, Any], recording: Recording) -> None:
+        """Add the findings of a pass in layers that have none."""
+        self.inputs, self.recording = inputs, recording
+        self.known: list[tuple[RoPE, RotationCall, list[Finding]]] = []  # calls with findings
+        names = [call.name for call in recording.calls]
+        for name, (query, key) in recording.attention.items():  # also of code without a call
+            is_cross = _CROSS.search(name) or query.shape[-2] != key.shape[-2]
+            names += [name] if name in recording.outputs and not is_cross else []
+        numbers = Counter(layer_of(name) for name in {*names} if not _NOT_TEXT.search(name))
+        for name in dict.fromkeys(names):
+            number = None if _NOT_TEXT.search(name) else layer_of(name)
+            label = number if numbers[number] == 1 and number is not None else name
             try:
-                self.compare(inputs)
-            except Exception as error:  # whatever a model raises for positions that it does not take
-                text = f"positions up to {int(inputs['position_ids'].max())} raise {error!r}"
-                if not isinstance(error, IndexError):
-                    self.unseen["far positions"] = text
-                    break
-                remedy = "make the table as long as max_position_embeddings"
-                self.findings.append(Finding("table too short", tuple(self.labels.values()), text, remedy))
-                break
-
-    def compare(self, inputs: Mapping[str, Any]) -> None:
-        """Run a pass, and add the findings in layers that have none."""
-        self.inputs, self.recording = inputs, observe(self.model, inputs)
-        names = [name for name in self._names() if name not in self.wrong]
-        of_text = [name for name in self._names() if not TOWER.search(name) and not _INNER.search(name)]
-        numbers = Counter(map(layer_of, of_text))
-        self.known: list[tuple[RoPE, Any, list[Finding]]] = []
-        for name in names:
-            is_numbered = name in of_text and numbers[layer_of(name)] == 1
-            label = layer_of(name) if is_numbered else name
-            try:
-                findings = self._findings(name, label)
+                findings = [] if name in self.wrong else self._findings(name, label)
             except _Unseen as reason:
                 self.unseen[name] = str(reason)
                 continue
@@ -121,66 +130,52 @@ class _Examiner:
             self.findings += {finding.kind: finding for finding in findings}.values()
             self.wrong |= {name} if findings else set()
 
-    def _names(self) -> list[str]:
-        """Return the names of the modules that rotate, or whose code does though no call was seen."""
-        names = [call.name for call in self.recording.calls]
-        for name, (query, key) in self.recording.attention.items():
-            is_cross = _CROSS.search(name) or query.shape[-2] != key.shape[-2]
-            names += [name] if name in self.recording.outputs and not is_cross else []
-        return [*dict.fromkeys(names)]
-
     def _findings(self, name: str, label: Any) -> list[Finding]:
-        rope = self._rope(name)
-        rotations, findings = self._rotations(name, rope), []
-        total = max((x.shape[axis] for x, _, axis in rotations), default=0)
-        for before, after, axis in rotations:
-            width, length = before.shape[-1], before.shape[axis]
-            if width not in (rope.head_dim, rope.rotary_dim or width):
-                text = f"{width} features of a head rotate, expected {rope.rotary_dim}"
-                findings.append(
-                    Finding("rotated part", (label,), text, "give the code partial_rotary_factor")
-                )
-                continue
-            if width != rope.head_dim:  # the rotated part of a head
-                rope = replace(rope, head_dim=width, rotary_start=0)
-            positions = [*self._positions(name, total, rope, label == name)]
-            if length < total:  # queries are the last tokens
-                positions = [pos[..., total - length :] for pos in positions]
-            findings += self._findings_of((before, after, axis), positions, rope, label)
-        return findings
+        """Compare the calls of a module that rotate, and the features that its attention receives.
 
-    def _findings_of(self, arrays: Arrays, positions: list[Any], rope: RoPE, label: Any) -> list[Finding]:
-        """Return the findings of a rotation: none if it is right by one of the positions."""
-        before, after, axis = arrays
-        for known_rope, rotate, findings in self.known:
-            if known_rope == rope and _rotates(rotate, before, after):
-                return [replace(finding, layers=(label,)) for finding in findings]
-        if not positions:
-            raise _Unseen("its positions are not known")
-        every = []
-        for pos in positions:
-            every.append(findings_of(before.cpu(), after.cpu(), pos.cpu(), rope, layer=label, seq_axis=axis))
-            if not every[-1]:
-                return []
-        same = (call.rotate for call in self.recording.calls if _rotates(call.rotate, before, after))
-        self.known += [(rope, rotate, every[0]) for rotate in same][:1]
-        return every[0]
-
-    def _rotations(self, name: str, rope: RoPE) -> list[Arrays]:
-        """Return the arrays before and after the rotations of a module.
-
-        By its calls; by the features that its attention receives where these are other ones, or where the
-        calls have a part of a head.
+        The latter show a rotation that is repeated or lost after a call, or a part of a head that is another
+        one; and they are all that there is where no call was seen.
         """
-        calls = _chained(call for call in self.recording.calls if call.name == name)
-        received = () if _INNER.search(name) else self.recording.attention.get(name, ())
-        is_part = all(x.shape[-1] != rope.head_dim for x, _, _ in calls)
-        outputs = self.recording.outputs.get(name, []) if is_part else []
-        heads = [(_before(y, outputs), y, -2) for y in received if y.shape[-1] == rope.head_dim]
-        heads = [rotation for rotation in heads if rotation[0] is not None]
+        rope, recording = self._rope(name), self.recording
+        calls = _chained(call for call in recording.calls if call.name == name)
+        outputs, amplitude = recording.outputs.get(name, []), rope.at_length(1).amplitude
+        received = (y for y in recording.attention.get(name, ()) if y.shape[-1] == rope.head_dim)
+        heads = [(x, y, -2) for y in received if (x := _before(y, outputs, amplitude)) is not None]
         if not calls and not heads and rope.rotary_dim:
             raise _Unseen("no call that rotates was seen, nor the features that its attention receives")
-        return heads or [*calls, *(rotation for y in received for rotation in _changed_since(y, calls))]
+        total = max((x.shape[axis] for x, _, axis in (*calls, *heads)), default=0)
+        is_whole = any(x.shape[-1] == rope.head_dim for x, _, _ in calls)
+        for rotations in (calls, heads) if is_whole else (heads, calls):
+            findings = (self._findings_of(arrays, rope, name, label, total) for arrays in rotations)
+            if every := [finding for some in findings for finding in some]:
+                return every
+        return []
+
+    def _findings_of(self, arrays: Arrays, rope: RoPE, name: str, label: Any, total: int) -> list[Finding]:
+        """Return the findings of a rotation: none if it is right by one of the positions."""
+        before, after, axis = arrays
+        width, length = before.shape[-1], before.shape[axis]
+        if width not in (rope.head_dim, rope.rotary_dim or width):
+            text = f"{width} features of a head rotate, expected {rope.rotary_dim}"
+            remedy = "give the code partial_rotary_factor of the config"
+            return [Finding("rotated part", (label,), text, remedy)]
+        if width != rope.head_dim:
+            rope = replace(rope, head_dim=width, rotary_start=0)
+        for known_rope, call, findings in self.known:
+            if known_rope == rope and _rotates(call, before, after):
+                return [replace(finding, layers=(label,)) for finding in findings]
+        first: list[Finding] | None = None
+        for pos in self._positions(name, total, rope, label == name):
+            pos = pos[..., total - length :].cpu() if length < total else pos.cpu()  # queries are the last
+            findings = findings_of(before.cpu(), after.cpu(), pos, rope, layer=label, seq_axis=axis)
+            if not findings:
+                return []
+            first = first or findings
+        if first is None:
+            raise _Unseen("its positions are not known")
+        same = (call for call in self.recording.calls if call.name == name and _rotates(call, before, after))
+        self.known += [(rope, call, first) for call in same]
+        return first
 
     def _rope(self, name: str) -> RoPE:
         """Return the rope of a module by the config."""
@@ -188,7 +183,7 @@ class _Examiner:
         while path and not hasattr(self.modules[path], "config"):
             path = path.rpartition(".")[0]
         module, config = self.modules[path], getattr(self.model, "config", None)
-        near = (self.modules[n] for n in _nearest(name, self.modules))
+        near = (self.modules[other] for other in _nearest(name, self.modules))
         rotary = next(filter(_rotary.has_frequencies, near), None)
         if rotary is not None and _rotary._learned_parameter(rotary):
             raise _Unseen("its frequencies are learned, and its config has other ones")
@@ -208,7 +203,7 @@ class _Examiner:
         """Yield the positions that a layer can mean: counted, or given to its rotary module."""
         count, is_plain = _rotary._count_coordinates(rope), self.inputs.keys() <= _TEXT
         ids = [self.inputs[key].shape[-1] for key in ("input_ids", "decoder_input_ids") if key in self.inputs]
-        is_text = length in ids and not TOWER.search(name) and not _INNER.search(name)
+        is_text = length in ids and not _NOT_TEXT.search(name)
         positions = [] if is_text and is_plain else [*self._recorded_positions(name, length, count)]
         if (is_text and (is_plain or count == 1)) or (count == 1 and not positions):
             positions = [*self._counted(length), *positions, *([torch.arange(length)] if is_inner else [])]
@@ -245,13 +240,10 @@ def _nearest(name: str, others: Any) -> list[str]:
     return sorted(others, key=shared, reverse=True)
 
 
-# ---- arrays ----
-
-
-def _rotates(rotate: Any, before: Any, after: Any) -> bool:
-    """Return whether a function rotates an array to another."""
+def _rotates(call: RotationCall, before: Any, after: Any) -> bool:
+    """Return whether the function and the tables of a call rotate an array to another."""
     try:
-        return torch.equal(rotate(before), after)
+        return torch.equal(call.rotate(before), after)
     except Exception:  # whatever a function raises for arrays of another shape
         return False
 
@@ -268,59 +260,27 @@ def _chained(calls: Any) -> list[Arrays]:
     return rotations
 
 
-def _changed_since(received: Any, rotations: list[Arrays]) -> Iterator[Arrays]:
-    """Yield the arrays of a rotation whose result is not the features that attention received."""
-    arrays = [tuple(a if axis == -2 else a.transpose(-2, -3) for a in (x, y)) for x, y, axis in rotations]
-    arrays = [(x, y) for x, y in arrays if x.shape[:-1] == received.shape[:-1]]
-    if any(_start(received, y) is not None for _, y in arrays):
-        return
-    for x, _ in arrays:
-        width, start = x.shape[-1], _start(received, x)
-        if start is not None:
-            yield x, received[..., start : start + width], -2
-        elif width == received.shape[-1] and _is_close(received.norm(dim=-1), x.norm(dim=-1)):
-            yield x, received, -2
-
-
-def _start(received: Any, x: Any) -> int | None:
-    """Return where the first or last features are x, times a factor for each head; None if they are not."""
-    width = x.shape[-1]
-    for start in (0, received.shape[-1] - width):
-        pair = received[..., start : start + width], x
-        if _is_close(*(torch.nn.functional.normalize(a.float(), dim=-1) for a in pair)):
-            return start
-    return None
-
-
-def _tolerance(*arrays: Any) -> float:
-    return max(1e-5, *(4 * torch.finfo(x.dtype).eps for x in arrays))
-
-
-def _is_close(a: Any, b: Any) -> bool:
-    tolerance = _tolerance(a, b)
-    return bool(torch.isclose(a.float(), b.float(), rtol=tolerance, atol=tolerance).all())
-
-
-def _before(received: Any, outputs: list[Any]) -> Any:
+def _before(received: Any, outputs: list[Any], amplitude: float) -> Any:
     """Return the heads among the outputs of modules that a rotation has made into heads (B, H, S, D).
 
-    A rotation keeps the size of a head, or multiplies all by one factor. None if no or several heads fit.
+    A rotation keeps the size of a head; code may multiply all heads by one factor. None if no or several fit.
     """
     batch, _, length, width = received.shape
-    sizes = received.float().norm(dim=-1).transpose(1, 2)[..., None]
+    sizes = received.float().norm(dim=-1).transpose(1, 2)[..., None] / amplitude
+    tolerance = max(1e-5, 4 * torch.finfo(received.dtype).eps)
     before = None
-    for output in outputs if batch * length > 8 else []:
+    for output in outputs if batch * length > 8 else ():  # few sizes can be equal by chance
         x = output.transpose(1, 2) if output.ndim == 4 and output.shape[1] != length else output
         if x.shape[:2] != (batch, length) or x[0, 0].numel() % width:
             continue
-        heads = x.reshape(batch, length, -1, width)
-        ratios = sizes / heads.float().norm(dim=-1)[:, :, None]  # (B, S, H, heads of x)
-        fits = ratios.amax((0, 1)) < (1 + _tolerance(received)) * ratios.amin((0, 1))
+        heads = x.reshape(batch, length, -1, width).float()
+        ratios = sizes / heads.norm(dim=-1)[:, :, None]  # (B, S, H, heads of x)
+        fits = ratios.amax((0, 1)) < (1 + tolerance) * ratios.amin((0, 1))
         if not fits.any(-1).all():
             continue
         index = fits.int().argmax(-1)
         same = (heads[:, :, index] * ratios.mean((0, 1)).gather(1, index[:, None])).transpose(1, 2)
-        if (fits.sum(-1) > 1).any() or not (before is None or _is_close(before, same)):
+        if (fits.sum(-1) > 1).any() or not (before is None or torch.allclose(before, same, rtol=tolerance)):
             return None
         before = same
     return before

@@ -1,9 +1,9 @@
 """Record the rotations of one forward pass of a model.
 
-For the pass, a recorder replaces each function that takes cos and sin in the globals of the model's code. It
+For the pass, a recorder replaces each function that takes cos and sin in the globals of the model's code, and
 finds the calling module in the frames of its callers. So it sees the model's own functions, functions that a
-user has put in their place, and the functions of `patch`. The query and the key are recorded again where
-attention receives them: a rotation that is repeated, undone or lost shows there.
+user has put in their place, and the functions of `patch`. Queries and keys are recorded again where attention
+receives them: a rotation that is repeated, undone or lost shows there.
 """
 
 import functools
@@ -27,26 +27,14 @@ from ._rotary import NAMES
 Function = Callable[..., Any]
 # Functions with other parameters than cos and sin, such as freqs_cis.
 _ROTARY_NAME = re.compile("apply_.*(rot|rope)|rotary_emb|rotate_queries")
-_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
 
 
 @dataclass(frozen=True)
 class RotationCall:
-    """A call that rotates arrays of a layer.
+    """A call, by a module, of a function that rotates arrays such as q and k.
 
-    Attributes
-    ----------
-    name
-        The name of the calling module in the model.
-    layer
-        The index of its layer; None if its name has no number.
-    before, after
-        The arrays before and after the call, such as q and k.
-    seq_axis
-        Their axis of the positions.
-    rotate
-        A function that rotates another array by the same function and the same tables. The array has the
-        shape of `before[0]`, but any number of heads.
+    `layer` is the number in the module's name, or None. `rotate` calls the same function with the same tables
+    for another array of the shape of `before[0]`, but any number of heads.
     """
 
     name: str
@@ -59,11 +47,11 @@ class RotationCall:
 
 @dataclass
 class Recording:
-    """The calls that rotate, and by the name of a module other arrays of a pass.
+    """The calls of a pass that rotate, and other arrays by the name of a module.
 
-    `attention` has the query and the key that the attention function of a module received; `outputs` the
-    outputs of the children of a module that rotates, such as q_proj; `positions` the positions that a rotary
-    module was called with.
+    `attention` has the query and the key that a module's attention function received, `outputs` the outputs
+    of the children of a module whose code rotates, such as q_proj, and `positions` the argument of a rotary
+    module.
     """
 
     calls: list[RotationCall] = field(default_factory=list)
@@ -72,13 +60,8 @@ class Recording:
     positions: dict[str, Any] = field(default_factory=dict)
 
 
-def record(model: Any, inputs: Mapping[str, Any]) -> list[RotationCall]:
-    """Return the calls that rotate in one forward pass of a model, which stays as it is."""
-    return observe(model, inputs).calls
-
-
 def observe(model: Any, inputs: Mapping[str, Any]) -> Recording:
-    """Run one forward pass of a model in its own dtype, without gradients, and return its arrays."""
+    """Run one forward pass of a model, without gradients, and return its arrays. The model stays as it is."""
     with _unchanged(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         recorder = _Recorder(model)
         with recorder.installed():
@@ -121,7 +104,7 @@ class _Recorder:
         self.recording = Recording()
         self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         self.functions: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
-        self.tables: set[type] = set()  # the classes of tables of attention functions
+        self.tables: set[Any] = set()  # the classes of tables of attention functions
         self.modules = list(model.modules())
         self.users = [module for module in self.modules if self._find_functions(module)]
         self.is_inside = False  # of a recorded function, which may call others
@@ -134,7 +117,7 @@ class _Recorder:
             for name in used_names(function.__code__) & namespace.keys():
                 value = namespace[name]
                 is_named = bool(_ROTARY_NAME.search(name)) and type(value) is FunctionType
-                if name == _ATTENTION:
+                if name == "ALL_ATTENTION_FUNCTIONS":
                     self.tables.add(type(value))
                 elif value is not function and (is_named or rotates(value)):
                     self.functions[id(namespace), name] = namespace, name, value
@@ -149,9 +132,8 @@ class _Recorder:
                 stack.callback(namespace.__setitem__, name, value)
                 namespace[name] = self._recorded(value)
             for cls in self.tables:
-                method = cls.get_interface  # type: ignore[attr-defined]
-                stack.callback(setattr, cls, "get_interface", method)
-                cls.get_interface = self._giving_recorded(method)  # type: ignore[attr-defined]
+                stack.callback(setattr, cls, "get_interface", cls.get_interface)
+                cls.get_interface = self._recording_attention(cls.get_interface)
             for module in self.modules:
                 if NAMES.search(type(module).__name__):
                     module.register_forward_pre_hook(self._keep_positions, with_kwargs=True)
@@ -170,21 +152,15 @@ class _Recorder:
         if isinstance(output, torch.Tensor):
             self.recording.outputs.setdefault(name, []).append(output.clone())
 
-    def _giving_recorded(self, method: Function) -> Function:
-        """Return a method that returns an attention function which keeps its query and key."""
+    def _recording_attention(self, method: Function) -> Function:
+        """Return a method whose attention functions keep the query and the key."""
 
-        def get_interface(table: Any, *args: Any) -> Function:
-            function = method(table, *args)
+        def attend(function: Function, module: Any, query: Any, key: Any, *args: Any, **options: Any) -> Any:
+            if (name := self.names.get(id(module))) is not None:
+                self.recording.attention.setdefault(name, (query.clone(), key.clone()))
+            return function(module, query, key, *args, **options)
 
-            @functools.wraps(function)
-            def recorded(module: Any, query: Any, key: Any, *rest: Any, **options: Any) -> Any:
-                if (name := self.names.get(id(module))) is not None:
-                    self.recording.attention.setdefault(name, (query.clone(), key.clone()))
-                return function(module, query, key, *rest, **options)
-
-            return recorded
-
-        return get_interface
+        return lambda table, *args: functools.partial(attend, method(table, *args))
 
     def _caller(self) -> str | None:
         """Return the name of the innermost module whose method is running."""
@@ -204,11 +180,14 @@ class _Recorder:
                 return function(*args, **options)
             self.is_inside = True
             try:
-                # The function may write into its arrays.
+                bound = inspect.signature(function).bind(*args, **options)
+                bound.apply_defaults()
                 named: dict[Any, Any] = {**dict(enumerate(args)), **options}
+                # Copies: the function may write into its arrays.
                 before = {key: x.clone() for key, x in named.items() if _is_float(x)}
                 results = function(*args, **options)
-                self._add(name, function, args, options, before, results)
+                dim = bound.arguments.get("unsqueeze_dim")
+                self._add(name, function, args, options, before, results, dim)
             finally:
                 self.is_inside = False
             return results
@@ -216,46 +195,34 @@ class _Recorder:
         return recorded
 
     def _add(
-        self, name: str, function: Function, args: Any, options: Any, before: dict[Any, Any], results: Any
+        self, name: str, function: Function, args: Any, options: Any, before: Any, results: Any, dim: Any
     ) -> None:
-        """Add a call, if its results have the shapes of arguments."""
-        after = [y for y in (results if isinstance(results, tuple) else (results,)) if _is_float(y)]
-        keys = _keys_of_rotated(before, after)
-        if not keys:
+        """Add a call, if each result has the shape of an argument."""
+        after = [y.clone() for y in (results if isinstance(results, tuple) else (results,)) if _is_float(y)]
+        keys: list[Any] = []
+        for y in after:
+            keys += [
+                key for key, x in before.items() if key not in keys and x.ndim > 2 and x.shape == y.shape
+            ][:1]
+        if not after or len(keys) < len(after):
             return
         xs = tuple(before.pop(key) for key in keys)
-        bound = inspect.signature(function).bind(*args, **options)
-        bound.apply_defaults()
-        seq_axis = _axis_of_positions(xs, [*before.values()], bound.arguments.get("unsqueeze_dim"))
-        norms = options.get("norms")  # of a patched attention: the function applies them
+        seq_axis = _axis_of_positions(xs, [*before.values()], dim)
+        norms = options.pop("norms", ())  # of a patched attention, whose function applies them
         xs = HeadNorm.run(norms, xs) if norms else xs
-        named = {key: value for key, value in options.items() if key != "norms"}
 
         def rotate(x: Any) -> Any:
+            new = [x.clone() if key in keys else value for key, value in enumerate(args)]
+            named = {key: x.clone() if key in keys else value for key, value in options.items()}
             with torch.no_grad():
-                y = function(
-                    *[x.clone() if key in keys else value for key, value in enumerate(args)],
-                    **{key: x.clone() if key in keys else value for key, value in named.items()},
-                )
+                y = function(*new, **named)
             return y[0] if isinstance(y, tuple) else y
 
-        ys = tuple(y.clone() for y in after)
-        self.recording.calls.append(RotationCall(name, layer_of(name), xs, ys, seq_axis, rotate))
+        self.recording.calls.append(RotationCall(name, layer_of(name), xs, tuple(after), seq_axis, rotate))
 
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def _keys_of_rotated(before: Mapping[Any, Any], after: list[Any]) -> list[Any]:
-    """Return the keys of the arrays whose shapes the results have; none if one of them has no array."""
-    keys: list[Any] = []
-    for y in after:
-        key = next((k for k, x in before.items() if k not in keys and x.shape == y.shape), None)
-        if key is None or y.ndim < 3:
-            return []
-        keys.append(key)
-    return keys
 
 
 def _axis_of_positions(xs: Any, tables: list[Any], unsqueeze_dim: int | None) -> int:
