@@ -147,6 +147,7 @@ def test_positions_are_given_or_counted_with_or_without_padding():
     pos = (mask.cumsum(-1) - 1).clamp(min=0)
     assert hf.examine(llama(), **text).ok
     assert hf.examine(llama(), **text, position_ids=pos).ok
+    assert hf.examine(with_tables(lambda own, x, _: own(x, pos)), **text).ok
     assert_finds("positions", ALL, with_tables(counted), **text, position_ids=pos)
 
 

@@ -149,7 +149,9 @@ class _Recorder:
             self.recording.positions[self.names[id(module)]] = pos
 
     def _keep_output(self, name: str, module: Any, args: Any, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
+        # A norm after the rotation (HunYuan) has another array than before it.
+        is_rotated = any(call.name == name for call in self.recording.calls)
+        if isinstance(output, torch.Tensor) and not is_rotated:
             self.recording.outputs.setdefault(name, []).append(output.clone())
 
     def _recording_attention(self, method: Function) -> Function:
