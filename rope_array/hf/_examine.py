@@ -139,7 +139,9 @@ class _Examiner:
         rope, recording = self._rope(name), self.recording
         calls = _chained(call for call in recording.calls if call.name == name)
         outputs, amplitude = recording.outputs.get(name, []), rope.at_length(1).amplitude
+        lengths = {x.shape[axis] for x, _, axis in calls}  # NeuCodec's positions are along the heads
         received = (y for y in recording.attention.get(name, ()) if y.shape[-1] == rope.head_dim)
+        received = (y for y in received if not calls or y.shape[-2] in lengths)
         heads = [(x, y, -2) for y in received if (x := _before(y, outputs, amplitude)) is not None]
         if not calls and not heads and rope.rotary_dim:
             raise _Unseen("no call that rotates was seen, nor the features that its attention receives")
@@ -223,7 +225,7 @@ class _Examiner:
     def _recorded_positions(self, name: str, length: int, count: int) -> Iterator[Any]:
         """Yield the positions that the nearest rotary modules were called with, coordinates last."""
         for other in _nearest(name, self.recording.positions):
-            pos = self.recording.positions[other]
+            pos = _rotary._readable_positions(self.recording.positions[other])
             if count > 1 and pos.ndim == 3 and pos.shape[-1] != count:
                 pos = pos.movedim(0, -1)
             if pos.shape[-1] == length or (count > 1 and pos.shape[-2:] == (length, count)):
