@@ -45,7 +45,7 @@ def find_differences(observation: Observation, rope: RoPE, rotated: bool = False
     comparison = _Comparison(observation, rope)
     if comparison.trial.fits:
         return []
-    trials = comparison.by_one_change, comparison.by_index, comparison.by_search, comparison.by_errors
+    trials = comparison.by_one_change, comparison.by_index, comparison.by_end, comparison.by_search
     return next(filter(None, (trial() for trial in trials)))
 
 
@@ -99,6 +99,12 @@ class _Comparison:
                 ]
         return []
 
+    def by_end(self) -> list[tuple[str, str]]:
+        """Return the end of a table, if rows are right up to a position, and far off from there on."""
+        (end, last), error = self._end(), self.trial.rows[self.wrong].min() * self.observation.tol
+        text = f"errors above {error:.1g} of a pair from position {end:g} on, and none before"
+        return [("table too short", text)] if 0 < last < end and error > 0.25 else []
+
     def by_search(self) -> list[tuple[str, str]]:
         """Return the fields in which the explanation of `diagnose` differs."""
         diagnosis = Search(replace(self.observation, tolerance=None), [self.rope]).run()
@@ -114,16 +120,9 @@ class _Comparison:
             implied = ("base", "scaling") if found.rope.inv_freq else ("frequencies",)
             kinds = (kind for kind in has if has[kind] != wanted[kind] and kind not in implied)
             return [(kind, f"{has[kind]}, expected {wanted[kind]}") for kind in kinds]
-        return []
-
-    def by_errors(self) -> list[tuple[str, str]]:
-        """Return a kind by the size of the errors."""
-        residual, (end, last) = self.trial.explanation.residual, self._end()
-        text = f"errors up to {residual:.1e} of a pair"
-        if residual < _ARITHMETIC:
+        text = f"errors up to {self.trial.explanation.residual:.1e} of a pair"
+        if self.trial.explanation.residual < _ARITHMETIC:
             return [("16-bit tables", f"{text}, as by tables or arithmetic in 16 bits, expected float32")]
-        if 0 < last < end and self.trial.rows[self.wrong].min() * self.observation.tol > _ARITHMETIC:
-            return [("table too short", f"{text} from position {end:g} on, and none before")]
         return [("unexplained", f"{text}, and no rope that was tried explains the output")]
 
     def changes(self, sample: Observation) -> Iterator[Change]:
@@ -186,10 +185,15 @@ class _Comparison:
         if self.positions.coordinates or len(series.at) < 2:
             return
         omegas, exponents = estimate_frequencies(with_origin(series))[0], self.pairs.exponents
-        plain = omegas / np.maximum(self.rope.frequencies, 1e-300) * self.rope.base**-exponents
-        fast = (exponents > 0) & (plain > 0.01)
-        base = fit_line(plain[fast], exponents[fast])[0] if fast.any() else 0.0
-        yield from (float(f"{base:.{digits}g}") for digits in (2, 3, 4, 6, 9) if 1 < base < 1e30)
+        base = self.rope.base
+        for _ in range(8):  # the rule depends on the base
+            rule = np.array(replace(self.rope, base=base).frequencies) / base**-exponents
+            plain = omegas / np.maximum(rule, 1e-300)
+            fast = (exponents > 0) & (plain > 0.01)
+            base = fit_line(plain[fast], exponents[fast])[0] if fast.any() else 0.0
+            if not 1 < base < 1e30:
+                return
+        yield from (float(f"{base:.{digits}g}") for digits in (2, 3, 4, 6, 9))
 
     def _factors(self, sample: Observation) -> Iterator[float]:
         """Yield a factor of 1, and the factor that the output has."""

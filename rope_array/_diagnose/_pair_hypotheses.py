@@ -53,11 +53,11 @@ class PairHypothesis:
 
         at, omegas = rounded(at, "angles", "positions"), rounded(omegas, "angles")
         angles = rounded(at * omegas, "angles")
-        cos = rounded(np.cos(angles), "cos and sin", "cos")
-        sin = rounded(np.sin(angles), "cos and sin", "sin")
+        cos = rounded(amplitude * np.cos(angles), "cos and sin", "cos")
+        sin = rounded(amplitude * np.sin(angles), "cos and sin", "sin")
         y = x.copy()
         for f, s, sign, out in zip(self.first, self.second, self.sign, self.out, strict=True):
-            y[:, out] = amplitude * (x[:, f] * cos + sign * x[:, s] * sin)
+            y[:, out] = x[:, f] * cos + sign * x[:, s] * sin
         return y
 
 
