@@ -19,18 +19,22 @@ from rope_array.testing._libraries import LIBRARIES
 GOLDEN = Path(__file__).with_name("golden") / "bits.toml"
 ROPES = [name for name in FIELDS if name != "float32 angles"]
 ROUNDINGS = "none", "norm", "steps"
+POSITIONS = [0, 1, -77_777, 123_456_789, 2**31 - 1]
 
 
 def hash_of(name, lib, dtype):
-    """Return the fingerprint of a rope; of a rounding, a hash of normed and rotated heads."""
-    if name not in ROUNDINGS:
-        return ra.fingerprint(rope_named(name), like=lib.asarray(np.zeros(1), dtype), length=2**31).hash
+    """Return a hash of rotated heads, cos and sin of a rope; of a rounding, of normed and rotated heads."""
     numbers = np.arange(5 * 16, dtype=np.int64).reshape(5, 16) * 2654435761 % 251 - 125
     x, weight = lib.asarray(numbers, dtype), lib.asarray(numbers[0] / 64, dtype)
-    y, _ = ra.attention_inputs(
-        x, None, range(0, 500_000, 100_000), rope_named("half"), norm=(weight, None), rounding=name
-    )
-    return hashlib.sha256(np.asarray(lib.to_numpy(y)).astype("<f8").tobytes()).hexdigest()[:16]
+    if name in ROUNDINGS:
+        options = {"norm": (weight, None), "rounding": name}
+        results = ra.attention_inputs(x, None, POSITIONS, rope_named("half"), **options)[:1]
+    else:
+        rope = rope_named(name)
+        pos = [[p, -p // 3, p // 7][: rope.axes.count] for p in POSITIONS] if rope.axes else POSITIONS
+        results = rope.apply(x, pos), *rope.rotation(pos, like=x)
+    arrays = (np.asarray(lib.to_numpy(y)).astype("<f8") + 0.0 for y in results)
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
 
 @pytest.mark.neutral
