@@ -6,7 +6,7 @@ from hf._tiny import Tiny
 from serving.tiny_models import MODELS, model_of
 
 import rope_array as ra
-from rope_array import FingerprintError, PatchError, hf
+from rope_array import FingerprintError, hf
 
 pytestmark = pytest.mark.library("torch")
 BY_LAYER = {"gemma3": ["sliding_attention", "full_attention"]}
@@ -31,45 +31,33 @@ def test_a_patched_model_has_the_fingerprint_of_its_config(name, dtype):
 
 def test_coordinates_of_m_rope_are_measured_apart():
     model = Tiny("qwen2_vl").make()
-    rope = ra.RoPE.from_config(model.config)
-    measured = patched(model, 4096)
-    assert measured.difference(ra.fingerprint(rope, length=4096)) == ""
-    assert set(measured.rotations[0][1].axes) == set("012")
+    measured, expected = patched(model, 4096), ra.fingerprint(ra.RoPE.from_config(model.config), length=4096)
+    assert measured.difference(expected) == ""
+    sections = model.config.get_text_config().rope_parameters["mrope_section"]
+    assert measured.rotations[0][1].axes == "".join(f"{i}" * n for i, n in enumerate(sections))
 
 
-def test_an_indexer_is_left_out():
-    """It rotates by a layout of its own."""
-    ((layers, _),) = patched(Tiny("deepseek_v32").make(), 4096).rotations
-    assert layers == (0, 1)
-
-
-def changed(name, **rope_parameters):
-    model = model_of(name)
-    config = type(model.config)(**model.config.to_dict() | {"rope_parameters": rope_parameters})
-    return type(model)(config)
+def test_an_indexer_which_has_another_layout_is_left_out():
+    assert [layers for layers, _ in patched(Tiny("deepseek_v32").make(), 4096).rotations] == [(0, 1)]
 
 
 DIFFERENCES = {
-    "base": lambda: changed("llama", rope_type="default", rope_theta=500_000.0),
-    "rule": lambda: model_of("yarn"),
-    "factor": lambda: model_of("linear"),
-    "pairing": lambda: model_of("ernie"),
-    "float32 angles": lambda: model_of("llama"),
+    "base": "qwen3",
+    "rule": "yarn",
+    "factor": "linear",
+    "pairing": "ernie",
+    "float32 angles": "llama",
 }
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_difference_is_explained(name):
-    model, expected = DIFFERENCES[name](), patched(model_of("llama"))
-    assert hf.fingerprint(model).difference(expected).startswith(f"layers 0-1: {name}: ")
+    difference = hf.fingerprint(model_of(DIFFERENCES[name])).difference(patched(model_of("llama")))
+    assert difference.startswith(f"layers 0-1: {name}: ")
 
 
 def test_tables_and_frequencies_in_16_bits_are_found():
-    plain, cast, expected = (
-        model_of("llama").bfloat16(),
-        model_of("llama").bfloat16(),
-        model_of("llama").bfloat16(),
-    )
+    plain, cast, expected = (model_of("llama").bfloat16() for _ in range(3))
     plain.model.rotary_emb.inv_freq = model_of("llama").model.rotary_emb.inv_freq  # as by from_pretrained
     expected = patched(expected)
     assert "16-bit tables: bfloat16 here" in hf.fingerprint(plain).difference(expected)
@@ -86,16 +74,19 @@ def test_a_model_stays_as_it_is():
 
 
 REFUSALS = {
-    "does not run on input_ids": lambda: hf.fingerprint(Tiny("pixtral").make(), length=64),
-    "a shorter length": lambda: hf.fingerprint(Tiny("gptj").make(), length=4096),
-    "has no rotation": lambda: hf.fingerprint(Tiny("gpt2").make(), length=64),
-    "no max_position_embeddings": lambda: hf.fingerprint(torch.nn.Linear(2, 2)),
+    "does not run on input_ids": ("pixtral", 64),
+    "a shorter length": ("gptj", 4096),
+    "has no rotation": ("gpt2", 64),
 }
 
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_a_model_that_cannot_be_measured_is_refused(message):
+    name, length = REFUSALS[message]
     with pytest.raises(FingerprintError, match=message):
-        REFUSALS[message]()
-    with pytest.raises(PatchError, match="give a torch"):
-        hf.fingerprint("model")
+        hf.fingerprint(Tiny(name).make(), length=length)
+
+
+def test_a_length_is_asked_for_where_no_config_has_it():
+    with pytest.raises(FingerprintError, match="no max_position_embeddings; give length="):
+        hf.fingerprint(torch.nn.Linear(2, 2))

@@ -19,8 +19,6 @@ import torch
 import transformers
 
 import rope_array as ra
-import rope_array.hf
-import rope_array.vllm
 
 FAR, PROMPT, ANSWER = 100_000, 8, 24
 CONFIG = transformers.LlamaConfig(
