@@ -9,7 +9,7 @@ from ._measure import BANDS, MeasuredRotation, eps_of, errors_of
 
 Fact = tuple[str, Any, Any, str]  # its name, two values, and the remedy if they differ
 _SAME = "Give both programs the same {}."
-_EXACT = "as hf.patch does in transformers, and ROPE_ARRAY_VLLM in vLLM."
+_EXACT = "as hf.patch does in transformers, and ROPE_ARRAY_VLLM=1 in vLLM."
 _BITS = "The numbers are alike, and the bits are not:"
 _OF_TABLES = f"{_BITS} another sine, or other rounding of angles. Make both exact, {_EXACT}"
 _OF_RESULTS = f"{_BITS} products are rounded otherwise, such as to 16 bits. Make both by one code."
