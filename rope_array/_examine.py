@@ -179,7 +179,7 @@ def examine(
     ropes = ropes_of(expected)
     findings, unseen = [], []
     for layer, x in befores.items():
-        if rope := ropes.get(layer, ropes.get(None)):
+        if rope := ropes.get(_number(layer), ropes.get(None)):
             findings += findings_of(
                 x,
                 afters[layer],
@@ -214,9 +214,15 @@ def _by_layer(arrays: Any) -> dict[Any, Any]:
     if not isinstance(arrays, Mapping):
         return {None: arrays}
     names = sorted(arrays, key=lambda name: [int(n) for n in re.findall(r"\d+", str(name))])
-    numbers = [int((re.findall(r"\d+", str(name)) or [-1])[0]) for name in names]
-    layers = numbers if len({*numbers}) == len(names) else names
+    numbers = [*map(_number, names)]
+    layers = numbers if len({*numbers} - {None}) == len(names) else names
     return {layer: arrays[name] for layer, name in zip(layers, names, strict=True)}
+
+
+def _number(layer: Any) -> int | None:
+    """Return the first number in the name of a layer."""
+    found = re.search(r"\d+", str(layer))
+    return int(found[0]) if found else None
 
 
 _SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -224,20 +230,25 @@ _SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the arrays of a file; bfloat16 numbers in float32."""
-    if path.suffix == ".npz":
-        return dict(np.load(path))
-    if path.suffix != ".safetensors":
+    if path.suffix not in (".npz", ".safetensors"):
+        name = short(str(path))
+        raise ArrayTypeError(f"{name} is no .npz and no .safetensors; give such a file, or arrays.")
+    try:
+        return dict(np.load(path)) if path.suffix == ".npz" else _read_safetensors(path.read_bytes())
+    except (OSError, KeyError, TypeError, ValueError) as error:  # JSON's and Unicode's are ValueErrors
         raise ArrayTypeError(
-            f"{short(str(path))} is no .npz and no .safetensors; give such a file, or arrays."
-        )
-    content = path.read_bytes()
+            f"{short(str(path))} cannot be read ({type(error).__name__}: {short(str(error))}); give a file "
+            f"of numbers in {', '.join(_SAFETENSORS)}."
+        ) from error
+
+
+def _read_safetensors(content: bytes) -> dict[str, Any]:
+    """Return the arrays of a file: the size of the header in 8 bytes, the header in JSON, the numbers."""
     start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__", None)
     arrays = {}
-    for name, entry in json.loads(content[8:start]).items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in _SAFETENSORS:
-            raise ArrayTypeError(f"{name} is of {entry['dtype']}; give {', '.join(_SAFETENSORS)}.")
+    for name, entry in header.items():
         first, end = entry["data_offsets"]
         array = np.frombuffer(content[start + first : start + end], _SAFETENSORS[entry["dtype"]])
         if entry["dtype"] == "BF16":
