@@ -161,7 +161,7 @@ class _Comparison:
         for pairing, written_pairing in product(reversed(PAIRINGS), repeat=2):
             kind, text = "pairing", ""
             if pairing != rope.pairing and written_pairing == rope.pairing == out:
-                kind, text = (_PORTED, f"features in {out} order were moved to {out} order again")
+                kind, text = _PORTED, f"features in {out} order were moved to {out} order again"
             yield kind, text, {"pairing": pairing, "out_pairing": written_pairing}
         usual = ((0, head), (0, head // 2), (0, head // 4), (0, width), (head - width, width))
         for start, count in dict.fromkeys((*usual, *slices(sample))):
@@ -206,11 +206,8 @@ class _Comparison:
         """Yield positions of usual mistakes, in words."""
         positions, pos, count = self.positions, self.positions.pos, self.positions.coordinates
         offset, (end, last) = self._offset(sample), self._end()
-        yield (
-            "positions",
-            f"rotated at pos {offset:+d}, expected at pos",
-            positions._replace(pos=pos + offset),
-        )
+        moved = positions._replace(pos=pos + offset)
+        yield "positions", f"rotated at pos {offset:+d}, expected at pos", moved
         orders = [*permutations(range(count)), *product(range(count), repeat=count)] if 1 < count < 4 else []
         for order in orders:
             text = f"coordinates in the order {order}, expected {tuple(range(count))}"
@@ -226,9 +223,7 @@ class _Comparison:
                 yield "table too short", f"{past}{text}", moved
         if not count:
             tried = (*mistaken_positions(sample), *mistaken_by_name(positions, sample.on_host))
-            yield from (
-                ("positions", f"{moved.mistake}, expected at pos", moved) for moved in tried if not moved.free
-            )
+            yield from (("positions", f"{m.mistake}, expected pos", m) for m in tried if not m.free)
 
     def _end(self) -> tuple[float, float]:
         """Return the first position of wrong rows and the last of right rows; infinity if there is none."""
