@@ -140,6 +140,18 @@ def test_a_replaced_function_of_the_code_is_named(function, make, kind, layers, 
     assert_finds(kind, layers, make())
 
 
+def test_a_rotation_in_the_attention_function_is_named(monkeypatch):
+    model, table = llama(), modeling_llama.ALL_ATTENTION_FUNCTIONS
+    own = table["sdpa"]
+
+    def attend(module, q, k, *args, **options):
+        tables = model.model.rotary_emb(q, torch.arange(q.shape[2])[None])
+        return own(module, *rotate(q, k, *tables), *args, **options)
+
+    monkeypatch.setitem(table, "sdpa", attend)
+    assert_finds("rotated twice", ALL, model)
+
+
 def test_positions_are_given_or_counted_with_or_without_padding():
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, :4] = 0

@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from ._attention import _seq_axis, parameters, rotates
 from ._attributes import MARK
@@ -117,7 +118,7 @@ class _Recorder:
             for name in used_names(function.__code__) & namespace.keys():
                 value = namespace[name]
                 is_named = bool(_ROTARY_NAME.search(name)) and type(value) is FunctionType
-                if name == "ALL_ATTENTION_FUNCTIONS":
+                if hasattr(type(value), "get_interface"):  # ALL_ATTENTION_FUNCTIONS
                     self.tables.add(type(value))
                 elif value is not function and (is_named or rotates(value)):
                     self.functions[id(namespace), name] = namespace, name, value
@@ -134,6 +135,9 @@ class _Recorder:
             for cls in self.tables:
                 stack.callback(setattr, cls, "get_interface", cls.get_interface)
                 cls.get_interface = self._recording_attention(cls.get_interface)
+            kernel = functional.scaled_dot_product_attention
+            stack.callback(setattr, functional, "scaled_dot_product_attention", kernel)
+            functional.scaled_dot_product_attention = self._recording_kernel(kernel)
             for module in self.modules:
                 if NAMES.search(type(module).__name__):
                     module.register_forward_pre_hook(self._keep_positions, with_kwargs=True)
@@ -163,6 +167,18 @@ class _Recorder:
             return function(module, query, key, *args, **options)
 
         return lambda table, *args: functools.partial(attend, method(table, *args))
+
+    def _recording_kernel(self, function: Function) -> Function:
+        """Return PyTorch's attention, which keeps the first query and key that a module's code gives it."""
+        seen: set[str] = set()
+
+        def attend(query: Any, key: Any, *args: Any, **options: Any) -> Any:
+            if (name := self._caller()) is not None and name not in seen:
+                seen.add(name)
+                self.recording.attention[name] = query.clone(), key.clone()
+            return function(query, key, *args, **options)
+
+        return attend
 
     def _caller(self) -> str | None:
         """Return the name of the innermost module whose method is running."""
