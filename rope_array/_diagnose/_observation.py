@@ -43,6 +43,7 @@ class Observation:
     eps: float  # of the narrower dtype
     after_eps: float
     tolerance: float | None  # limits the report; the search does not depend on it
+    floor: float  # of the size of a pair: below it the dtype rounds to subnormal numbers
     loosest: float = LOOSEST
 
     @property
@@ -146,9 +147,10 @@ def read_observation(
     # Scale features to about 1 by a power of two, exactly, so that their products stay in range.
     power = sum(int(np.frexp(abs(array[finite]).max())[1]) for array in (x, y)) // 2
     eps, after_eps = EPS[dtype_name(before)], EPS[dtype_name(after)]
+    floor = 2.0 ** (-14 - power) if "float16" in (dtype_name(before), dtype_name(after)) else 0.0
     observation = Observation(
         x.shape, np.ldexp(x[finite], -power), np.ldexp(y[finite], -power), np.flatnonzero(finite),
-        host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance,
+        host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance, floor,
     )  # fmt: skip
     if not observation.coordinates:
         check_line_up(x.shape, host_pos.shape, seq_axis)

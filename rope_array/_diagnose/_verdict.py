@@ -111,7 +111,7 @@ def measure(proposal: Proposal, observation: Observation) -> Trial:
     features = [proposal.output(observation), observation.y]
     if proposal.mistaken:  # no rotation, so that the output pair may be small: look at the input pair too
         features.append(rope.amplitude * observation.x)
-    floor = 1e-150 + 1e-7 * abs(observation.y).max()
+    floor = max(1e-150 + 1e-7 * abs(observation.y).max(), observation.floor)
     sums, largest, worst = np.zeros((2, rope.head_dim)), 0.0, np.zeros(len(at))
     size = max(1, _BLOCK // rope.head_dim)
     for n in range(0, len(at), size):
