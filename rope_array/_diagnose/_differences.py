@@ -78,8 +78,10 @@ class _Comparison:
         for kind, text, proposal in [change for change, trial in pairs if id(trial) in good][:16]:
             if kind not in texts and measure(proposal, self.observation).fits:
                 texts[kind] = text
-        others = "; or, alike in these rows, ".join(texts.values())
-        return [(next(iter(texts)), others)] if texts else []
+        first = next(iter(texts), "")
+        if first in ("not rotated", "direction"):  # positions of 0 and of -pos are the same
+            return [(first, texts[first])]
+        return [(first, "; or, alike in these rows, ".join(texts.values()))] if texts else []
 
     def by_index(self) -> list[tuple[str, str]]:
         """Return the difference of each row of the batch, or of each head, if each has one."""
