@@ -76,6 +76,7 @@ FAULTS = {
     "16-bit tables of positions": ("rotate(x, cast(p, 'bfloat16'), r)", "positions in bfloat16"),
     "table too short": ("rotate(x, np.minimum(p, n - 2), r)", "the table's last row"),
     "table too short, zero": ("rotate(x, np.where(p < n - 2, p, 0), r)", "by no rotation"),
+    "table too short, wrapped": ("rotate(x, p % (n - 2), r)", "the table's first rows again"),
     "table too short, empty": ("rotate(x, p, r) * (p < n - 2)[:, None]", "and none before"),
     "weights of the other pairing": ("rotate(moved(x, r, r.pairing), p, r)", "convert.weights(w"),
     "weights of the other pairing, twice": ("rotate(moved(x, r, other(r.pairing)), p, r)", "order again"),

@@ -67,7 +67,7 @@ def test_texts():
 
 @pytest.mark.library("torch", "jax", "dask")
 def test_one_fingerprint_in_every_mode():
-    """tests/golden/bits.toml has the fingerprints of each library and dtype."""
+    """tests/golden/bits.toml has hashes of each library and dtype."""
     import dask.array
     import jax
     import torch

@@ -249,7 +249,7 @@ def _rounding(probe: Probe, y: Floats, pairs: list[Pair], phasors: Complex) -> s
 def _hashes(numbers: Floats, positions: list[int]) -> str:
     """Return a hash of the rows of each band of positions."""
     rows = np.digitize(positions, BANDS)
-    bands = (np.ascontiguousarray(numbers[rows == i] + 0.0, "<f8") for i in range(rows.max() + 1))
+    bands = (np.ascontiguousarray(numbers[rows == i], "<f8") for i in range(rows.max() + 1))
     return " ".join(short_hash(band.tobytes()) for band in bands)
 
 
