@@ -12,7 +12,7 @@ import numpy as np
 
 from ._diagnose._differences import find_differences
 from ._diagnose._mistakes import ROUNDERS
-from ._diagnose._observation import EPS, Floats, Observation, read_candidates, read_observation
+from ._diagnose._observation import EPS, Floats, Observation, host_floats, read_candidates, read_observation
 from ._errors import ArrayTypeError, ShapeError, ranges, short
 from ._rope import RoPE
 from .config import read_layers
@@ -20,8 +20,9 @@ from .config import read_layers
 __all__ = ["Examination", "Finding", "examine"]
 
 _REMEDIES = {
-    "pairing": "change the code, or move q and k by convert.weights(w, rope, to=..., num_heads=...)",
-    "base": "give the code rope_theta of the config",
+    "pairing": "change the code; or convert the weights of q and k, once, by convert.weights. If they are "
+    "converted already, this is right",
+    "base": "give the code rope_theta of the config, and the exponents 2i/rotary_dim",
     "scaling": "give the code rope_scaling (or rope_parameters) of the config",
     "frequencies": "compute inv_freq in float32, and keep it so when the model is cast",
     "factor": "multiply cos and sin by attention_factor of the rule, once",
@@ -107,8 +108,8 @@ class Examination:
 
     @property
     def ok(self) -> bool:
-        """Whether layers were compared, and each rotates as the config says."""
-        return bool(self.layers) and not self.findings
+        """Whether layers were compared, all of them, and each rotates as the config says."""
+        return bool(self.layers) and not self.findings and not self.unseen
 
     def __str__(self) -> str:
         layers, findings = len(self.layers), len(self.findings)
@@ -269,6 +270,12 @@ def findings_of(
     tolerance: float | None = None,
 ) -> list[Finding]:
     """Return the differences between a rotation of a layer and the rope that is expected of it."""
+    x, y = host_floats(before, "before"), host_floats(after, "after")
+    if not x.any():
+        raise ShapeError("before has only zeros, which show no rotation; give other features.")
+    if x.shape == y.shape and (lost := np.isfinite(x).all(-1) & ~np.isfinite(y).all(-1)).any():
+        text = f"{lost.sum()} of {lost.size} rows become NaN or infinite"
+        return [Finding("unexplained", (layer,), text, "look for NaN or infinity in cos, sin and inv_freq")]
     observation = _of_values(read_observation(before, after, pos, seq_axis, tolerance))
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(int(observation.reach) + 1)
@@ -282,10 +289,10 @@ def findings_of(
 def _of_values(observation: Observation) -> Observation:
     """Return an observation with the precision of its values: float32 arrays may hold bfloat16 numbers.
 
-    Float32 angles are right at every position. A tolerance counts as a precision.
+    Float32 angles are right at every position, and float32 tables. A tolerance counts as a precision.
     """
     held = [EPS[name] for name in ROUNDERS if _holds(observation.y, name)]
-    eps = max(held, default=0.0), (observation.tolerance or 0.0) / 4
+    eps = EPS["float32"], *held, (observation.tolerance or 0.0) / 4
     return replace(
         observation,
         eps=max(observation.eps, *eps), after_eps=max(observation.after_eps, *eps), loosest=np.inf,

@@ -91,6 +91,11 @@ def weights(
         if num_heads is not None or axis != 0:
             raise _errors.SpecError("num_heads and axis are of one array; give a state dict without them.")
         return _convert_state_dict(w, rope, to, pairing)
+    if not isinstance(rope, _RoPE) and not hasattr(w, "shape"):
+        raise _errors.ArrayTypeError(
+            f"w is {_errors.describe_other(w)}; with a config give a state dict, such as model.state_dict(), "
+            "and with a RoPE an array."
+        )
     if pairing is not None and isinstance(rope, _RoPE):
         rope = dataclasses.replace(rope, pairing=pairing)
     permuted = _FeaturePermutation(rope, to)

@@ -158,6 +158,8 @@ class _Comparison:
 
         yield "direction", "", series(-omegas)
         yield "direction", "", series(-omegas, 1 / size) | {"pairing": out, "out_pairing": rope.pairing}
+        if rope.scaling is not None:  # a factor of 2 that is lost looks like a second rotation
+            yield "scaling", "", {"scaling": None}
         for factor in dict.fromkeys((size * size, size)):
             yield "rotated twice", "every angle is doubled, expected one rotation", series(2 * omegas, factor)
         for pairing, written_pairing in product(reversed(PAIRINGS), repeat=2):

@@ -29,7 +29,7 @@ def fingerprint(
     length: int | None = None,
     like: Any = None,
 ) -> Fingerprint:
-    """Measure a rotation as this process computes it: equal fingerprints rotate alike, to the bit.
+    """Measure a rotation as this process computes it: with equal fingerprints the measured bits are equal.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def fingerprint(
 
     Notes
     -----
-    Some unit vectors and random heads are rotated at about 90 positions. The bits of cos and sin, and of the
-    random heads' results, are hashed. Frequencies are known modulo a turn per position.
+    Unit vectors and random heads are rotated at up to 93 positions, in each octave three. The bits of cos and
+    sin, and of the random heads' results, are hashed. Frequencies are known modulo a turn per position.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from ._measure import BANDS, MeasuredRotation, eps_of, errors_of
 Fact = tuple[str, Any, Any, str]  # its name, two values, and the remedy if they differ
 _SAME = "Give both programs the same {}."
 _EXACT = "as hf.patch does in transformers, and ROPE_ARRAY_VLLM=1 in vLLM."
-_BITS = "The numbers are alike, and the bits are not:"
+_BITS = "Pairing, frequencies and amplitude are alike, the bits are not:"
 _OF_TABLES = f"{_BITS} another sine, or other rounding of angles. Make both exact, {_EXACT}"
 _OF_RESULTS = f"{_BITS} products are rounded otherwise, such as to 16 bits. Make both by one code."
 
@@ -52,6 +52,7 @@ def _facts_of_frequencies(
     here: MeasuredRotation, there: MeasuredRotation, length: int, eps: float
 ) -> Iterator[Fact]:
     (base, divisors, ours), (other_base, other_divisors, others) = here.numbers, there.numbers
+    yield "number of pairs", len(ours), len(others), _SAME.format("head_dim")
     errors = 4 * errors_of(others, length, eps)
     with np.errstate(all="ignore"):  # 0: frequencies of whole turns
         ratios = np.where(ours == others, 1.0, ours / others)
@@ -60,10 +61,14 @@ def _facts_of_frequencies(
     if (abs(ratios + 1) <= errors).all():
         sign, opposite = ("φ", "-φ")[:: 1 if ours.sum() > 0 else -1]
         yield "direction", sign, opposite, "Give the sines of one the other sign."
-    if abs(base / other_base - 1) > 1e-4:
+    both = divisors, other_divisors  # of a base, few differ, or all by the rounding to 16 bits
+    are_series = all(2 * len(set(d)) <= len(d) + 1 or (abs(d - 1) < 0.02).all() for d in both)
+    if are_series and (abs(base / other_base - 1) > 1e-4 or (divisors == other_divisors).all()):
         remedy = _SAME.format("rope_theta") + " A rule of the NTK family changes it too."
-        yield "base", f"{base:.7g}", f"{other_base:.7g}", remedy
+        yield "base", f"{base:.9g}", f"{other_base:.9g}", remedy
     pair = np.flatnonzero(abs(ratios - 1) > errors)[-1]  # the slowest
     name = "factor" if (abs(ratios / ratios[0] - 1) <= errors + errors[0]).all() else "rule"
-    first, second = (f"pair {pair} divided by {d[pair]:.6g}" for d in (divisors, other_divisors))
+    first, second = (f"pair {pair} divided by {d[pair]:.6g}" for d in both)
+    if first == second or not are_series:
+        first, second = (f"pair {pair} rotates by {omega[pair]:.9g}" for omega in (ours, others))
     yield name, first, second, _SAME.format("rope_scaling (or rope_parameters)")

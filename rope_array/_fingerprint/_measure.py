@@ -72,6 +72,8 @@ class MeasuredRotation:
         """The base; the divisors; and the frequencies in radians per position, modulo 2π: -π to π."""
         base, width, runs = SERIES.findall(self.frequencies)[0]
         counts = [run.partition(" x")[::2] for run in runs.split(", ") if run]
+        if sum(int(n or 1) for _, n in counts) > 2**20:
+            raise ValueError("too many pairs")
         divisors = np.array([float(number) for number, n in counts for _ in range(int(n or 1))])
         return float(base), divisors, float(base) ** (-np.arange(len(divisors)) / float(width)) / divisors
 

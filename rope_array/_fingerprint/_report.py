@@ -8,7 +8,7 @@ from typing import Any
 from rope_array._errors import FingerprintError, describe, ranges
 
 from ._difference import difference_of_rotations
-from ._measure import SERIES, MeasuredRotation, short_hash
+from ._measure import MeasuredRotation, short_hash
 
 _VERSION = "1"  # of the probe, the hashes and the report
 _HEAD = re.compile(r"rope_array fingerprint (\S+): ([0-9a-f]{16}) \((\w+), length (\d+)\)")
@@ -78,7 +78,8 @@ class Fingerprint:
         Raises
         ------
         FingerprintError
-            No report is in the text, or it is cut, changed, or of another version of the format.
+            No report is in the text, or it is cut, its layouts or bits are changed, or it is of another
+            version of the format.
 
         Examples
         --------
@@ -87,6 +88,8 @@ class Fingerprint:
         >>> ra.Fingerprint.parse(f"INFO worker: {ours}") == ours
         True
         """
+        if not isinstance(text, str):
+            raise FingerprintError(f"text is {describe(text)}; give the printed lines, in a str.")
         head, lines, rotations = None, dict[str, str](), list[Any]()
         for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():  # without colours
             if found := _HEAD.search(line):
@@ -94,9 +97,9 @@ class Fingerprint:
             elif head and head[1] == _VERSION and (found := _LINE.search(line)):
                 name, layers, value = found.groups()
                 lines = {"layers": layers or ""} if name == "rotation" else lines | {name: value.strip()}
-                values = [lines.get(name, "") for name in _NAMES.values()]
-                if values[-1] and SERIES.fullmatch(values[2]):
-                    rotations.append((_numbers(lines["layers"]), MeasuredRotation(*values)))
+                values = [lines.get(name, "") for name in ("layers", *_NAMES.values())]
+                if values[-1] and (rotation := _read_rotation(*values)):
+                    rotations.append(rotation)
                     fingerprint = cls(tuple(rotations), int(head[4]), head[3])
                     if fingerprint.hash == head[2]:
                         return fingerprint
@@ -144,7 +147,8 @@ class Fingerprint:
                 texts.setdefault(text, []).append(layer)
         for text, layers in texts.items():
             return text if None in here else f"layers {ranges(layers)}: {text}"
-        alone = sorted(here.keys() ^ there.keys())
+        rotating = ({n for n, r in each.items() if "no pairs" not in r.layout} for each in (here, there))
+        alone = sorted(set.symmetric_difference(*rotating))
         return (
             f"layers {ranges(alone)} are in one alone. Compare models of one config, whole." if alone else ""
         )
@@ -191,10 +195,16 @@ def by_layer(fingerprint: Fingerprint) -> dict[Any, MeasuredRotation]:
     return {n: rotation for layers, rotation in fingerprint.rotations for n in layers or (None,)}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that `ranges` writes."""
-    spans = [[*map(int, span.split("-"))] for span in text.split(", ") if span]
-    return tuple(number for span in spans for number in range(span[0], span[-1] + 1))
+def _read_rotation(layers: str, *texts: str) -> tuple[tuple[int, ...], MeasuredRotation] | None:
+    """Return a rotation and its layers; None if the texts are none that a report has."""
+    rotation = MeasuredRotation(*texts)
+    try:
+        spans = [[*map(int, span.split("-"))] for span in layers.split(", ") if span]
+        if len(rotation.numbers[1]) and rotation.cos_and_sin.count(", ") < 2:
+            return None
+    except (ValueError, IndexError):
+        return None
+    return tuple(number for span in spans for number in range(span[0], span[-1] + 1)), rotation
 
 
 def of_layers(measured: Mapping[Any, MeasuredRotation], length: int, dtype: str) -> Fingerprint:

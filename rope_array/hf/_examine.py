@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rope_array._errors import ConfigError, PatchError
+from rope_array._errors import ConfigError, PatchError, RoPEError
 from rope_array._examine import Examination, Finding, findings_of
 from rope_array._rope import RoPE
 from rope_array.config import read_layers
@@ -17,8 +17,9 @@ from . import _rotary
 from ._attention import parameters
 from ._patch import TOWER, check_module
 from ._record import Recording, RotationCall, layer_of, observe
+from ._report import pattern_of
 
-_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache"}
+_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache", "past_key_values"}
 _CROSS = re.compile("cross|encoder_attn", re.IGNORECASE)
 _NOT_TEXT = re.compile(f"{TOWER.pattern}|indexer|compressor", re.IGNORECASE)
 _TOKENS, _FARTHEST = 64, 2**20  # float32 angles say little beyond
@@ -31,7 +32,13 @@ class _Unseen(Exception):
 
 def examine(model: Any, inputs: Mapping[str, Any], target: Any) -> Examination:
     """Examine a model; see `rope_array.hf.examine`."""
-    check_module(model)
+    for of_config in (model,) if target is None else (model, target):
+        check_module(of_config)
+        if not hasattr(getattr(of_config, "config", None), "to_dict"):
+            raise PatchError(
+                f"{type(of_config).__name__} has no config to compare with; give the whole model: of a "
+                "wrapper its module, such as model.module."
+            )
     examiner, problem = _Examiner(model), None
     examiner.findings += () if target is None else _draft_findings(model, target)
     if inputs:
@@ -70,14 +77,19 @@ def _passes_of_random_tokens(
 
 def _random_tokens(model: Any) -> Iterator[dict[str, Any]]:
     """Yield the inputs of passes: a text; if the model takes positions, far ones, and a token in each row."""
-    config, names = model.config.get_text_config(), parameters(type(model).forward)
+    config = model.config.get_text_config()
+    # A wrapper, such as PEFT's, may hand on whatever it gets.
+    takers = (parameters(type(module).forward) for module in model.modules())
+    names = next((names for names in takers if "input_ids" in names), ())
     last = min(getattr(config, "max_position_embeddings", None) or _TOKENS, _FARTHEST) - 1
     ids = torch.randint(3, config.vocab_size, (2, _TOKENS), generator=torch.Generator().manual_seed(0))
     ids = ids[:, : last + 1].to(model.device)
     has_decoder = "decoder_input_ids" in names
     yield {"input_ids": ids, **({"decoder_input_ids": ids} if has_decoder else {})}
     if "position_ids" in names and not has_decoder:
-        far = sorted({*range(4), last, *(2**n - i for n in range(3, 24) for i in (0, 1) if 2**n <= last)})
+        far = sorted(
+            {*range(min(4, last)), last, *(2**n - i for n in range(3, 24) for i in (0, 1) if 2**n <= last)}
+        )
         rows = torch.tensor([far[:-1], far[1:]], device=model.device)
         yield {"input_ids": ids[:, : rows.shape[1]], "position_ids": rows}
         yield {"input_ids": ids[:, :1], "position_ids": rows[:, -1:].flip(0)}
@@ -112,11 +124,15 @@ class _Examiner:
     def compare(self, inputs: Mapping[str, Any], recording: Recording) -> None:
         """Add the findings of a pass in layers that have none."""
         self.inputs, self.recording = inputs, recording
+        cache: Any = inputs.get("past_key_values")
+        self.cached = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0  # with this pass
         self.known: list[tuple[RoPE, RotationCall, list[Finding]]] = []  # calls with findings
         names = [call.name for call in recording.calls]
         for name, (query, key) in recording.attention.items():  # also of code without a call
             is_cross = _CROSS.search(name) or query.shape[-2] != key.shape[-2]
-            names += [name] if name in recording.outputs and not is_cross else []
+            names += [name] if name in recording.outputs and (self.cached or not is_cross) else []
+        patterns = {pattern_of(name) for name in names}
+        names += [name for name in recording.users if pattern_of(name) in patterns]
         numbers = Counter(layer_of(name) for name in {*names} if not _NOT_TEXT.search(name))
         for name in dict.fromkeys(names):
             number = None if _NOT_TEXT.search(name) else layer_of(name)
@@ -140,12 +156,15 @@ class _Examiner:
         calls = _chained(call for call in recording.calls if call.name == name)
         outputs, amplitude = recording.outputs.get(name, []), rope.at_length(1).amplitude
         lengths = {x.shape[axis] for x, _, axis in calls}  # NeuCodec's positions are along the heads
-        received = (y for y in recording.attention.get(name, ()) if y.shape[-1] == rope.head_dim)
+        query, key = recording.attention.get(name, (None, None))
+        if query is not None and key.shape[-2] == self.cached:  # keys of earlier passes come first
+            key = key[..., -query.shape[-2] :, :]
+        received = (y for y in (query, key) if y is not None and y.shape[-1] == rope.head_dim)
         received = (y for y in received if not calls or y.shape[-2] in lengths)
         heads = [(x, y, -2) for y in received if (x := _before(y, outputs, amplitude)) is not None]
         if not calls and not heads and rope.rotary_dim:
             raise _Unseen("no call that rotates was seen, nor the features that its attention receives")
-        total = max((x.shape[axis] for x, _, axis in (*calls, *heads)), default=0)
+        total = max((self.cached, *(x.shape[axis] for x, _, axis in (*calls, *heads))))
         is_whole = any(x.shape[-1] == rope.head_dim for x, _, _ in calls)
         for rotations in (calls, heads) if is_whole else (heads, calls):
             findings = (self._findings_of(arrays, rope, name, label, total) for arrays in rotations)
@@ -168,8 +187,14 @@ class _Examiner:
                 return [replace(finding, layers=(label,)) for finding in findings]
         first: list[Finding] | None = None
         for pos in self._positions(name, total, rope, label == name):
-            pos = pos[..., total - length :].cpu() if length < total else pos.cpu()  # queries are the last
-            findings = findings_of(before.cpu(), after.cpu(), pos, rope, layer=label, seq_axis=axis)
+            tokens = -1 if _rotary._count_coordinates(rope) == 1 else -2
+            if length < pos.shape[tokens] == total:  # queries are the last
+                pos = pos.narrow(tokens, total - length, length)
+            pos = pos.cpu()
+            try:
+                findings = findings_of(before.cpu(), after.cpu(), pos, rope, layer=label, seq_axis=axis)
+            except RoPEError as problem:
+                raise _Unseen(str(problem)) from problem
             if not findings:
                 return []
             first = first or findings
@@ -205,7 +230,7 @@ class _Examiner:
         """Yield the positions that a layer can mean: counted, or given to its rotary module."""
         count, is_plain = _rotary._count_coordinates(rope), self.inputs.keys() <= _TEXT
         ids = [self.inputs[key].shape[-1] for key in ("input_ids", "decoder_input_ids") if key in self.inputs]
-        is_text = length in ids and not _NOT_TEXT.search(name)
+        is_text = length in (*ids, self.cached) and not _NOT_TEXT.search(name)
         positions = [] if is_text and is_plain else [*self._recorded_positions(name, length, count)]
         if (is_text and (is_plain or count == 1)) or (count == 1 and not positions):
             positions = [*self._counted(length), *positions, *([torch.arange(length)] if is_inner else [])]
@@ -215,7 +240,7 @@ class _Examiner:
     def _counted(self, length: int) -> Iterator[Any]:
         """Yield the positions of a text: the given positions, or 0, 1, 2, ..., with or without padding."""
         given, mask = (self.inputs.get(name) for name in ("position_ids", "attention_mask"))
-        if given is not None and given.shape[-1] == length:
+        if given is not None and (self.cached or given.shape[-1] == length):
             yield given.movedim(0, -1) if given.ndim == 3 else given
             return
         yield torch.arange(length)
@@ -281,7 +306,11 @@ def _before(received: Any, outputs: list[Any], amplitude: float) -> Any:
         if not fits.any(-1).all():
             continue
         index = fits.int().argmax(-1)
-        same = (heads[:, :, index] * ratios.mean((0, 1)).gather(1, index[:, None])).transpose(1, 2)
+        factors = ratios.mean((0, 1)).gather(1, index[:, None])
+        if amplitude != 1:  # a factor of the rule that is missing, or is applied twice
+            for lost in (amplitude, 1 / amplitude):
+                factors[(factors / lost - 1).abs() < tolerance] = 1
+        same = (heads[:, :, index] * factors).transpose(1, 2)
         if (fits.sum(-1) > 1).any() or not (before is None or torch.allclose(before, same, rtol=tolerance)):
             return None
         before = same

@@ -16,7 +16,7 @@ from ._record import RotationCall, observe
 def fingerprint(model: Any, length: int | None) -> Fingerprint:
     """Measure the rotations of a model; see `rope_array.hf.fingerprint`."""
     check_module(model)
-    length = length or length_of(model)
+    length = length_of(model) if length is None else length
     sections = (getattr(_text_config(model), "rope_parameters", None) or {}).get("mrope_section") or ()
     passes = [_calls(model, pos) for pos in positions_of_pass(length, len(sections))]
     return fingerprint_of_layers(map(_layer, *passes), passes[0][0].before[0], length)

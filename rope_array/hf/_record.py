@@ -23,7 +23,8 @@ from ._attention import _seq_axis, parameters, rotates
 from ._attributes import MARK
 from ._norm import HeadNorm
 from ._rebind import undecorated, used_names
-from ._rotary import NAMES
+from ._report import pattern_of
+from ._rotary import NAMES, has_frequencies
 
 Function = Callable[..., Any]
 # Functions with other parameters than cos and sin, such as freqs_cis.
@@ -52,13 +53,14 @@ class Recording:
 
     `attention` has the query and the key that a module's attention function received, `outputs` the outputs
     of the children of a module whose code rotates, such as q_proj, and `positions` the argument of a rotary
-    module.
+    module. `users` names the modules whose code rotates, and those in the same place of other layers.
     """
 
     calls: list[RotationCall] = field(default_factory=list)
     attention: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     positions: dict[str, Any] = field(default_factory=dict)
+    users: list[str] = field(default_factory=list)
 
 
 def observe(model: Any, inputs: Mapping[str, Any]) -> Recording:
@@ -73,7 +75,9 @@ def observe(model: Any, inputs: Mapping[str, Any]) -> Recording:
 
 @contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Restore the attributes of a model's modules: modes, hooks, and caches of a pass."""
+    """Restore the attributes of a model's modules: modes, hooks, caches of a pass, and frequencies."""
+    buffers = [b for module in model.modules() if has_frequencies(module) for b in module.buffers(False)]
+    numbers = [(buffer, buffer.clone()) for buffer in buffers]  # LongRoPE's are written in place
     every = [vars(module) for module in model.modules()]
     dicts = [*every, *(value for state in every for value in state.values() if isinstance(value, dict))]
     copies = [(state, dict(state)) for state in dicts]
@@ -83,6 +87,9 @@ def _unchanged(model: Any) -> Iterator[None]:
         for state, values in copies:
             state.clear()
             state.update(values)
+        for buffer, before in numbers:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
 
 
 def functions_of(module: Any) -> Iterator[FunctionType]:
@@ -107,7 +114,10 @@ class _Recorder:
         self.functions: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self.tables: set[Any] = set()  # the classes of tables of attention functions
         self.modules = list(model.modules())
-        self.users = [module for module in self.modules if self._find_functions(module)]
+        users = {pattern_of(self.names[id(m)]) for m in self.modules if self._find_functions(m)}
+        # A layer with code of its own is among the layers whose code is known.
+        self.users = [module for module in self.modules if pattern_of(self.names[id(module)]) in users]
+        self.recording.users = [self.names[id(module)] for module in self.users]
         self.is_inside = False  # of a recorded function, which may call others
 
     def _find_functions(self, module: Any) -> bool:

@@ -101,7 +101,7 @@ class Report:
         """Yield a line for each group of modules that differ in their numbers only."""
         groups: dict[tuple[Any, ...], list[str]] = {}
         for entry in self:
-            key = (_pattern(entry.name), entry.cls, repr(entry.rope), entry.replaced, entry.own_norm)
+            key = (pattern_of(entry.name), entry.cls, repr(entry.rope), entry.replaced, entry.own_norm)
             groups.setdefault(key, []).append(entry.name)
         width = max((len(_label(names)) for names in groups.values()), default=0)
         for (_, cls, _, replaced, own_norm), names in groups.items():
@@ -116,11 +116,11 @@ class Report:
             yield f"  left alone: {left.name} ({left.cls}): {left.reason}"
 
 
-def _pattern(name: str) -> str:
+def pattern_of(name: str) -> str:
     """Return a module's name with a star in place of each number."""
     return ".".join("*" if label.isdigit() else label for label in name.split("."))
 
 
 def _label(names: list[str]) -> str:
     name = names[0] or "(the model itself)"
-    return name if len(names) == 1 else f"{_pattern(name)} ({len(names)})"
+    return name if len(names) == 1 else f"{pattern_of(name)} ({len(names)})"

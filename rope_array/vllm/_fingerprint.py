@@ -43,7 +43,7 @@ def fingerprint(model: Any, *, length: int | None = None) -> "Fingerprint":
     from rope_array._fingerprint._layers import fingerprint_of_layers
     from rope_array.hf import _fingerprint, _patch
 
-    length = length or _fingerprint.length_of(model)
+    length = _fingerprint.length_of(model) if length is None else length
     modules = [
         (name, module)
         for name, module in model.named_modules(remove_duplicate=False)
