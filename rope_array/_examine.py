@@ -273,9 +273,9 @@ def findings_of(
     x, y = host_floats(before, "before"), host_floats(after, "after")
     if not x.any():
         raise ShapeError("before has only zeros, which show no rotation; give other features.")
-    if x.shape == y.shape and (lost := np.isfinite(x).all(-1) & ~np.isfinite(y).all(-1)).any():
-        text = f"{lost.sum()} of {lost.size} rows become NaN or infinite"
-        return [Finding("unexplained", (layer,), text, "look for NaN or infinity in cos, sin and inv_freq")]
+    if x.shape == y.shape and (np.isfinite(x) & ~np.isfinite(y).all(-1, keepdims=True)).all(-1).any():
+        remedy = "look for NaN and infinity in inv_freq, cos and sin"
+        return [Finding("unexplained", (layer,), "finite rows become NaN or infinite", remedy)]
     observation = _of_values(read_observation(before, after, pos, seq_axis, tolerance))
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(int(observation.reach) + 1)

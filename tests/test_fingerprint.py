@@ -119,6 +119,7 @@ DIFFERENT = {
     "positions: angles exact here, angles off by 3 from position 2048 on": ({}, {"end": 2047}),
     "direction: φ here, -φ in": (HALF, replace(HALF, scaling=ra.Reversed())),
     "base: 500000 here, 10000 in": (HALF, replace(HALF, base=1e4)),
+    "base: 500000 here, 500020 in": (HALF, replace(HALF, base=500_020.0)),
     "factor: pair 7 divided by 1 here, pair 7 divided by 4 in": (HALF, replace(HALF, scaling=ra.Linear(4.0))),
     "rule: pair 7 divided by 1 here, pair 7 divided by 8 in": (HALF, LLAMA),
     "amplitude: 1.0 here, 1.25 in": (HALF, replace(HALF, attention_factor=1.25)),

@@ -8,7 +8,7 @@ import torch
 from hf._compare import FLOAT32, is_same, state
 from hf._tiny import FAMILIES, Tiny
 from hf._tiny_config import FAMILY, by_family
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 
@@ -82,6 +82,24 @@ def smollm3(use_rope):
     return model
 
 
+class OwnCode(modeling_llama.LlamaAttention):
+    """A layer that calls no function of the module, and rotates by -φ."""
+
+    def forward(self, hidden_states, position_embeddings, **others):
+        shape, layers = (*hidden_states.shape[:-1], -1, 16), (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (layer(hidden_states).view(shape).transpose(1, 2) for layer in layers)
+        cos, sin = (table[:, None] for table in position_embeddings)
+        q, k = (x * cos + torch.cat((x[..., 8:], -x[..., :8]), -1) * sin for x in (q, k))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def with_own_code():
+    model = llama()
+    model.model.layers[1].self_attn = OwnCode(model.config, 1)
+    return model
+
+
 INV_FREQ, ALL = 5e5 ** -(torch.arange(0, 16, 2) / 16), (0, 1, 2)
 FAULTS = {  # a model, the kind of the finding, and its layers
     "inv_freq": (lambda: changed("model.rotary_emb.inv_freq", INV_FREQ), "base", ALL),
@@ -108,6 +126,8 @@ FAULTS = {  # a model, the kind of the finding, and its layers
         lambda: with_layer(lambda *a: rotate(*modeling_llama.apply_rotary_pos_emb(*a), *a[2:])),
         "rotated twice", (1,),
     ),
+    "own_code": (with_own_code, "direction", (1,)),
+    "nan": (lambda: changed("model.rotary_emb.attention_scaling", float("nan")), "unexplained", ALL),
     "nope_ignored": (lambda: smollm3(True), "rotated part", (1,)),
     "rope_ignored": (lambda: smollm3(False), "not rotated", (0,)),
 }  # fmt: skip
@@ -161,6 +181,19 @@ def test_positions_are_given_or_counted_with_or_without_padding():
     assert hf.examine(llama(), **text, position_ids=pos).ok
     assert hf.examine(with_tables(lambda own, x, _: own(x, pos)), **text).ok
     assert_finds("positions", ALL, with_tables(counted), **text, position_ids=pos)
+
+
+def test_positions_go_on_after_a_cache():
+    for model, finds in ((llama(), ()), (with_tables(counted), [("positions", ALL)])):
+        cache, ids = DynamicCache(config=model.config), torch.arange(60).view(2, 30)
+        with torch.no_grad():
+            model(ids[:, :20], cache=cache)
+        findings = hf.examine(model, input_ids=ids[:, 20:], cache=cache).findings
+        assert [(f.kind, f.layers) for f in findings] == [*finds]
+
+
+def test_float64_models_have_float32_tables():
+    assert hf.examine(llama().double()).ok
 
 
 def test_a_draft_without_the_rule_of_its_target_is_named():

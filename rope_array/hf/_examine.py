@@ -19,7 +19,7 @@ from ._patch import TOWER, check_module
 from ._record import Recording, RotationCall, layer_of, observe
 from ._report import pattern_of
 
-_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache", "past_key_values"}
+_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache", "cache", "past_key_values"}
 _CROSS = re.compile("cross|encoder_attn", re.IGNORECASE)
 _NOT_TEXT = re.compile(f"{TOWER.pattern}|indexer|compressor", re.IGNORECASE)
 _TOKENS, _FARTHEST = 64, 2**20  # float32 angles say little beyond
@@ -124,7 +124,7 @@ class _Examiner:
     def compare(self, inputs: Mapping[str, Any], recording: Recording) -> None:
         """Add the findings of a pass in layers that have none."""
         self.inputs, self.recording = inputs, recording
-        cache: Any = inputs.get("past_key_values")
+        cache: Any = inputs.get("cache", inputs.get("past_key_values"))  # by the version
         self.cached = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0  # with this pass
         self.known: list[tuple[RoPE, RotationCall, list[Finding]]] = []  # calls with findings
         names = [call.name for call in recording.calls]
