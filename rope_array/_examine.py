@@ -168,7 +168,7 @@ def examine(
     >>> print(ra.examine(x, y, range(64), ra.RoPE(32, base=500_000.0, pairing="half")))
     1 layer compared: 1 finding
       base: base 10000, expected base 500000
-        remedy: give the code rope_theta of the config
+        remedy: give the code rope_theta of the config, and the exponents 2i/rotary_dim
     """
     befores, afters = _by_layer(before), _by_layer(after)
     if befores.keys() != afters.keys():
