@@ -211,7 +211,7 @@ def examine(model: Any, *, target: Any = None, **inputs: Any) -> "Examination":
     >>> print(ra.hf.examine(model))
     2 layers compared: 1 finding
       layers 0-1: base: base 10000, expected base 500000
-        remedy: give the code rope_theta of the config
+        remedy: give the code rope_theta of the config, and the exponents 2i/rotary_dim
     """
     from . import _examine  # imported late: it needs torch
 
