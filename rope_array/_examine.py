@@ -31,7 +31,8 @@ _REMEDIES = {
     "coordinates": "give the code mrope_section of the config, and positions for each coordinate",
     "direction": "check the sign of sin",
     "rotated twice": "remove one of the two calls: cached keys are rotated already",
-    "not rotated": "call the rotation; the layer may be listed in no_rope_layers by mistake",
+    "not rotated": "call the rotation, with the positions of the tokens; the layer may be listed in "
+    "no_rope_layers by mistake",
     "16-bit tables": "compute positions, angles, cos and sin in float32",
     "table too short": "make the table as long as max_position_embeddings, or as the longest sequence",
     "weights of the other pairing": "convert q and k, once, to the pairing of the code by convert.weights",

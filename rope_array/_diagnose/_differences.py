@@ -132,7 +132,8 @@ class _Comparison:
         rope, positions, wanted = self.rope, self.positions, _described(self.rope)
         unrotated = replace(rope, attention_factor=1.0, out_pairing=None)
         at_0 = positions._replace(pos=positions.pos * 0)
-        yield "not rotated", "no feature rotates, expected a rotation", Proposal(unrotated, at_0)
+        text = "no feature rotates, as if all positions were 0, expected a rotation"
+        yield "not rotated", text, Proposal(unrotated, at_0)
         for kind, text, changed in self._changed_fields(sample):
             try:
                 proposal = Proposal(replace(rope, **changed), positions)

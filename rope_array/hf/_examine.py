@@ -1,6 +1,7 @@
 """Compare the rotations of a running model with its config: `rope_array.hf.examine`."""
 
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -48,7 +49,7 @@ def examine(model: Any, inputs: Mapping[str, Any], target: Any) -> Examination:
         for of_pass in passes:
             examiner.compare(*of_pass)
     layers, unseen = tuple(examiner.labels.values()), [*examiner.unseen.items()]
-    if isinstance(problem, IndexError):
+    if isinstance(problem, IndexError) and _is_of_rotary(problem):
         text = f"positions up to max_position_embeddings raise {problem!r}"
         examiner.findings.append(Finding("table too short", layers, text, "make the table longer"))
     elif problem is not None:  # whatever a model raises for positions that it does not take
@@ -93,6 +94,12 @@ def _random_tokens(model: Any) -> Iterator[dict[str, Any]]:
         rows = torch.tensor([far[:-1], far[1:]], device=model.device)
         yield {"input_ids": ids[:, : rows.shape[1]], "position_ids": rows}
         yield {"input_ids": ids[:, :1], "position_ids": rows[:, -1:].flip(0)}
+
+
+def _is_of_rotary(error: Exception) -> bool:
+    """Return whether a rotary module has raised an error."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(_rotary.NAMES.search(type(frame.f_locals.get("self")).__name__) for frame in frames)
 
 
 def _draft_findings(model: Any, target: Any) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ def observe(model: Any, inputs: Mapping[str, Any]) -> Recording:
     """Run one forward pass of a model, without gradients, and return its arrays. The model stays as it is."""
     with _unchanged(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         recorder = _Recorder(model)
-        with recorder.installed():
+        with recorder.installed(), torch.random.fork_rng(devices=()):
             takes_cache = "use_cache" in parameters(type(model).forward)
             model.eval()(**({"use_cache": False} if takes_cache else {}) | dict(inputs))
     return recorder.recording
