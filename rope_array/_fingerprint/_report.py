@@ -133,7 +133,7 @@ class Fingerprint:
         >>> import rope_array as ra
         >>> half = ra.fingerprint(ra.RoPE(8, pairing="half"))
         >>> half.difference(ra.fingerprint(ra.RoPE(8))).partition(".")[0]
-        'pairing: half here, interleaved in the other'
+        'pairing: half (i, i + 4) here, interleaved in the other'
         """
         self._check_comparable(other)
         here, there = by_layer(self), by_layer(other)

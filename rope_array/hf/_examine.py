@@ -277,7 +277,7 @@ def _nearest(name: str, others: Any) -> list[str]:
 def _rotates(call: RotationCall, before: Any, after: Any) -> bool:
     """Return whether the function and the tables of a call rotate an array to another."""
     try:
-        return torch.equal(call.rotate(before), after)
+        return bool(torch.equal(call.rotate(before), after))
     except Exception:  # whatever a function raises for arrays of another shape
         return False
 
