@@ -105,9 +105,9 @@ def tables(dtype: str) -> Tables:
         cos, sin = angles.polynomials32(u)
     c, s = leaf("cos", dtype), leaf("sin", dtype)
     for quadrant in range(-8, 8):
-        found = [_sign(table) for table in angles.rotate_quadrants(quadrant, c, s, dtype, OPS)]
+        rotated = [_sign(table) for table in angles.rotate_quadrants(quadrant, c, s, dtype, OPS)]
         exact = [[(c, 1), (s, 1)], [(s, -1), (c, 1)], [(c, -1), (s, -1)], [(s, 1), (c, -1)]][quadrant % 4]
-        if found != exact:
+        if rotated != exact:
             raise ProofError(f"cos and sin of quadrant {quadrant} are wrong")
     return Tables(cos, sin)
 

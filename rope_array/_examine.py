@@ -36,6 +36,7 @@ _REMEDIES = {
     "16-bit tables": "compute positions, angles, cos and sin in float32",
     "table too short": "make the table as long as max_position_embeddings, or as the longest sequence",
     "weights of the other pairing": "convert q and k, once, to the pairing of the code by convert.weights",
+    "draft": "give the draft's config rope_parameters of the target's",
     "unexplained": "compare more rows, in float32; see rope_array.diagnose",
 }
 
@@ -180,18 +181,10 @@ def examine(
         expected = RoPE.from_config(expected)  # which raises if layers differ
     ropes = ropes_of(expected)
     findings, unseen = [], []
+    options: dict[str, Any] = {"seq_axis": seq_axis, "rotated": rotated, "tolerance": tolerance}
     for layer, x in befores.items():
         if rope := ropes.get(_number(layer), ropes.get(None)):
-            findings += findings_of(
-                x,
-                afters[layer],
-                pos,
-                rope,
-                layer=layer,
-                seq_axis=seq_axis,
-                rotated=rotated,
-                tolerance=tolerance,
-            )
+            findings += findings_of(x, afters[layer], pos, rope, layer=layer, **options)
         else:
             unseen.append((str(layer), "the config has several ropes, and no layer of this number"))
     seen = (layer for layer in befores if str(layer) not in dict(unseen))
@@ -259,6 +252,11 @@ def _read_safetensors(content: bytes) -> dict[str, Any]:
     return arrays
 
 
+def finding_of(kind: str, layers: tuple[Any, ...], text: str) -> Finding:
+    """Return a finding with the remedy of its kind."""
+    return Finding(kind, layers, text, _REMEDIES[kind])
+
+
 def findings_of(
     before: Any,
     after: Any,
@@ -281,10 +279,8 @@ def findings_of(
     if rope.scaling is not None and not rope.scaling.resolved:
         rope = rope.at_length(int(observation.reach) + 1)
     read_candidates([rope], observation.shape[-1], "expected")  # checks head_dim
-    return [
-        Finding(kind, (layer,), text, _REMEDIES[kind])
-        for kind, text in find_differences(observation, rope, rotated)
-    ]
+    differences = find_differences(observation, rope, rotated)
+    return [finding_of(kind, (layer,), text) for kind, text in differences]
 
 
 def _of_values(observation: Observation) -> Observation:

@@ -17,8 +17,8 @@ _FORMATS, _SHARED_KEYS = _TABLE["formats"].values(), ("num_kv_shared_layers", "k
 _BLOCK = 128  # features of a scale in checkpoints of FP8
 
 
-def arguments(arrays: Mapping[Any, Any], config: Any) -> dict[str, dict[str, Any]]:
-    """Return the arguments of `convert.fused` by the names of arrays, for norms those of `convert.weights`.
+def arguments_by_name(arrays: Mapping[Any, Any], config: Any) -> dict[str, dict[str, Any]]:
+    """Return the arguments of `convert.fused`, or for norms of `convert.weights`, by the names of arrays.
 
     Raises ConfigError for an unknown model and for names that do not fit it, ShapeError for sizes.
     """
@@ -59,10 +59,10 @@ class _Model:
     def arguments(self, match: re.Match[str], w: Any) -> dict[str, Any]:
         """Return the arguments for an array; none for an array without rotated features."""
         name, projection, (rope, values) = match[0], match["projection"], self._layer(match)
-        if not rope.rotary_dim or match["other"]:
+        if not rope.rotary_dim or match["unmoved"]:
             return {}
         if (projection in ("wq", "wk")) is not (self.key in _FORMATS):
-            raise self.refusal(f"{name} is no name of the config's format; give the config beside it")
+            raise self.refusal(f"{name} is no name of the config's format; give this checkpoint's config")
         if not (match["rows"] or match["scale"]):
             raise self.refusal(f"{name} is unknown, or packs features: dequantise the model first")
         shape = tuple(getattr(w, "shape", ())) or (1,)

@@ -573,11 +573,11 @@ def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis:
 
 def _convert_state_dict(arrays: Mapping[Any, Any], config: Any, to: str, pairing: Any) -> Any:
     """Convert the arrays that belong to a pairing, after the checks of all."""
-    from ._state_dict import arguments  # imported late: it reads configs
+    from ._state_dict import arguments_by_name  # imported late: it reads configs
 
     to = _spec.check_pairing("to", to)
     converted = copy.copy(arrays) if isinstance(arrays, dict) else dict(arrays)
-    for name, options in arguments(arrays, config).items():
+    for name, options in arguments_by_name(arrays, config).items():
         rope = dataclasses.replace(options["rope"], pairing=pairing or options["rope"].pairing)
         if rope.pairing != to:
             convert = fused if "order" in options else weights

@@ -147,12 +147,12 @@ def _padded(array: Any, before: int, after: int, value: float = 0.0, between: in
 
 
 def _by_pairing(
-    half: Any, interleaved: Any, other: Any = rotate_members, operations: type[ArrayOps] = FusedOps
+    half: Any, interleaved: Any, mixed: Any = rotate_members, operations: type[ArrayOps] = FusedOps
 ) -> Form:
-    """Return a platform's form: one for each pairing, and one for other layouts."""
+    """Return a platform's form: one for each pairing, and one for mixed pairings and blocks."""
 
     def rotate(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
-        form = other
+        form = mixed
         if layout.pairing == layout.out_pairing == "interleaved":
             form = interleaved
         elif layout.pairing == layout.out_pairing and layout.blocks == 1:

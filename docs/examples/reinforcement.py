@@ -76,10 +76,10 @@ def engine(folder, dtype, mode):
     """Start vLLM with ROPE_ARRAY_VLLM=mode; yield a function that sends it a request."""
     os.environ.update(ENVIRONMENT, ROPE_ARRAY_VLLM=mode)
     context = multiprocessing.get_context("spawn")
-    connection, other = context.Pipe()
-    process = context.Process(target=serve, args=(folder, dtype, other))
+    connection, engine_connection = context.Pipe()
+    process = context.Process(target=serve, args=(folder, dtype, engine_connection))
     process.start()
-    other.close()  # so that recv raises EOFError if the engine ends
+    engine_connection.close()  # so that recv raises EOFError if the engine ends
 
     def ask(*request):
         connection.send(request)

@@ -91,8 +91,8 @@ class _Comparison:
             indices = np.unique(place[self.wrong])[:64]
             texts: dict[tuple[str, str], list[int]] = {}
             for index in indices.tolist() if shape[axis] > 1 else ():
-                part = self.observation.part(place == index)
-                for change in _Comparison(part, self.rope, self.positions).by_one_change():
+                rows = self.observation.part(place == index)
+                for change in _Comparison(rows, self.rope, self.positions).by_one_change():
                     texts.setdefault(change, []).append(index)
             if texts and sum(map(len, texts.values())) == len(indices):
                 return [
@@ -194,7 +194,7 @@ class _Comparison:
         for _ in range(8):  # the rule depends on the base
             rule = np.array(replace(self.rope, base=base).frequencies) / base**-exponents
             plain = omegas / np.maximum(rule, 1e-300)
-            fast = (exponents > 0) & (plain > 0.01)
+            fast = (exponents > 0) & (rule > 0) & (plain > 0.01)
             base = fit_line(plain[fast], exponents[fast])[0] if fast.any() else 0.0
             if not 1 < base < 1e30:
                 return

@@ -15,7 +15,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.spec import require_plan
 from rope_array._spec.validation import integer
 
-from ._layers import fingerprint_of_layers, layer_of
+from ._layers import fingerprint_of_layers, layer_of_function
 from ._measure import LONGEST
 from ._report import Fingerprint, by_layer, of_layers
 
@@ -81,7 +81,7 @@ def fingerprint(
             "give a RoPE alone, or a function (x, pos) and its head_dim."
         )
     length, head_dim = LONGEST if length is None else length, integer("head_dim", head_dim, 1)
-    return fingerprint_of_layers([layer_of(None, rope, head_dim, 0, like, length)], like, length)
+    return fingerprint_of_layers([layer_of_function(None, rope, head_dim, 0, like, length)], like, length)
 
 
 def fingerprint_of_ropes(
@@ -94,8 +94,8 @@ def fingerprint_of_ropes(
     firsts = []
     for layers, rope in groups:
         resolved = rope if rope.scaling is None or rope.scaling.resolved else rope.at_length(length)
-        count = (rope.axes.count or 0) if rope.axes else 0
-        firsts.append(layer_of((*layers, None)[0], resolved.apply, rope.head_dim, count, like, length))
+        count, first = (rope.axes.count or 0) if rope.axes else 0, (*layers, None)[0]
+        firsts.append(layer_of_function(first, resolved.apply, rope.head_dim, count, like, length))
     found = fingerprint_of_layers(firsts, like, length)
     rotations = by_layer(found)
     measured = {n: rotations[(*layers, None)[0]] for layers, _ in groups for n in layers or (None,)}

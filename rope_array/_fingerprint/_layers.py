@@ -46,7 +46,7 @@ def fingerprint_of_layers(layers: Iterable[Layer], like: Any, length: int) -> Fi
     return of_layers(measured, length, dtype_name(like))
 
 
-def layer_of(
+def layer_of_function(
     number: int | None,
     rotate: Callable[[Any, Any], Any],
     head_dim: int,

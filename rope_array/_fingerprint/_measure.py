@@ -73,7 +73,7 @@ class MeasuredRotation:
         base, width, runs = SERIES.findall(self.frequencies)[0]
         counts = [run.partition(" x")[::2] for run in runs.split(", ") if run]
         if sum(int(n or 1) for _, n in counts) > 2**20:
-            raise ValueError("too many pairs")
+            raise ValueError("more pairs than a head has: a report that was edited")
         divisors = np.array([float(number) for number, n in counts for _ in range(int(n or 1))])
         return float(base), divisors, float(base) ** (-np.arange(len(divisors)) / float(width)) / divisors
 

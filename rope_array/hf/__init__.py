@@ -186,7 +186,7 @@ def examine(model: Any, *, target: Any = None, **inputs: Any) -> "Examination":
     **inputs
         The arguments of one forward pass, such as input_ids, attention_mask, position_ids or pixel_values.
         Needed for models that read more than a text. The positions of a text are `position_ids`, or else
-        counted from 0, with or without the padding of `attention_mask`.
+        counted from 0, with or without the padding of `attention_mask`, or from the end of a cache on.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def examine(model: Any, *, target: Any = None, **inputs: Any) -> "Examination":
     Raises
     ------
     PatchError
-        `model` is no module, or a pass of random tokens raises: give the inputs.
+        `model` is no module or has no config, or a pass of random tokens raises: give the inputs.
 
     Examples
     --------

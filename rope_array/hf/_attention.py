@@ -289,7 +289,7 @@ def _make_decide(function_layout: RotaryFunction, exact: bool) -> Function:
     fixed_axis = function_layout.seq_axis
 
     def decide(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Layout, int] | None:
-        axis, first = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim), xs[0]
+        axis, first = fixed_axis or seq_axis_of(cos.ndim, unsqueeze_dim), xs[0]
         if axis is None:
             return None
         for x in xs:
@@ -334,7 +334,7 @@ def _is_supported_in_float32(x: Any, cos: Any) -> bool:
     return x.dtype is float32 and cos.dtype is float32 and x.stride(-1) == 1 and _is_supported(x, cos)
 
 
-def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
+def seq_axis_of(ndim: int, unsqueeze_dim: int) -> int | None:
     """Return the axis of the positions, for tables of `ndim` axes that get one more axis."""
     dim = unsqueeze_dim if unsqueeze_dim >= 0 else unsqueeze_dim + ndim + 1
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from rope_array._errors import ConfigError, PatchError, RoPEError
-from rope_array._examine import Examination, Finding, findings_of
+from rope_array._examine import Examination, Finding, finding_of, findings_of
 from rope_array._rope import RoPE
 from rope_array.config import read_layers
 
 from . import _rotary
 from ._attention import parameters
+from ._fingerprint import text_config_of
 from ._patch import TOWER, check_module
 from ._record import Recording, RotationCall, layer_of, observe
 from ._report import pattern_of
@@ -51,10 +52,12 @@ def examine(model: Any, inputs: Mapping[str, Any], target: Any) -> Examination:
     layers, unseen = tuple(examiner.labels.values()), [*examiner.unseen.items()]
     if isinstance(problem, IndexError) and _is_of_rotary(problem):
         text = f"positions up to max_position_embeddings raise {problem!r}"
-        examiner.findings.append(Finding("table too short", layers, text, "make the table longer"))
+        examiner.findings.append(finding_of("table too short", layers, text))
     elif problem is not None:  # whatever a model raises for positions that it does not take
         unseen.append(("positions up to max_position_embeddings", f"they raise {problem!r}"))
     unseen = [(name, reason) for name, reason in unseen if name not in examiner.labels]
+    if not layers and not unseen:
+        unseen = [(type(model).__name__, "no call that rotates was seen")]
     return Examination(layers, tuple(examiner.findings), tuple(unseen))
 
 
@@ -78,7 +81,7 @@ def _passes_of_random_tokens(
 
 def _random_tokens(model: Any) -> Iterator[dict[str, Any]]:
     """Yield the inputs of passes: a text; if the model takes positions, far ones, and a token in each row."""
-    config = model.config.get_text_config()
+    config = text_config_of(model)
     # A wrapper, such as PEFT's, may hand on whatever it gets.
     takers = (parameters(type(module).forward) for module in model.modules())
     names = next((names for names in takers if "input_ids" in names), ())
@@ -114,8 +117,7 @@ def _draft_findings(model: Any, target: Any) -> Iterator[Finding]:
     for layers, reading in read_layers(model.config):
         nearest = min((differences(reading.rope, rope) for rope in ropes), key=lambda texts: len(texts))
         if nearest:
-            remedy = "give the draft's config rope_parameters of the target's"
-            yield Finding("draft", layers, "; ".join(nearest), remedy)
+            yield finding_of("draft", layers, "; ".join(nearest))
 
 
 class _Examiner:
@@ -185,8 +187,7 @@ class _Examiner:
         width, length = before.shape[-1], before.shape[axis]
         if width not in (rope.head_dim, rope.rotary_dim or width):
             text = f"{width} features of a head rotate, expected {rope.rotary_dim}"
-            remedy = "give the code partial_rotary_factor of the config"
-            return [Finding("rotated part", (label,), text, remedy)]
+            return [finding_of("rotated part", (label,), text)]
         if width != rope.head_dim:
             rope = replace(rope, head_dim=width, rotary_start=0)
         for known_rope, call, findings in self.known:
@@ -194,7 +195,7 @@ class _Examiner:
                 return [replace(finding, layers=(label,)) for finding in findings]
         first: list[Finding] | None = None
         for pos in self._positions(name, total, rope, label == name):
-            tokens = -1 if _rotary._count_coordinates(rope) == 1 else -2
+            tokens = -1 if _rotary.count_coordinates(rope) == 1 else -2
             if length < pos.shape[tokens] == total:  # queries are the last
                 pos = pos.narrow(tokens, total - length, length)
             pos = pos.cpu()
@@ -219,12 +220,12 @@ class _Examiner:
         module, config = self.modules[path], getattr(self.model, "config", None)
         near = (self.modules[other] for other in _nearest(name, self.modules))
         rotary = next(filter(_rotary.has_frequencies, near), None)
-        if rotary is not None and _rotary._learned_parameter(rotary):
+        if rotary is not None and _rotary.learned_parameter(rotary):
             raise _Unseen("its frequencies are learned, and its config has other ones")
         # A config that was replaced after loading is no part of another.
         places = [(config, None)] if type(config) is type(getattr(module, "config", None)) else []
         problem: Any = "the model has no config"
-        for place, part in (*places, *_rotary._configs(module, self.model)):
+        for place, part in (*places, *_rotary.configs_around(module, self.model)):
             for layer_type in (layer_of(name), None):
                 try:
                     part = "indexer" if "indexer" in name else part
@@ -235,7 +236,7 @@ class _Examiner:
 
     def _positions(self, name: str, length: int, rope: RoPE, is_inner: bool) -> Iterator[Any]:
         """Yield the positions that a layer can mean: counted, or given to its rotary module."""
-        count, is_plain = _rotary._count_coordinates(rope), self.inputs.keys() <= _TEXT
+        count, is_plain = _rotary.count_coordinates(rope), self.inputs.keys() <= _TEXT
         ids = [self.inputs[key].shape[-1] for key in ("input_ids", "decoder_input_ids") if key in self.inputs]
         is_text = length in (*ids, self.cached) and not _NOT_TEXT.search(name)
         positions = [] if is_text and is_plain else [*self._recorded_positions(name, length, count)]
@@ -257,7 +258,7 @@ class _Examiner:
     def _recorded_positions(self, name: str, length: int, count: int) -> Iterator[Any]:
         """Yield the positions that the nearest rotary modules were called with, coordinates last."""
         for other in _nearest(name, self.recording.positions):
-            pos = _rotary._readable_positions(self.recording.positions[other])
+            pos = _rotary.readable_positions(self.recording.positions[other])
             if count > 1 and pos.ndim == 3 and pos.shape[-1] != count:
                 pos = pos.movedim(0, -1)
             if pos.shape[-1] == length or (count > 1 and pos.shape[-2:] == (length, count)):

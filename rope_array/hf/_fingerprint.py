@@ -17,19 +17,20 @@ def fingerprint(model: Any, length: int | None) -> Fingerprint:
     """Measure the rotations of a model; see `rope_array.hf.fingerprint`."""
     check_module(model)
     length = length_of(model) if length is None else length
-    sections = (getattr(_text_config(model), "rope_parameters", None) or {}).get("mrope_section") or ()
+    sections = (getattr(text_config_of(model), "rope_parameters", None) or {}).get("mrope_section") or ()
     passes = [_calls(model, pos) for pos in positions_of_pass(length, len(sections))]
     return fingerprint_of_layers(map(_layer, *passes), passes[0][0].before[0], length)
 
 
-def _text_config(model: Any) -> Any:
+def text_config_of(model: Any) -> Any:
+    """Return the config of a model's text, or None."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def length_of(model: Any) -> int:
     """Return the length of a model's context, by its config."""
-    length = getattr(_text_config(model), "max_position_embeddings", None)
+    length = getattr(text_config_of(model), "max_position_embeddings", None)
     if isinstance(length, int):
         return length
     name = type(model).__name__

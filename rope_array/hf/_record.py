@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ._attention import _seq_axis, parameters, rotates
+from ._attention import parameters, rotates, seq_axis_of
 from ._attributes import MARK
 from ._norm import HeadNorm
 from ._rebind import undecorated, used_names
@@ -261,5 +261,5 @@ def _axis_of_positions(xs: Any, tables: list[Any], unsqueeze_dim: int | None) ->
     # Queries may be fewer than keys.
     axes = [axis for test in (all, any) for axis in (-2, -3) if test(x.shape[axis] == length for x in xs)]
     if len({*axes}) == 2 and unsqueeze_dim is not None:
-        return _seq_axis(tables[0].ndim, unsqueeze_dim) or -2
+        return seq_axis_of(tables[0].ndim, unsqueeze_dim) or -2
     return axes[0] if axes else -3  # tables (S, 1, width)

@@ -126,7 +126,7 @@ def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
                 "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
                 "model: patch with angles='float32'"
             )
-    log_scale = _learned_parameter(module)
+    log_scale = learned_parameter(module)
     if exact and log_scale and (reason := _why_rounded(log_scale, getattr(module, log_scale))):
         raise UnsupportedModule(reason)
     names = parameters(type(module).forward)
@@ -159,7 +159,7 @@ def _stored_frequencies(module: Any) -> dict[str, Any]:
     return {n: b for n, b in buffers if n.endswith("inv_freq") and n not in left_out and b is not None}
 
 
-def _learned_parameter(module: Any) -> str | None:
+def learned_parameter(module: Any) -> str | None:
     """Return the name of a module's parameter, or None; raise UnsupportedModule if it has several."""
     names = [name for name, parameter in module._parameters.items() if parameter is not None]
     if len(names) > 1:
@@ -206,7 +206,7 @@ def _find_format(module: Any, model: Any, layer_type: str | None) -> TableFormat
 
 def _rope_candidates(module: Any, model: Any, layer_type: str | None, problems: list[str]) -> Iterator[RoPE]:
     ropes = set()
-    for config, part_name in _configs(module, model):
+    for config, part_name in configs_around(module, model):
         for name in (layer_type,) if layer_type is not None else (None, *_layer_types(config)):
             try:
                 rope = RoPE.from_config(config, part=part_name, layer_type=name)
@@ -218,7 +218,7 @@ def _rope_candidates(module: Any, model: Any, layer_type: str | None, problems: 
                 yield rope
 
 
-def _configs(module: Any, model: Any) -> Iterator[tuple[Any, str | None]]:
+def configs_around(module: Any, model: Any) -> Iterator[tuple[Any, str | None]]:
     """Yield the config of a module in its place in the model's, then by itself."""
     module_config, model_config = getattr(module, "config", None), getattr(model, "config", None)
     if model_config is not None and module_config is not None:
@@ -267,11 +267,11 @@ def _match(module: Any, rope: RoPE, layer_type: str | None) -> TableFormat:
     probe = probe_of(module)
     rope, stored_as = _as_stored(probe, rope)
     _check_frequencies(probe, rope, layer_type)
-    log_scale = _learned_parameter(probe)
+    log_scale = learned_parameter(probe)
     if log_scale is not None:
         _set_to_zero(probe, log_scale, rope)
     difference = None
-    for coordinates, has_batch_axis in _forms(_count_coordinates(rope)):
+    for coordinates, has_batch_axis in _forms(count_coordinates(rope)):
         table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as, log_scale)
         try:
             theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, layer_type)
@@ -305,7 +305,7 @@ def _check_factors(probe: Any, table_format: TableFormat, layer_type: str | None
         raise ConfigMismatch(mismatch or "its tables have another arrangement")
 
 
-def _count_coordinates(rope: RoPE) -> int:
+def count_coordinates(rope: RoPE) -> int:
     """Return how many numbers a position has."""
     return 1 if rope.axes is None else int(rope.axes.count or 1)
 
@@ -327,7 +327,7 @@ def _probe_positions(count: int, coordinates: str) -> Any:
 
 
 def _call(probe: Any, x: Any, table_format: TableFormat, layer_type: str | None) -> tuple[Any, ...]:
-    positions = _probe_positions(_count_coordinates(table_format.rope), table_format.coordinates)
+    positions = _probe_positions(count_coordinates(table_format.rope), table_format.coordinates)
     with torch.no_grad():
         options = {} if layer_type is None else {"layer_type": layer_type}
         out = type(probe).forward(probe, x, positions, **options)
@@ -395,7 +395,7 @@ def _arrangement(
     theirs: tuple[Any, ...], table_format: TableFormat, log_scale: Any = None
 ) -> tuple[tuple[str, int] | None, str | None]:
     """Return (arrangement, sign) of tables, or None and the difference."""
-    rope, count = table_format.of_tables, _count_coordinates(table_format.rope)
+    rope, count = table_format.of_tables, count_coordinates(table_format.rope)
     positions = _probe_positions(count, table_format.coordinates)
     if table_format.coordinates == "first":
         positions = _coordinates_last(positions, count)
@@ -502,7 +502,7 @@ def make_table_function(table_format: TableFormat) -> TableFunction:
     It takes (x, position_ids, log_scale): the learned parameter of the module, or None.
     """
     rope, sign, has_batch_axis = table_format.of_tables, table_format.sign, table_format.has_batch_axis
-    count = _count_coordinates(rope)
+    count = count_coordinates(rope)
     is_first = table_format.coordinates == "first"
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
     arrangement = table_format.arrangement
@@ -534,7 +534,7 @@ def _cos_sin(rope: RoPE) -> TableFunction:
 
     def cos_sin(x: Any, pos: Any, log_scale: Any) -> Any:
         if log_scale is None and torch.compiler.is_compiling() and _operators.serves(x, pos):
-            return _operators.make_tables_by_operator(x, _readable_positions(pos), text)
+            return _operators.make_tables_by_operator(x, readable_positions(pos), text)
         return _rotation(rope, x, pos, log_scale)
 
     return cos_sin
@@ -542,11 +542,11 @@ def _cos_sin(rope: RoPE) -> TableFunction:
 
 def _rotation(rope: RoPE, x: Any, pos: Any, log_scale: Any) -> Any:
     """Make the rotation by a rope, its frequencies times exp(log_scale) unless that is None."""
-    pos = _readable_positions(pos)
+    pos = readable_positions(pos)
     return rope.rotation(pos, like=x) if log_scale is None else scaled_rotation(rope, pos, log_scale, x)
 
 
-def _readable_positions(pos: Any) -> Any:
+def readable_positions(pos: Any) -> Any:
     """Return positions of a dtype that `RoPE.rotation` takes."""
     return pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
 

@@ -47,7 +47,7 @@ def examine(model: Any) -> "Examination":
     layers, findings, unseen = [], [], []
     for name, module in model.named_modules(remove_duplicate=False):
         attention, cls = model.get_submodule(name.rpartition(".")[0]), type(module)
-        if not rotates(cls.__name__) or not _fingerprint._is_called(attention):
+        if not rotates(cls.__name__) or not _fingerprint.is_called(attention):
             continue
         if _patch.TOWER.search(name) or not hasattr(module, "head_size"):
             unseen.append((name, f"{cls.__module__}.{cls.__name__} is called in another way"))
@@ -55,12 +55,15 @@ def examine(model: Any) -> "Examination":
         layer = _record.layer_of(name)
         try:
             rope = ropes.get(layer) or ropes[None]
-            end, count = int(min(_fingerprint._rows(module), context)), rope.axes.count if rope.axes else 0
+            end, count = (
+                int(min(_fingerprint.rows_of_tables(module), context)),
+                rope.axes.count if rope.axes else 0,
+            )
             tokens = sorted({*range(_TOKENS), *range(end - _TOKENS, end)} & {*range(end)})
             pos = rng.permuted([tokens] * (count or 1), axis=1)
             x = torch.from_numpy(rng.standard_normal((2, len(tokens), rope.head_dim))).to(like)
             with torch.inference_mode():
-                y = _fingerprint._rotate(module, pos if count else pos[0], x)
+                y = _fingerprint.rotate_by_layer(module, pos if count else pos[0], x)
             findings += _examine.findings_of(x, y, pos.T if count else pos[0], rope, layer=layer)
             layers.append(layer)
         except (RoPEError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:

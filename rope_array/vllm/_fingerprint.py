@@ -72,9 +72,9 @@ def _layers(model: Any, modules: list[tuple[str, Any]], length: int) -> "Iterato
     from rope_array.hf._record import layer_of
 
     for name, module in modules:
-        if not _is_called(model.get_submodule(name.rpartition(".")[0])):
+        if not is_called(model.get_submodule(name.rpartition(".")[0])):
             continue
-        cls, rows = type(module).__name__, _rows(module)
+        cls, rows = type(module).__name__, rows_of_tables(module)
         if cls not in ROPES:
             reason = REFUSED.get(cls, "this class is unknown to rope_array")
             raise FingerprintError(f"{name} ({cls}) is not measured: {reason}. {APART}")
@@ -84,17 +84,22 @@ def _layers(model: Any, modules: list[tuple[str, Any]], length: int) -> "Iterato
                 f"length={rows} in both programs, or set ROPE_ARRAY_VLLM=1, which needs no tables."
             )
         positions = positions_of_pass(length, len(getattr(module, "mrope_section", None) or ()))
-        yield layer_of(name), name, module.head_size, [partial(_rotate, module, pos) for pos in positions]
+        yield (
+            layer_of(name),
+            name,
+            module.head_size,
+            [partial(rotate_by_layer, module, pos) for pos in positions],
+        )
 
 
-def _is_called(attention: Any) -> bool:
+def is_called(attention: Any) -> bool:
     """Return whether an attention calls its rotary embedding: Step 3.5, EXAONE 4, Cohere."""
     names = ("apply_rope_all_layers", "force_rope", "v1")
     flags = [getattr(attention, name) for name in names if hasattr(attention, name)]
     return bool(getattr(attention, "use_rope", not flags or any(flags) or attention.sliding_window))
 
 
-def _rows(layer: Any) -> float:
+def rows_of_tables(layer: Any) -> float:
     """Return the number of positions in the tables of a layer."""
     tables = [len(table) for name, table in layer.named_buffers() if "cos_sin" in name]
     if tables and hasattr(layer, "use_long_rope"):
@@ -103,7 +108,7 @@ def _rows(layer: Any) -> float:
     return min(tables, default=math.inf)
 
 
-def _rotate(layer: Any, positions: Any, x: Any) -> Any:
+def rotate_by_layer(layer: Any, positions: Any, x: Any) -> Any:
     """Rotate heads, (heads, S, head_dim), by a layer that works in place, and stays as it is."""
     import torch
 
