@@ -71,7 +71,7 @@ FAULTS = {
     "rotated part": ("rotate(x, p, r, series(r.base, 16, 8), size=1.0)", "features 0 to 15 rotate"),
     "direction": ("rotate(x, p, r, sign=-1)", "by -φ"),
     "rotated twice": ("rotate(rotate(x, p, r), p, r)", "doubled"),
-    "not rotated": ("x", "no feature rotates"),
+    "not rotated": ("x", "as if all positions were 0, expected a rotation"),
     "16-bit tables": ("rotate(x, p, r, table=np.float16)", "16"),
     "16-bit tables of positions": ("rotate(x, cast(p, 'bfloat16'), r)", "positions in bfloat16"),
     "table too short": ("rotate(x, np.minimum(p, n - 2), r)", "the table's last row"),
@@ -100,6 +100,8 @@ def test_faults_are_named(kind, dtype, tokens):
         assert kind.startswith(finding.kind), (name, finding)
         assert words in finding.text
         assert finding.remedy
+        if kind in ("direction", "not rotated"):
+            assert "alike" not in finding.text  # by -pos, or by positions of 0
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -174,6 +176,18 @@ def test_weights_of_the_other_pairing_have_a_line_that_converts_them(heads):
     assert line in explanation.mistake
     converted = ra.convert.weights(ported, ra.RoPE(64, pairing="interleaved"), to="half", num_heads=heads)
     assert examine(before, rotated(converted)[1], range(48), rope).ok
+
+
+def test_a_lost_factor_of_2_is_no_second_rotation():
+    x, rope = features(2, 4, 64, 64), ra.RoPE(64, **HALF, scaling=ra.Linear(2.0))
+    [finding] = examine(x, rotate(x, range(64), change(rope, scaling=None)), range(64), rope).findings
+    assert finding.kind == "scaling"
+    assert "or, alike in these rows, every angle is doubled" in finding.text
+
+
+def test_layers_that_were_not_compared_are_not_ok():
+    assert ra.Examination((0,), ()).ok
+    assert not ra.Examination((0,), (), (("layers.1", "no call"),)).ok
 
 
 def test_two_faults_and_no_rotation_at_all():

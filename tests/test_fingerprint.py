@@ -164,6 +164,9 @@ def test_layers():
     assert model.difference(full).startswith("layers 0-4, 6-10: base: 500000 here, 10000 in")
     assert part.difference(model).startswith("layers 5-11 are in one alone")
     assert part.difference(local) == ""
+    no_rope = rotation_of(fingerprint(RoPE(16, rotary_dim=0), length=64))
+    whole = of_layers({0: rotation_of(local), 1: no_rope}, 64, "float32")
+    assert whole.difference(of_layers({0: rotation_of(local)}, 64, "float32")) == ""
 
 
 LOG = str(fingerprint(HALF, length=64))
@@ -175,7 +178,7 @@ def test_refusals(call, error, words):
 
 
 def test_command(command, tmp_path):
-    """Its exit statuses are those of `diff`."""
+    """As `diff`, it exits with 0, 1 or 2."""
     (tmp_path / "config.json").write_text('{"model_type": "gemma3_text", "num_hidden_layers": 6}', "utf-8")
     status, report, _ = command(["fingerprint", str(tmp_path), "--length", "64"])
     assert (status, [layers for layers, _ in Fingerprint.parse(report).rotations]) == (

@@ -8,7 +8,7 @@ import torch
 from hf._compare import FLOAT32, is_same, state
 from hf._tiny import FAMILIES, Tiny
 from hf._tiny_config import FAMILY, by_family
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 
@@ -43,7 +43,7 @@ def counted(own, x, pos):
     return own(x, torch.arange(pos.shape[-1])[None])
 
 
-def with_layer(change):
+def with_layer(change, **changes):
     """Return a model whose layer 1 calls change(q, k, cos, sin) in place of a rotation."""
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, **others):
@@ -56,7 +56,7 @@ def with_layer(change):
         out, _ = attend(self, *change(q, k, *position_embeddings), v, attention_mask, scaling=self.scaling)
         return self.o_proj(out.flatten(2)), None
 
-    attention = (model := llama()).model.layers[1].self_attn
+    attention = (model := llama(**changes)).model.layers[1].self_attn
     attention.forward = types.MethodType(forward, attention)
     return model
 
@@ -82,8 +82,13 @@ def smollm3(use_rope):
     return model
 
 
-class OwnCode(modeling_llama.LlamaAttention):
+class OwnCode(torch.nn.Module):
     """A layer that calls no function of the module, and rotates by -φ."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
+        self.o_proj = attention.o_proj
 
     def forward(self, hidden_states, position_embeddings, **others):
         shape, layers = (*hidden_states.shape[:-1], -1, 16), (self.q_proj, self.k_proj, self.v_proj)
@@ -96,8 +101,13 @@ class OwnCode(modeling_llama.LlamaAttention):
 
 def with_own_code():
     model = llama()
-    model.model.layers[1].self_attn = OwnCode(model.config, 1)
+    model.model.layers[1].self_attn = OwnCode(model.model.layers[1].self_attn)
     return model
+
+
+def with_no_rotation():
+    sizes = {"n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 100, "n_positions": 128}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 
 
 INV_FREQ, ALL = 5e5 ** -(torch.arange(0, 16, 2) / 16), (0, 1, 2)
@@ -118,6 +128,13 @@ FAULTS = {  # a model, the kind of the finding, and its layers
     "sine": (lambda: with_layer(lambda q, k, cos, sin: rotate(q, k, cos, -sin)), "direction", (1,)),
     "pairs": (lambda: with_layer(interleaved), "pairing", (1,)),
     "none": (lambda: with_layer(lambda q, k, *t: (q, k)), "not rotated", (1,)),
+    "no_factor": (
+        lambda: with_layer(
+            lambda q, k, *tables: rotate(q, k, *(table / 1.1386294361119891 for table in tables)),
+            rope_parameters=YARN,
+        ),
+        "factor", (1,),
+    ),
     "no_keys": (lambda: with_layer(lambda q, k, *t: (rotate(q, k, *t)[0], k)), "not rotated", (1,)),
     "lost": (
         lambda: with_layer(lambda *a: modeling_llama.apply_rotary_pos_emb(*a) and a[:2]), "not rotated", (1,),
@@ -194,6 +211,32 @@ def test_positions_go_on_after_a_cache():
 
 def test_float64_models_have_float32_tables():
     assert hf.examine(llama().double()).ok
+
+
+def test_an_error_that_is_not_of_a_table_is_no_finding():
+    model = llama()
+
+    def fail_far(module, args, options):
+        if options["position_ids"].max() > 64:
+            raise IndexError("mine")
+
+    model.model.layers[0].register_forward_pre_hook(fail_far, with_kwargs=True)
+    examination = hf.examine(model)
+    assert not examination.findings
+    assert not examination.ok
+    assert "mine" in str(examination)
+
+
+def test_frequencies_that_a_pass_changes_are_restored():
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}
+    model = llama(rope_parameters={**YARN, "rope_type": "longrope", **factors})
+    before = model.model.rotary_emb.inv_freq.clone()
+    assert hf.examine(model).ok
+    assert torch.equal(model.model.rotary_emb.inv_freq, before)
+
+
+def test_a_model_without_a_trace_of_a_rotation_is_not_ok():
+    assert not hf.examine(with_no_rotation()).ok
 
 
 def test_a_draft_without_the_rule_of_its_target_is_named():
