@@ -28,7 +28,7 @@ def apply(
     """Rotate the features of x by their positions: rotary position embedding (RoPE).
 
     Each head vector x at position m becomes R(Θ, m)·x, where R is block-diagonal of 2 × 2 rotations by m·θ_i
-    and θ_i = base^(-2(i-1)/d) [1]_.
+    with θ_i = base^(-2i/d), i from 0 [1]_.
 
     Parameters
     ----------
