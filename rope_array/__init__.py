@@ -1,6 +1,8 @@
 """Rotary position embedding (RoPE) for every array library, exact at every position."""
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import _errors
@@ -72,4 +74,6 @@ def _public_names() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return [*_public_names(), "__version__"]
+    # help() and other loops over `dir` import each module; `torch` alone fails without its library.
+    missing = () if sys.modules.get("torch") or find_spec("torch") else ("torch",)
+    return [*sorted({*_public_names(), *_MODULES}.difference(missing)), "__version__"]

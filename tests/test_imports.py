@@ -424,16 +424,28 @@ def test_public_names_are_those_of_the_list(section):
     assert not gone | new, f"gone: {gone}\nnew: {new}\n{PUBLIC_NAMES['__doc__']}"
 
 
-def test_dir_and_star_imports_have_the_public_names_alone():
-    """`torch` would hide PyTorch's own name; a loop over `dir` would import PyTorch."""
+def test_a_star_import_hides_no_library():
     child.run(
         """
         import rope_array
-        names = set(dir(rope_array)) - {"__version__"}
-        assert names == set(rope_array.__all__), names ^ set(rope_array.__all__)
         from rope_array import *
-        assert set(dir(rope_array)) == {*names, "__version__"}
-        assert names <= set(dir()) and "torch" not in dir()
+        assert {*rope_array.__all__} <= {*dir()}
+        assert not {"onnx", "sglang", "torch", "vllm"} & {*dir()}
+        """
+    )
+
+
+def test_dir_has_the_modules_that_can_be_imported():
+    """help() gets each name of `dir`: an ImportError there would end it."""
+    child.run(
+        """
+        import inspect, sys, types
+        import rope_array
+        names = {*rope_array.__all__, "__version__", "onnx", "sglang", "vllm"}
+        sys.modules["torch"] = None  # missing
+        assert {name for name, _ in inspect.getmembers(rope_array)} == names
+        sys.modules["torch"] = types.ModuleType("torch")
+        assert {*dir(rope_array)} == {*names, "torch"}
         assert not hasattr(rope_array, "nonesuch")
         """
     )

@@ -42,15 +42,31 @@ def add_explain(commands: Any) -> None:
     add_field_options(parser)
     add_length_option(parser)
     parser.set_defaults(command=_run_explain)
+    _add_config(commands)
 
 
-def _run_explain(config: str | None, **options: Any) -> int:
+def _add_config(commands: Any) -> None:
+    """Add `config`, the name under which users look for `explain CONFIG`."""
+    parser = commands.add_parser(
+        "config",
+        help="describe a model's rotary embedding, as `explain CONFIG`",
+        description="Read a Hugging Face config.json, and describe the model's rotary embedding in words and "
+        "tables, with the values that are stated, inferred and doubtful: the same as `explain CONFIG`.",
+        epilog="exit status: 0; 2 if CONFIG cannot be read",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a config.json, or the folder that holds it")
+    add_config_options(parser)
+    add_length_option(parser)
+    parser.set_defaults(command=_run_explain, name="config")
+
+
+def _run_explain(config: str | None, name: str = "explain", **options: Any) -> int:
     import rope_array as ra
 
     try:
         text = _explain_call(options) if config is None else _explain_config(config, options)
     except (ra.RoPEError, ValueError, ImportError, OSError, RuntimeError, MemoryError) as error:
-        return refuse("explain", error)
+        return refuse(name, error)
     show(text)
     return 0
 
