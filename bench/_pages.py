@@ -12,23 +12,24 @@ from collections import Counter
 
 from _record import ROOT, fill, table
 from _scoreboard_tables import calls_of, counts_table, errors_table, failures, short_table
-from _speed_cases import COPY
+from _speed_cases import COPY, INTO
 from _targets import CALLS, JUDGES, newest, target_rows
 from _targets import COPY as A_COPY
 from _targets import HEAD as HEAD_OF_TARGETS
 
 HEAD = ("implementation", "median", "quartiles", "copies")
-GROWTH = (1, 64, 1024, 16384, 262144, 1048576)  # the tokens shown in the table of growth
+# Groups, sizes and directions of cases that pages leave out.
+LESS = {*(("growth", size, "") for size in (4, 16, 256, 4096, 65536)), ("prefill", 1024, "backward")}
+LESS |= {("prefill", 131072, "backward"), *(("decode", size, "forward") for size in (8, 512))}
+LESS |= {("prefill", 32768, direction) for direction in ("forward", "backward")}
+# The tables of all cases: a title, and groups of cases.
 GROUPS = {
-    "latency": "Calls on a tiny array",
-    "decode": "Decoding: one token of each sequence",
-    "prefill": "Prefill of 2,048 tokens, 32 heads",
-    "heads": "Fewer heads",
-    "width": "Other widths of a head",
-    "one head": "One head, arrays of 16 MiB and more",
-    "long": "Prefill of 32,768 tokens, 8 heads",
-    "growth": "From 1 token to 1,048,576, one head of 64",
-    "threads": "All threads",
+    "One token of each sequence": ("latency", "decode"),
+    "2,048 tokens, 32 heads": ("prefill",),
+    "2,048 tokens, fewer heads and other widths": ("heads", "width"),
+    "65,536 tokens of one head, 32,768 of 8": ("one head", "long"),
+    "From 1 token to 1,048,576": ("growth",),
+    "All threads": ("threads",),
 }
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
@@ -76,29 +77,53 @@ def copies(row):
 
 def duration(seconds):
     """Format seconds with three digits and a unit."""
+    name, size = unit(seconds)
+    return f"{digits(seconds / size)} {name}"
+
+
+def unit(seconds):
     units = ("s", 1), ("ms", 1e-3), ("µs", 1e-6)
-    unit, size = next((unit_and_size for unit_and_size in units if seconds >= unit_and_size[1]), units[-1])
-    digits = max(0, 3 - len(str(int(seconds / size))))
-    return f"{seconds / size:.{digits}f} {unit}"
+    return next((unit for unit in units if seconds >= unit[1]), units[-1])
 
 
-def reasons(rows):
+def digits(number):
+    return f"{number:,.{max(0, 3 - len(str(int(number))))}f}"
+
+
+def reasons(*cases):
     """Yield a line for each reason why rows have no time."""
     names = {}
-    for name, row in rows.items():
+    for name, row in (item for rows in cases for item in rows.items()):
         if "seconds" not in row:
             ((outcome, reason),) = row.items()
             text = f"{outcome}: {reason}".replace("|", "\\|").replace("<", "\\<")
-            names.setdefault(text, []).append(name)
+            names.setdefault(text, set()).add(name)
     for reason, peers in sorted(names.items()):
         yield f"* {'; '.join(shown(name) for name in sorted(peers))}: {reason.rstrip('.')}."
 
 
-def by_tokens(columns, cell):
-    """Return a table with a row for each implementation, and a column of rows for each heading."""
-    names = dict.fromkeys(name for rows in columns.values() for name in rows)
-    lines = [(shown(name), *(cell(rows.get(name, {})) for rows in columns.values())) for name in names]
-    return table(("tokens", *columns), [line for line in lines if any(line[1:])], columns)
+def not_timed(run):
+    """Return the reasons why cells are empty."""
+    cases = (case["rows"] or {name: {"failed": case["failed"]}} for name, case in run["numbers"].items())
+    return ["Not timed, in all cases or in some:", "", *notes, ""] if (notes := [*reasons(*cases)]) else []
+
+
+def by_case(title, cases, facts, cell):
+    """Yield a table with a row for each implementation and a column for each case.
+
+    `facts(case)` is the column's heading; facts that all cases share are above the table. `cell(row, rows)`
+    is for a row among the rows of its case.
+    """
+    labels = [facts(case) for case in cases]
+    common = [fact for fact in labels[0] if all(fact in label for label in labels)]
+    columns = ["<br>".join(fact for fact in label if fact not in common) for label in labels]
+    names = dict.fromkeys(name for case in cases for name in case["rows"] if "backend=numpy" not in name)
+    lines = [
+        (shown(name), *(cell(case["rows"].get(name, {}), case["rows"]) for case in cases)) for name in names
+    ]
+    yield from (f"## {title}", "")
+    yield from (f"Each column: {', '.join(common)}.", "") if common else ()
+    yield from (*table(("", *columns), [line for line in lines if any(line[1:])], columns), "")
 
 
 def span(ratios):
@@ -159,32 +184,29 @@ def names(cases):
 
 
 def every_case(run):
-    for group, title in GROUPS.items():
-        cases = {name: case for name, case in run["numbers"].items() if case["group"] == group}
-        if cases:
-            yield from ("", f"## {title}", "")
-            yield from growth(cases) if group == "growth" else tables(cases)
+    for title, groups in GROUPS.items():
+        cases = [case for case in run["numbers"].values() if case["group"] in groups and is_shown(case)]
+        yield from by_case(title, cases, facts, time_and_copies) if cases else ()
+    yield from not_timed(run)
 
 
-def tables(cases):
-    for name, case in cases.items():
-        yield from (f"### {name[0].upper()}{name[1:]}", "", about(case), "")
-        rows = {name: row for name, row in case["rows"].items() if "backend=numpy" not in name}
-        if rows:
-            notes = list(reasons(rows))
-            yield from (*table(*head_and_lines(rows), HEAD[1:]), "", *notes, *[""] * bool(notes))
-        else:
-            yield from (case["failed"], "")
+def is_shown(case):
+    size = case["shape"][2] if "shape" in case else max(case["batch"], case["tokens"])
+    return (case["group"], size, case.get("direction", "")) not in LESS
 
 
-def about(case):
-    threads = f", {case['threads']} threads" if case.get("threads", 1) > 1 else ""
-    return f"({', '.join(map(str, case['shape']))}), {case['dtype']}, {case['pairing']} pairs{threads}."
+def facts(case):
+    shape = f"({', '.join(map(str, case['shape']))})"
+    return shape, case["dtype"], case["pairing"], unit_of(case["rows"])[0]
 
 
-def growth(cases):
-    shown_cases = (case for case in cases.values() if case["shape"][2] in GROWTH)
-    return by_tokens({f"{case['shape'][2]:,}": case["rows"] for case in shown_cases}, median)
+def time_and_copies(row, rows):
+    return f"{digits(row['seconds'][1] / unit_of(rows)[1])} ({copies(row)})" if "seconds" in row else ""
+
+
+def unit_of(rows):
+    """Return the unit of a case's times, in which a copy's is 1 or more."""
+    return unit(rows[INTO]["seconds"][1]) if INTO in rows else ("ms", 1e-3)
 
 
 def every_call(*runs):
@@ -217,17 +239,14 @@ def in_copies(*runs):
 
 
 def gpu_cases(run):
-    for title, group in grouped(run["numbers"].values()).items():
-        cell = three if title.startswith("Decode") else copies
-        yield from (f"## {title}", "", *by_tokens({label(case): case["rows"] for case in group}, cell), "")
+    for title, cases in grouped(run["numbers"].values()).items():
+        yield from by_case(title, cases, gpu_facts, three if title.startswith("Decode") else in_device_copies)
 
 
 def gpu_notes(run):
-    cases = run["numbers"].values()
-    notes = list(reasons({name: row for case in cases for name, row in case["rows"].items()}))
-    yield from ("Not timed, in all cases or in some:", "", *notes, "") if notes else ()
-    counts = Counter(case["backend"] for case in cases if "backend" in case).items()
+    counts = Counter(case["backend"] for case in run["numbers"].values() if "backend" in case).items()
     served = ", ".join(f"{name} in {count} cases" for name, count in counts)
+    yield from not_timed(run)
     yield from (f"The rows of rope_array were served by the backends: {served}.", "", made(run))
 
 
@@ -237,59 +256,72 @@ def all_targets(*runs):
 
 
 def gpu_targets(run):
-    head = (*HEAD_OF_TARGETS[1:], "case")
-    return table(head, target_rows(run, head), head[1:3])
+    """Return the targets, and the worst case of each by the facts that others do not share."""
+    head, rows = (*HEAD_OF_TARGETS[1:], "case"), []
+    for target, *verdict, case in target_rows(run, head):
+        known = {"width 128", "heads 32+8", "bshd", "bhsd", *target.split(", ")}
+        words = ", ".join(fact for fact in case.split(", ") if fact not in known)
+        rows.append(
+            (target.replace(", from 64 MB on, in times of a device copy", ", in copies"), *verdict, words)
+        )
+    return table(head, rows, head[1:3])
 
 
 def grouped(cases):
-    """Return the cases by title, which has one group, direction, dtype and pairing."""
+    """Return the cases by title; decoding and prefill have a table for each pairing."""
     groups = {}
-    for case in cases:
-        title = ", ".join(case[key] for key in ("direction", "dtype", "pairing"))
-        groups.setdefault(f"{case['group'].capitalize()}: {title}", []).append(case)
+    for case in filter(is_shown, cases):
+        pairing = f", {case['pairing']}" if case["group"] in ("decode", "prefill") else ""
+        groups.setdefault(case["group"].capitalize() + pairing, []).append(case)
     return groups
 
 
-def label(case):
-    """Return the sizes that differ between the cases of a title, and the time of the copy."""
-    if case["group"] == "decode":
-        return f"{case['batch']:,} sequences"
-    words = [f"{case['tokens']:,}"]
-    words += [f"heads {'+'.join(map(str, case['heads']))}"] * (case["group"] == "fewer heads")
-    words += [f"width {case['head_dim']}"] * (case["group"] == "other widths")
-    copied = median(case["rows"].get(COPY, {}))
-    return ", ".join(words) + (f" (copy {copied})" if copied else "")
+def gpu_facts(case):
+    size = f"{case['batch']:,} sequences" if case["group"] == "decode" else f"{case['tokens']:,} tokens"
+    heads = f"heads {'+'.join(map(str, case['heads']))}"
+    return size, heads, f"width {case['head_dim']}", case["dtype"], case["pairing"], case["direction"]
 
 
-def three(row):
-    """Return the times of a row on the GPU, in a graph and on the host."""
+def in_device_copies(row, rows):
+    """Return a row's time in copies; of the copy, its time."""
+    return median(row) if row is rows.get(COPY) else copies(row)
+
+
+def three(row, rows):
+    """Return the microseconds of a row on the GPU, in a graph and on the host."""
     keys = ("seconds", "graph", "host") if "seconds" in row else ()
-    return ", ".join(median(row, key) or "–" for key in keys)
+    return ", ".join(digits(row[key][1] / 1e-6) if key in row else "–" for key in keys)
 
 
 # ---- models, engines, programs ----
 
 
-def patched_models(run, compiled):
-    """Return the times of steps after `hf.patch`, divided by those before."""
-    columns = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
-    models = {
-        name: case["ratios"]["after / before"] for name, case in run["numbers"].items() if MODERATE in name
+STEPS = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
+HEAD_OF_STEPS = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
+
+
+def steps(run, prefix=""):
+    """Return rows of the times of steps after `hf.patch`, divided by those before."""
+    ratios = {
+        name.removeprefix(prefix): case["ratios"]["after / before"]
+        for name, case in run["numbers"].items()
+        if name.startswith(prefix) and "after / before" in case["ratios"]
     }
-    labels = dict.fromkeys(name.removeprefix(MODERATE).rsplit(", ", 2)[0] for name in models)
-    rows = [
-        (label, *(f"{models[f'{MODERATE}{label}, {d}, {step}']:.2f}" for step, d in columns))
-        for label in labels
+    models = dict.fromkeys(name.rsplit(", ", 2)[0] for name in ratios)
+    return [
+        (name, *(f"{ratios[f'{name}, {dtype}, {step}']:.2f}" for step, dtype in STEPS)) for name in models
     ]
+
+
+def patched_models(run, compiled):
     spans = []
-    for step, dtype in columns:
+    for step, dtype in STEPS:
         cases = [case for name, case in compiled["numbers"].items() if name.endswith(f"{dtype}, {step}")]
         spans.append(span([case["ratios"]["after / before"] for case in cases]) if cases else "")
-    return table(HEAD_OF_STEPS, [*rows, ("all, compiled", *spans)], HEAD_OF_STEPS[1:])
+    rows = [*steps(run, "moderate, "), ("all, compiled", *spans)]
+    return table(HEAD_OF_STEPS, rows, HEAD_OF_STEPS[1:])
 
 
-MODERATE = "moderate, "
-HEAD_OF_STEPS = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
 ENGINES = {
     "llama": "Llama",
     "llama3": "Llama, rule llama3",
@@ -397,18 +429,6 @@ def attention(group, *columns):
     return times
 
 
-def qwen3_steps(run):
-    """Return the times of Qwen3's steps after `hf.patch`, divided by those before."""
-    steps = {name: case["ratios"] for name, case in run["numbers"].items() if name.startswith("Qwen3")}
-    labels = dict.fromkeys(name.rsplit(", ", 2)[0] for name in steps)
-    columns = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
-    rows = [
-        (label, *(f"{steps[f'{label}, {d}, {step}']['after / before']:.2f}" for step, d in columns))
-        for label in labels
-    ]
-    return table(HEAD_OF_STEPS, rows, HEAD_OF_STEPS[1:])
-
-
 def jitted(run):
     """Return our times in programs of JAX over the array form's, and over a copy's."""
     near, alone = {}, {}
@@ -458,7 +478,7 @@ PAGES = {
     "docs/backends.md": {"jitted": (jitted, "jitted")},
     "docs/in-my-model/attention.md": {
         **{name: (attention(*columns), "attention-inputs") for name, columns in TIMES.items()},
-        "steps": (qwen3_steps, "attention-inputs"),
+        "steps": (lambda run: table(HEAD_OF_STEPS, steps(run), HEAD_OF_STEPS[1:]), "attention-inputs"),
         "origin": (lambda run: [made(run)], "attention-inputs"),
     },
     "docs/in-my-model/huggingface.md": {"models": (patched_models, "hf-models", "hf-models-compiled")},

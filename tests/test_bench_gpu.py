@@ -136,6 +136,6 @@ def test_a_run_its_page_and_its_plot(tmp_path, monkeypatch, capsys):
     _pages.write("gpu", root=tmp_path, run=record)
     _speed_plot.write("gpu", record, tmp_path)
     page, plot = ((folder / name).read_text("utf-8") for name in ("gpu.md", "gpu.svg"))
-    assert "## Prefill: forward, bfloat16, half" in page
+    assert "## Prefill, half" in page
     assert f"| {OURS} | 1.05 |" in page
     assert all(text in plot for text in (OURS, FLASH, "backward, bfloat16", "fake device"))
