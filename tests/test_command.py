@@ -276,7 +276,8 @@ def test_config_is_another_name(explained, command, tmp_path):
     file = str(tmp_path / "config.json")
     assert command(["config", file, "--length", "8192"]) == (0, "\n".join(lines) + "\n", "")
     status, out, err = command("config missing.json")
-    assert (status, out) == (2, "") and err.startswith("rope_array config: no file")
+    assert (status, out) == (2, "")
+    assert err.startswith("rope_array config: no file")
 
 
 def test_a_config_is_described_in_words_and_tables(explained):
