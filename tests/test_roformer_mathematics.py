@@ -106,7 +106,6 @@ def test_wavelengths_and_scores_are_of_the_base(base):
 @pytest.mark.parametrize("d", DIMS)
 def test_tutorials_rotate_backwards_by_stretched_angles(d, first):
     x, stretch = random(6, d), 10_000 ** (2 / d)
-    assert mathematics.tutorial_stretch(d) == stretch
     rows = mathematics.rotate_rows(x, mathematics.get_rotary_matrix(6, d, first))
     for index, row in enumerate(x):
         expected = rotated(row, -(first + index), stretch)
@@ -124,15 +123,3 @@ def test_scores_of_tutorials_are_those_of_reflected_vectors(d):
         reflected = rotated(mathematics.reflect(q[m]), m) @ rotated(mathematics.reflect(k[n]), n)
         assert scores[m, n] == pytest.approx(q[m] @ rotated(k[n], m - n), rel=0, abs=atol)
         assert scores[m, n] == pytest.approx(reflected, rel=0, abs=atol)
-
-
-def test_facts_are_of_the_formulas():
-    facts = mathematics.facts()
-    decay = sum(partial_sums(128, 100)) / sum(partial_sums(128, 0))
-    assert facts["decay_bound_100"] == pytest.approx(decay)
-    assert facts["wavelength_longest_100"] == pytest.approx(2 * math.pi * 100 ** (126 / 128))
-    assert facts["wavelength_longest_narrow_10000"] == pytest.approx(2 * math.pi * 10_000 ** (14 / 16))
-    for base in mathematics.BASES:
-        zero, repeat = facts[f"zero_{base:.0f}"], facts[f"repeat_above_0.8_{base:.0f}"]
-        assert [mean_cos(n, 128, base) <= 0 for n in range(zero + 1)].index(True) == zero
-        assert [mean_cos(n, 16, base) > 0.8 for n in range(100, repeat + 1)].index(True) == repeat - 100

@@ -168,7 +168,7 @@ def draw_implementation() -> Figure:
     ax = drawing.subplots()
     for row, pair in np.ndindex(len(tokens), len(frequencies)):
         _draw_clock(ax, (pair, row), x[row, 2 * pair :][:2], rotated[row, 2 * pair :][:2])
-    labels = [f"pair {i}\nθ = {frequency:g}" for i, frequency in enumerate(frequencies, 1)]
+    labels = [f"pair {i}\nθ = {frequency:g}" for i, frequency in enumerate(frequencies)]
     ax.set_xticks(range(len(frequencies)), labels=labels)
     ax.set_yticks(range(len(tokens)), labels=[f"{word}, m = {m}" for m, word in enumerate(tokens, 1)])
     ax.set(xlim=(-0.5, len(frequencies) - 0.5), ylim=(len(tokens) - 0.5, -0.5), aspect="equal")
@@ -193,8 +193,8 @@ def _matrices(shown: Mapping[str, np.ndarray]) -> Figure:
     drawing = figure(7.4, 2.9)
     axes = drawing.subplots(1, len(shown) + 1, width_ratios=[1] * len(shown) + [0.06])
     for ax, (title, matrix) in zip(axes, shown.items(), strict=False):
-        _draw_entries(ax, matrix, extent=(0.5, 8.5, 8.5, 0.5))
-        ax.set(title=title, xticks=range(1, 9, 2), yticks=range(1, 9, 2))
+        _draw_entries(ax, matrix)
+        ax.set(title=title, xticks=range(0, 8, 2), yticks=range(0, 8, 2))
     _draw_scale(axes[-1])
     return drawing
 

@@ -92,11 +92,6 @@ def equal_scores(head_dim, base, distances):
     return ra.RoPE(head_dim, base=base).apply(units, distances).sum(-1) / head_dim
 
 
-def first_where(condition, distances):
-    """Return the first of the distances (S,) where the condition (S,) is True."""
-    return distances[condition.tolist().index(True)]
-
-
 # ---- tutorials ----
 
 
@@ -124,41 +119,6 @@ def rotate_rows(x, matrices):
     return (x[:, None, :] @ matrices)[:, 0]
 
 
-def tutorial_stretch(embedding_dim):
-    """Return 10000^(2/D): a frequency of `get_rotary_matrix` divided by the paper's."""
-    return 10000.0 ** (2.0 / embedding_dim)
-
-
 def reflect(x):
     """Return P x, the rows of x (S, D) with the second feature of each pair negated."""
     return x * np.tile((1.0, -1.0), x.shape[-1] // 2)
-
-
-# ---- numbers for the text ----
-
-
-def facts():
-    """Return the numbers that the text quotes, by name."""
-    return {**_decay_facts((1, 10, 100, 250)), **_base_facts(), **_tutorial_facts()}
-
-
-def _decay_facts(distances):
-    lines = decay_lines(WIDE, max(distances))
-    return {f"decay_{name}_{n}": float(values[n]) for name, values in lines.items() for n in distances}
-
-
-def _base_facts():
-    facts = {}
-    for base in BASES:
-        lengths, near = wavelengths(WIDE, base), range(2001)
-        facts[f"wavelength_shortest_{base:.0f}"] = float(lengths[0])
-        facts[f"wavelength_longest_{base:.0f}"] = float(lengths[-1])
-        facts[f"wavelength_longest_narrow_{base:.0f}"] = float(wavelengths(NARROW, base)[-1])
-        facts[f"zero_{base:.0f}"] = first_where(equal_scores(WIDE, base, near) <= 0, near)
-        facts[f"repeat_above_0.8_{base:.0f}"] = first_where(equal_scores(NARROW, base, FAR) > 0.8, FAR)
-        facts[f"highest_wide_{base:.0f}"] = float(equal_scores(WIDE, base, FAR).max())
-    return facts
-
-
-def _tutorial_facts():
-    return {f"tutorial_stretch_{d}": tutorial_stretch(d) for d in (NARROW, WIDE)}

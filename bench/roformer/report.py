@@ -11,8 +11,8 @@ from pathlib import Path
 
 from _record import RESULTS, ROOT, table
 
-from . import figures, mathematics, pictures
-from .experiments import sentences, translation
+from . import figures, pictures
+from .experiments import translation
 from .results import Results
 from .statistics import Verdict, summarise, verdict, verdicts
 
@@ -45,7 +45,7 @@ def against(by_arm: dict[str, Verdict], arm: str) -> str:
     if arm not in by_arm:
         return ""
     better = by_arm[arm].better
-    word = "cannot be told apart" if better is None else f"RoPE {'better' if better else 'worse'}"
+    word = "not told apart" if better is None else "better" if better else "worse"
     return f"{word}, {p_value(by_arm[arm])}"
 
 
@@ -56,13 +56,18 @@ def names(arms: Iterable[str], word: str) -> str:
 
 
 def groups(by_arm: dict[str, Verdict], measure: str) -> list[str]:
-    """Return a sentence for the arms that RoPE is better than, worse than, and cannot be told from."""
+    """Return a sentence for the arms that RoPE is better than, worse than, and cannot be told from.
+
+    More than four that it cannot be told from are counted.
+    """
     texts = {
         True: f"RoPE has a better {measure} than {{}}.",
         False: f"RoPE has a worse {measure} than {{}}.",
         None: f"RoPE cannot be told apart from {{}} by {measure}.",
     }
     arms = {better: [arm for arm, verdict in by_arm.items() if verdict.better is better] for better in texts}
+    if len(arms[None]) > 4:
+        arms[None] = [f"the other {len(arms[None])}"]
     last = {True: "and", False: "and", None: "or"}
     return [texts[better].format(names(named, last[better])) for better, named in arms.items() if named]
 
@@ -74,7 +79,7 @@ def origin(results: Results) -> list[str]:
     record, machine = results.record, results.record["machine"]
     by_arm = (seeds for arms in record["seconds"].values() for seeds in arms.values())
     minutes = sum(seconds for seeds in by_arm for seconds in seeds.values()) / 60
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    versions = f"Python {record['versions']['python']}, PyTorch {record['versions']['torch']}"
     older = len(record["of_other_origin"])
     commit = record["commit"] or "none"
     return [
@@ -83,55 +88,8 @@ def origin(results: Results) -> list[str]:
         + (
             f" {older} of all jobs ran with other code, packages or data than this commit's." if older else ""
         ),
-        f"All jobs together took {minutes:.0f} minutes of one core: {minutes / machine['cores']:.0f} minutes "
-        f"of each of {machine['cores']} cores, without the download of the data and the figures.",
+        f"All jobs took {minutes / machine['cores']:.0f} minutes of each of {machine['cores']} cores.",
     ]
-
-
-def sources_block(results: Results) -> list[str]:
-    rows = [(row["package"], row["version"], f"`{row['sha256'][:12]}`") for row in results.record["sources"]]
-    return table(("package", "version", "SHA-256 begins"), rows, ())
-
-
-def decay_block(results: Results) -> list[str]:
-    facts, at = mathematics.facts(), (1, 10, 100, 250)
-    lines = {
-        "bound": "the bound",
-        "equal": "mean \\|score\\|, k = q",
-        "independent": "mean \\|score\\|, independent q and k",
-    }
-    rows = [(label, *(f"{facts[f'decay_{name}_{n}']:.3f}" for n in at)) for name, label in lines.items()]
-    head = ("D = 128, relative to distance 0", *(f"distance {n}" for n in at))
-    first = (mathematics.WIDE // 2 + 1) / 2  # the mean of |S_j| = j, for j = 1 … D/2
-    note = f"The bound at distance 0 is {first}. Multiply by it for the axis of the paper's figure 2."
-    return [*table(head, rows, head[1:]), "", note]
-
-
-def base_block(results: Results) -> list[str]:
-    facts = mathematics.facts()
-    keys = {
-        "shortest wavelength, D = 128": ("wavelength_shortest", ",.2f"),
-        "longest wavelength, D = 128": ("wavelength_longest", ",.0f"),
-        "first distance with a score of 0 or less, q = k, D = 128": ("zero", ",d"),
-        "highest score from distance 100 on, relative to distance 0, q = k, D = 128": ("highest_wide", ".2f"),
-        "longest wavelength, D = 16": ("wavelength_longest_narrow", ",.0f"),
-        "first distance from 100 on with a score above 0.8 of that at 0, q = k, D = 16": (
-            "repeat_above_0.8",
-            ",d",
-        ),
-    }
-    rows = [
-        (label, *(format(facts[f"{key}_{base:.0f}"], style) for base in mathematics.BASES))
-        for label, (key, style) in keys.items()
-    ]
-    head = ("quantity, in positions or relative", *(f"base {base:,.0f}" for base in mathematics.BASES))
-    return table(head, rows, head[1:])
-
-
-def tutorial_block(results: Results) -> list[str]:
-    facts = mathematics.facts()
-    factors = [f"{facts[f'tutorial_stretch_{d}']:.2f} for D = {d}" for d in (16, 128)]
-    return [f"The factor 10000^(2/D) is {factors[0]} and {factors[1]}."]
 
 
 def translation_block(results: Results) -> list[str]:
@@ -156,53 +114,36 @@ def translation_examples(results: Results) -> list[str]:
         for i, (english, german, _) in enumerate(by_arm[0])
         if "|" not in english + german and "`" not in english + german
     ]
-    spread = rows[:: max(1, len(rows) // 6)][:6]
+    spread = rows[len(rows) // 6 :: max(1, len(rows) // 3)][:3]
     return table(("English", "German of the catalogue", *translation.ARMS), spread, ())
 
 
 def masked_block(results: Results) -> list[str]:
     losses = results.by_arm("masked", "test", "loss")
+    orders = results.by_arm("sentences", "order", "accuracy")
     by_arm = verdicts(losses, "rope", smaller_is_better=True)
     rows = [
         (
             arm,
             interval(losses[arm], 3),
-            interval(results.values("masked", arm, "test", "accuracy"), 1, 100),
-            f"{results.values('masked', arm, 'parameters')[0]:,}",
-            f"{min(results.seconds('masked', arm)):.0f}",  # other work on the machine only adds time
             against(by_arm, arm),
+            f"{min(results.seconds('masked', arm)):.0f}",  # other work on the machine only adds time
+            interval(orders[arm], 1, 100) if arm in orders else "",
         )
         for arm in losses
     ]
-    head = (
-        "encoding",
-        "loss",
-        "accuracy, %",
-        "parameters",
-        "seconds, fastest seed",
-        "RoPE against it, by loss",
-    )
-    return [*table(head, rows, head[1:5]), "", *groups(by_arm, "loss")]
+    head = ("encoding", "loss", "RoPE against it, by loss", "seconds", "word order, %")
+    return table(head, rows, (head[1], *head[3:]))
 
 
 def sentences_block(results: Results) -> list[str]:
-    arms = results.arms("sentences")
-    head = ("encoding", *(TASKS[task] for task in sentences.TASKS))
-    rows = [
-        (arm, *(interval(results.values("sentences", arm, t, "accuracy"), 1, 100) for t in sentences.TASKS))
-        for arm in arms
-    ]
-    lines = [*table(head, rows, head[1:]), ""]
-    for task in sentences.TASKS:
-        by_arm = verdicts(results.by_arm("sentences", task, "accuracy"), "rope", smaller_is_better=False)
-        lines += ["", f"*{TASKS[task]}.* " + " ".join(groups(by_arm, "accuracy"))]
+    lines = []
+    for task, label in TASKS.items():
+        accuracies = results.by_arm("sentences", task, "accuracy")
+        means = [100 * summarise(values).mean for values in accuracies.values()]
+        judged = " ".join(groups(verdicts(accuracies, "rope", smaller_is_better=False), "accuracy"))
+        lines.append(f"* **{label}:** means from {min(means):.1f} to {max(means):.1f} %. {judged}")
     return lines
-
-
-def glue_block(results: Results) -> list[str]:
-    rows = PAPER["tables"]["2"]["rows"]
-    head = ("paper", *rows["BERT"])
-    return table(head, [(name, *map(str, row.values())) for name, row in rows.items()], head[1:])
 
 
 def linear_block(results: Results) -> list[str]:
@@ -220,29 +161,27 @@ def linear_block(results: Results) -> list[str]:
 
 
 def stages_block(results: Results) -> list[str]:
-    columns = ("length", "steps", "loss", "accuracy, %")
-    head = ("stage", *columns, *(f"paper: {column}" for column in columns))
+    head = ("stage", "length", "steps", "loss", "paper: length", "paper: loss")
     rows = []
     for number, paper in enumerate(PAPER["tables"]["4"]["rows"].values()):
         first = results.values("stages", "rope", "stages", number)[0]
-        loss, accuracy = (results.values("stages", "rope", "stages", number, k) for k in ("loss", "accuracy"))
-        ours = (number + 1, first["length"], first["steps"], interval(loss, 3), interval(accuracy, 1, 100))
-        rows.append((*ours, paper["max_length"], f"{paper['steps']:,}", paper["loss"], paper["accuracy"]))
+        loss = interval(results.values("stages", "rope", "stages", number, "loss"), 3)
+        rows.append((number + 1, first["length"], first["steps"], loss, paper["max_length"], paper["loss"]))
     return table(head, [tuple(map(str, row)) for row in rows], head)
 
 
 def long_block(results: Results) -> list[str]:
-    arms, at = results.arms("long"), results.settings("long")["lengths"]
+    arms, trained = results.arms("long"), results.settings("long")["length"]
+    at = (trained, results.settings("long")["lengths"][-1])  # the figure has all lengths
     head = ("encoder", *(f"{length:,} tokens" for length in at))
     by_length = {length: results.by_arm("long", "accuracy", str(length)) for length in at}
     rows = [(arm, *(interval(by_length[length].get(arm), 1, 100) for length in at)) for arm in arms]
     lines = [*table(head, rows, head[1:]), ""]
-    trained = results.settings("long")["length"]
     longest, rope = at[-1], "rope"
     comparison = verdict(
         *([100 * value for value in by_length[length][rope]] for length in (longest, trained)),
         False,
-        (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
+        (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens"),
         unit=" percentage points",
     )
     lines += ["", f"{comparison.text}.", "", f"At {longest:,} tokens:"]
@@ -250,11 +189,11 @@ def long_block(results: Results) -> list[str]:
 
 
 def lengths_block(results: Results) -> list[str]:
-    at = results.lengths()
+    at = (results.lengths()[0], results.lengths()[-1])  # the figure has all lengths
     head = ("encoding", *(f"{length:,} tokens" for length in at))
     rows = [
         (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
-        for arm in results.arms("lengths")
+        for arm in results.by_arm("lengths", "loss", str(at[-1]))
     ]
     by_arm = verdicts(results.by_arm("lengths", "loss", str(at[-1])), "rope", smaller_is_better=True)
     return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(by_arm, "loss")]
@@ -262,15 +201,10 @@ def lengths_block(results: Results) -> list[str]:
 
 BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "origin": origin,
-    "sources": sources_block,
-    "decay": decay_block,
-    "base": base_block,
-    "tutorial": tutorial_block,
     "translation": translation_block,
     "translation-examples": translation_examples,
     "masked": masked_block,
     "sentences": sentences_block,
-    "glue": glue_block,
     "linear": linear_block,
     "stages": stages_block,
     "long": long_block,
