@@ -160,6 +160,17 @@ def speed(run, kept=None, columns=6):
     return table(head, lines, head[1:])
 
 
+def short_speed(run):
+    """Return the table of speed in README.md and docs/index.md, and its caption."""
+    return [
+        *speed(run, IN_README, 5),
+        "",
+        f"{machine(run)}. Medians for (1, 32, tokens, 128):",
+        "one token, then 2,048. *Copies*: so many copies into existing memory take as long in float32.",
+        "rope_array computes exact angles in each call, the others have cos and sin.",
+    ]
+
+
 def short_row(cases, name):
     decode, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
     label = labelled(cases, (*DECODE, *FLOAT32, *BFLOAT16), name)
@@ -383,15 +394,6 @@ def over_vllm(run, heads, pairing, counts):
     return span([row["ratios"][f"{source} / vLLM"] for row in rows for source in ("positions", "rotation")])
 
 
-def in_place_summary(run):
-    one, many = (over_vllm(run, MANY_HEADS, "half", COUNTS[label]) for label in ("1", "256 to 8,192"))
-    return [
-        f"In place, rope_array takes {one} of the time of",
-        "[vLLM's operator](docs/in-my-model/vllm.md#speed) for one token of many heads, and",
-        f"{many} for 256 tokens and more.",
-    ]
-
-
 def key_shift(run):
     ratios = [case["ratios"]["ours / in steps"] for case in run["numbers"].values()]
     return [
@@ -449,11 +451,8 @@ def jitted(run):
 # ---- the pages: each table with its benchmarks, and a function of their newest results ----
 
 PAGES = {
-    "README.md": {
-        "speed": (lambda run: [*speed(run, IN_README, 5), "", f"{machine(run)}."], "speed"),
-        "in-place": (in_place_summary, "in-place"),
-        "scoreboard": (short_table, "scoreboard"),
-    },
+    "README.md": {"speed": (short_speed, "speed"), "scoreboard": (short_table, "scoreboard")},
+    "docs/index.md": {"speed": (short_speed, "speed"), "scoreboard": (short_table, "scoreboard")},
     "bench/README.md": {"targets": (all_targets, *JUDGES)},
     "docs/speed.md": {
         "speed": (speed, "speed"),

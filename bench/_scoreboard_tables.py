@@ -35,6 +35,7 @@ def errors_table(run):
 
 
 def short_table(run):
+    """Return the table of README.md and docs/index.md, and its caption."""
     head, rows = ("implementation", "angles", "failed", "2^16", "2^20", "int32"), run["numbers"]
     lines = []
     for name in IN_README:
@@ -43,7 +44,13 @@ def short_table(run):
         else:
             errors = (error(row, r) for r in head[3:])
             lines.append((name, row["class"]["angles"], str(row["counts"]["failed"]), *errors))
-    return table(head, lines, head[2:])
+    return [
+        *table(head, lines, head[2:]),
+        "",
+        "*Failed* counts checks; each implementation is judged by its own claims, so counts cannot be",
+        "compared. The last columns have the largest error up to their position, divided by the pair's",
+        "length; 2 is the opposite direction.",
+    ]
 
 
 def grouped_names(names):
