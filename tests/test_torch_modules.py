@@ -219,12 +219,26 @@ def test_casts_and_copies_change_no_bit(name, make):
     assert all(parameter.dtype == torch.float32 for parameter in copied.parameters())
 
 
-def test_the_fixed_module_has_no_state_and_shows_its_rope():
+def test_the_fixed_module_has_no_state():
     model = torch.nn.Sequential(FIXED)
     assert [*model.parameters(), *model.buffers(), *model.state_dict()] == []
     model.load_state_dict({}, strict=True)
-    assert repr(FIXED) == "RotaryEmbedding(RoPE(head_dim=16, base=500000.0, pairing='half'))"
-    assert repr(Learned(ra.RoPE(4), seq_axis=-3)) == "LearnedRotaryEmbedding(RoPE(head_dim=4), seq_axis=-3)"
+
+
+CALLS = [
+    "RotaryEmbedding(RoPE(head_dim=16, base=500000.0, pairing='half'))",
+    "RotaryEmbedding(RoPE(head_dim=4), seq_axis=-3, tables=9, onnx_operator=True)",
+    "LearnedRotaryEmbedding(RoPE(head_dim=4), seq_axis=-3)",
+    "LearnedRotaryEmbedding(RoPE(head_dim=4), heads=3)",
+    "MixedRotaryEmbedding(RoPE(head_dim=4, base=10.0), seq_axis=-3, heads=3, coordinates=2)",
+    "AttentionInputs(RoPE(head_dim=4), norm=False)",
+    "AttentionInputs(RoPE(head_dim=4), heads=(4, 2), eps=1e-06, offset=1.0, rounding='none')",
+]
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_the_repr_is_the_call_that_makes_the_module(text):
+    assert repr(eval(text, {"RoPE": ra.RoPE, **vars(ra.torch)})) == text
 
 
 @by_module

@@ -113,8 +113,12 @@ class AttentionInputs(RotaryEmbedding):
         >>> ra.torch.AttentionInputs(ra.RoPE(4), norm=False)
         AttentionInputs(RoPE(head_dim=4), norm=False)
         """
-        norm = f", eps={self.eps}, offset={self.offset}, rounding={self.rounding!r}"
-        return super().extra_repr() + (", norm=False" if self.q_weight is None else norm)
+        weights = self.q_weight, self.k_weight
+        if weights[0] is None:
+            return f"{super().extra_repr()}, norm=False"
+        heads = f", heads={tuple(map(len, weights))}" if weights[0].ndim == 2 else ""
+        norm = f"{heads}, eps={self.eps}, offset={self.offset}, rounding={self.rounding!r}"
+        return super().extra_repr() + norm
 
     def forward(self, q: Any, k: Any, positions: Any, v: Any = None, **options: Any) -> Any:  # type: ignore[override]
         """Make q and k for attention, and write k and v into caches.

@@ -26,8 +26,13 @@ class LearnedModule(RotaryModule):
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call,unused-ignore]
 
     @abstractmethod
-    def _num_heads(self) -> Any:
-        """Return the number of heads with frequencies of their own, or 1."""
+    def _parameter(self) -> Any:
+        """Return the parameter, of shape (heads, ..., pairs) if each head has frequencies of its own."""
+
+    def extra_repr(self) -> str:
+        """Return the rope and the other arguments."""
+        sizes = zip(("heads", "coordinates"), self._parameter().shape[:-1], strict=False)
+        return super().extra_repr() + "".join([f", {name}={size}" for name, size in sizes])
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
         for name, x in (("q", q), ("k", k)):
@@ -39,7 +44,7 @@ class LearnedModule(RotaryModule):
         if x.ndim < 3 or x.shape[-1] != self.rope.head_dim:
             return
         heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
-        count = self._num_heads()
+        count = self._parameter().shape[0] if self._parameter().ndim > 1 else 1
         if count == 1 or count == heads:  # Dynamo finds no symbol among the items of a tuple
             return
         remedy = (
@@ -167,7 +172,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         """
         if self.log_scale.ndim == 2:
             raise SpecError(
-                f"the module has frequencies for {self._num_heads()} heads, a RoPE one for each pair; "
+                f"the module has frequencies for {len(self.log_scale)} heads, a RoPE one for each pair; "
                 "call module.rotation, or pass module.frequencies as inv_freq of rope.rotation."
             )
         _check_values("log_scale", self.log_scale, None)
@@ -199,8 +204,8 @@ class LearnedRotaryEmbedding(LearnedModule):
         _check_values("log_scale", self.log_scale, like)
         return scaled_rotation(self.rope, positions, _checked_parameter("log_scale", self.log_scale), like)
 
-    def _num_heads(self) -> Any:
-        return self.log_scale.shape[0] if self.log_scale.ndim == 2 else 1
+    def _parameter(self) -> Any:
+        return self.log_scale
 
 
 def scaled_rotation(rope: RoPE, positions: Any, log_scale: Any, like: Any) -> Rotation:
@@ -340,8 +345,8 @@ class MixedRotaryEmbedding(LearnedModule):
         inv_freq = _checked_parameter("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
 
-    def _num_heads(self) -> Any:
-        return self.inv_freq.shape[0]
+    def _parameter(self) -> Any:
+        return self.inv_freq
 
 
 def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
