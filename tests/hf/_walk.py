@@ -332,29 +332,31 @@ def describe(rope):
         words += [type(rope.scaling).__name__ + ("" if factor is None else f"({factor:g})")]
     if rope.axes is not None:
         counts = Counter(axis for axis in rope.axes.coordinates if axis is not None)
-        words += [f"pairs by coordinate {'+'.join(str(counts[axis]) for axis in sorted(counts))}"]
+        words += [f"pairs {'+'.join(str(counts[axis]) for axis in sorted(counts))}"]
     return ", ".join(words)
 
 
 def table():
     """Return docs/models.md with its counts, exceptions and rows written anew."""
-    rows, exceptions = [], []
+    classes, exceptions = {}, []  # the classes of each rope
     for case in cases():
         probes = case.probes() if case.probes is not None else ()
         ropes = "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
+        name = f"`{case.model}` `{case.cls}`"
         if case.status == EQUAL:
-            rows.append(f"| `{case.model}` | `{case.cls}` | {ropes} |")
+            classes.setdefault(ropes, []).append(name)
         else:
-            shown = f" RoPE: {ropes}." if ropes else ""
-            exceptions.append(f"* **{case.model}**, `{case.cls}`: {case.status}.{shown}")
+            exceptions.append(f"* {name}: {case.status}.")
+    most_first = sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows = [f"| {ropes} | {', '.join(names)} |" for ropes, names in most_first]
+    equal = sum(map(len, classes.values()))
     version = importlib.import_module("transformers").__version__
     page = TABLE.read_text(encoding="utf-8")
     for pattern, text in (
-        (r"(?<=classes of transformers )\S+ \d+(?= classes)", f"{version}: {len(rows) + len(exceptions)}"),
-        (r"(?<=For )\d+(?= classes they agree)", str(len(rows))),
-        (r"(?<=The other )\d+(?= classes are)", str(len(exceptions))),
+        (r"(?<=classes of transformers )\S+ \d+(?= classes)", f"{version}: {equal + len(exceptions)}"),
+        (r"(?<=For )\d+(?= classes they agree)", str(equal)),
         (r"(?<=classes are:\n\n).*?(?=\n\n## )", "\n".join(exceptions)),
-        (r"(?<=\| --- \| --- \| --- \|\n).*", "\n".join(rows) + "\n"),
+        (r"(?<=\| --- \| --- \|\n).*", "\n".join(rows) + "\n"),
     ):
         page, count = re.subn(pattern, lambda match, text=text: text, page, flags=re.DOTALL)
         assert count == 1, pattern
