@@ -403,6 +403,7 @@ def key_shift(run):
 
 
 # A group of cases, and rows, for each table of attention's inputs.
+SHOWN = (", 1", ", 256", ", 2048")  # the tokens
 THEIRS = ("unfused", "transformers", "transformers compiled")
 TIMES = {
     "in-place": ("in place", "rotation", "norm + rotation", *THEIRS, "vLLM"),
@@ -418,14 +419,18 @@ TIMES = {
 
 
 def attention(group, *columns):
-    """Return a function of a run to the times of rows in the cases of a group."""
+    """Return a function of a run to the times of rows in cases of a group, in the unit of the first time."""
 
     def times(run):
-        cases = {(*name.split(", "),): case["ms"] for name, case in run["numbers"].items() if group in name}
-        rows = [
-            (f"{int(tokens):,}, {dtype}", *(duration(ms[row] / 1e3) if row in ms else "" for row in columns))
-            for (_, dtype, tokens), ms in cases.items()
-        ]
+        rows = []
+        for name, case in run["numbers"].items():
+            if name.startswith(group) and name.endswith(SHOWN):
+                _, dtype, tokens = name.split(", ")
+                label, size = unit(case["ms"][columns[0]] / 1e3)
+                numbers = (
+                    digits(case["ms"][row] / 1e3 / size) if row in case["ms"] else "" for row in columns
+                )
+                rows.append((f"{int(tokens):,}, {dtype}, {label}", *numbers))
         return table(("tokens", *columns), rows, columns)
 
     return times
