@@ -347,13 +347,11 @@ ENGINES = {
 
 
 def engines(run):
-    """Return errors of log-probabilities by shift, and megabytes of tables, by mode."""
-    head = ("model", "vLLM", "`tables`", "`1`", "MB of vLLM", "MB of `tables`", "MB of `1`")
-    rows = []
-    for name, label in ENGINES.items():
-        modes = run["numbers"][name].values()
-        rows.append((label, *map(errors, modes), *(f"{engine['tables'] / 1e6:,.0f}" for engine in modes)))
-    return table(head, rows, head[4:])
+    """Return errors of log-probabilities by shift and mode."""
+    modes = {label: run["numbers"][name].values() for name, label in ENGINES.items()}
+    return table(
+        ("model", "vLLM", "`tables`", "`1`"), [(label, *map(errors, modes[label])) for label in modes], ()
+    )
 
 
 def engine_speed(run):
