@@ -90,6 +90,10 @@ def digits(number):
     return f"{number:,.{max(0, 3 - len(str(int(number))))}f}"
 
 
+def number(row, size, key="seconds"):
+    return digits(row[key][1] / size) if key in row else ""
+
+
 def reasons(*cases):
     """Yield a line for each reason why rows have no time."""
     names = {}
@@ -154,7 +158,7 @@ def machine(run):
 def speed(run, kept=None, columns=6):
     """Return the first columns of the table of one token, and of 2,048 tokens in two dtypes."""
     cases = run["numbers"]
-    head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")[:columns]
+    head = ("one thread", "1 token, µs", "float32, ms", "copies", "bfloat16, ms", "copies")[:columns]
     kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
     lines = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
     return table(head, lines, head[1:])
@@ -174,7 +178,7 @@ def short_speed(run):
 def short_row(cases, name):
     decode, many, halves = (row_of(cases, places, name) for places in (DECODE, FLOAT32, BFLOAT16))
     label = labelled(cases, (*DECODE, *FLOAT32, *BFLOAT16), name)
-    return label, median(decode), median(many), copies(many), median(halves), copies(halves)
+    return label, number(decode, 1e-6), number(many, 1e-3), copies(many), number(halves, 1e-3), copies(halves)
 
 
 def labelled(cases, places, name):
@@ -212,7 +216,7 @@ def facts(case):
 
 
 def time_and_copies(row, rows):
-    return f"{digits(row['seconds'][1] / unit_of(rows)[1])} ({copies(row)})" if "seconds" in row else ""
+    return f"{number(row, unit_of(rows)[1])} ({copies(row)})" if "seconds" in row else ""
 
 
 def unit_of(rows):
@@ -301,7 +305,7 @@ def in_device_copies(row, rows):
 def three(row, rows):
     """Return the microseconds of a row on the GPU, in a graph and on the host."""
     keys = ("seconds", "graph", "host") if "seconds" in row else ()
-    return ", ".join(digits(row[key][1] / 1e-6) if key in row else "–" for key in keys)
+    return ", ".join(number(row, 1e-6, key) or "–" for key in keys)
 
 
 # ---- models, engines, programs ----
