@@ -14,7 +14,6 @@ from _record import ROOT, fill, table
 from _scoreboard_tables import calls_of, counts_table, errors_table, failures, short_table
 from _speed_cases import COPY, INTO
 from _targets import CALLS, JUDGES, newest, target_rows
-from _targets import COPY as A_COPY
 from _targets import HEAD as HEAD_OF_TARGETS
 
 HEAD = ("implementation", "median", "quartiles", "copies")
@@ -226,28 +225,17 @@ def unit_of(rows):
 
 def every_call(*runs):
     """Return the kinds of calls of bench/sweep.py that differ from a plain call in one value."""
-    kinds = {}  # of a library and a change, by size: the ratios of both runs
+    kinds = {}  # of a library and a change, by size: the largest ratio of all runs
     for run in runs:
         for name, ratio in run["numbers"].items():
             library, size, *changes = name.split(", ")
             if len(changes) == 1:
-                kinds.setdefault(f"{library}, {changes[0]}", {}).setdefault(size, []).append(ratio)
-    largest = {kind: max(map(max, sizes.values())) for kind, sizes in kinds.items()}
+                ratios = kinds.setdefault(f"{library}, {changes[0]}", {})
+                ratios[size] = max(ratio, ratios.get(size, 0))
+    largest = {kind: max(ratios.values()) for kind, ratios in kinds.items()}
     slow = sorted((kind for kind in kinds if largest[kind] >= SLOW), key=largest.get, reverse=True)
-    cell = lambda ratios: " / ".join(f"{ratio:.1f}" for ratio in ratios)  # noqa: E731
-    rows = [(kind, *(cell(kinds[kind].get(size, ())) for size in SIZES)) for kind in slow]
-    return [*table(("kind of call, AVX-512 / AVX2", *SIZES), rows, SIZES), "", made(runs[0])]
-
-
-def in_copies(*runs):
-    """Return a table of new results of 64 MiB; the ratios of a sweep are to a plain call, in float32."""
-    numbers, call = [run["numbers"] for run in runs], "NumPy, 64 MiB, "
-    rows = [
-        (kind, *(f"{of.get(call + kind, 1) / of[call + A_COPY]:.2f}" for of in numbers))
-        for kind in ("float32", "bfloat16")
-    ]
-    head = ("64 MiB by NumPy, in copies", "AVX-512", "AVX2")
-    return table(head, rows, head[1:])
+    rows = [(kind, *(f"{kinds[kind][size]:.1f}" for size in SIZES)) for kind in slow]
+    return [*table(("kind of call", *SIZES), rows, SIZES), "", made(runs[0])]
 
 
 # ---- speed on a GPU ----
@@ -276,9 +264,8 @@ def gpu_targets(run):
     for target, *verdict, case in target_rows(run, head):
         known = {"width 128", "heads 32+8", "bshd", "bhsd", *target.split(", ")}
         words = ", ".join(fact for fact in case.split(", ") if fact not in known)
-        rows.append(
-            (target.replace(", from 64 MB on, in times of a device copy", ", in copies"), *verdict, words)
-        )
+        target = target.replace(", from 64 MB on, in times of a device copy", ", in copies")
+        rows.append((target, *verdict, words))
     return table(head, rows, head[1:3])
 
 
@@ -464,7 +451,6 @@ PAGES = {
     "docs/speed.md": {
         "speed": (speed, "speed"),
         "every-call": (every_call, "sweep", "sweep-avx2"),
-        "in-copies": (in_copies, "sweep", "sweep-avx2"),
         "origin": (lambda run: [made(run)], "speed"),
     },
     "docs/speed/tables.md": {"cases": (every_case, "speed")},
