@@ -2,7 +2,7 @@
 
 from _record import table
 
-MANY = 8  # with more failed checks for one reason, dtypes are left out
+SHOWN = 3  # names of failed checks for one cause
 RANGES = ("small", "2^16", "2^20", "2^24", "int32")
 IN_README = (
     *("rope_array, PyTorch", "transformers Llama", "Llama, complex form", "flash-attn, Triton kernel"),
@@ -17,7 +17,7 @@ def error(row, name):
 
 
 def counts_table(run):
-    head = ("implementation", "angles", "passed", "failed", "not applicable")
+    head = ("implementation", "angles", "passed", "failed", "n/a")
     return table(head, [(name, *counts(row)) for name, row in run["numbers"].items()], head[2:])
 
 
@@ -53,26 +53,21 @@ def short_table(run):
     ]
 
 
-def grouped_names(names):
-    """Join the names of checks, each once, with its failed dtypes: a, b (float16, bfloat16)."""
-    dtypes = {}
-    for name in names:
-        check, _, dtype = name.rstrip("]").partition("[")
-        dtypes.setdefault(check, []).append(dtype)
-    brief = len(dtypes) > MANY
-    return ", ".join(
-        f"`{check}`" + (f" ({', '.join(dtype_names)})" if all(dtype_names) and not brief else "")
-        for check, dtype_names in dtypes.items()
-    )
-
-
 def failures(run):
+    """Yield a line for each cause: the implementations with their failed checks, and names of checks."""
+    causes = {}
     for name, row in run["numbers"].items():
-        if row.get("reasons"):
-            yield f"\n### {name}\n"
-        for reason_of_checks in row.get("reasons", ()):
-            reason = reason_of_checks["reason"].replace("|", "\\|")
-            yield f"* {grouped_names(reason_of_checks['checks'])}: {reason}."
+        for cause in row.get("reasons", ()):
+            causes.setdefault(cause["reason"], {})[name] = cause["checks"]
+    for reason, failed in causes.items():
+        counts = "; ".join(f"{name} ({len(checks)})" for name, checks in failed.items())
+        named = dict.fromkeys(
+            f"`{check.partition('[')[0]}`" for checks in failed.values() for check in checks
+        )
+        shown, others = [*named][:SHOWN], len(named) - SHOWN
+        yield f"* **{counts}:** {reason}. {', '.join(shown)}" + (
+            f" and {others} more." if others > 0 else "."
+        )
 
 
 def calls_of(run):
