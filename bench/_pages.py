@@ -18,9 +18,9 @@ from _targets import HEAD as HEAD_OF_TARGETS
 
 HEAD = ("implementation", "median", "quartiles", "copies")
 # Groups, sizes and directions of cases that pages leave out.
-LESS = {*(("growth", size, "") for size in (4, 16, 256, 4096, 65536)), ("prefill", 1024, "backward")}
-LESS |= {("prefill", 131072, "backward"), *(("decode", size, "forward") for size in (8, 512))}
-LESS |= {("prefill", 32768, direction) for direction in ("forward", "backward")}
+LESS = {*(("growth", size, "") for size in (4, 16, 256, 4096, 65536)), ("prefill", 32768, "forward")}
+LESS |= {("prefill", size, "backward") for size in (1024, 32768, 131072)}
+LESS |= {("decode", size, "forward") for size in (8, 512)}
 # The tables of all cases: a title, and groups of cases.
 GROUPS = {
     "One token of each sequence": ("latency", "decode"),
@@ -112,17 +112,14 @@ def not_timed(run):
 
 
 def by_case(title, cases, facts, cell):
-    """Yield a table with a row for each implementation and a column for each case.
-
-    `facts(case)` is the column's heading; facts that all cases share are above the table. `cell(row, rows)`
-    is for a row among the rows of its case.
-    """
+    """Yield a table of `cell(row, rows)` with a column for each case; above it the `facts` that all share."""
     labels = [facts(case) for case in cases]
     common = [fact for fact in labels[0] if all(fact in label for label in labels)]
     columns = ["<br>".join(fact for fact in label if fact not in common) for label in labels]
-    names = dict.fromkeys(name for case in cases for name in case["rows"] if "backend=numpy" not in name)
     lines = [
-        (shown(name), *(cell(case["rows"].get(name, {}), case["rows"]) for case in cases)) for name in names
+        (shown(name), *(cell(case["rows"].get(name, {}), case["rows"]) for case in cases))
+        for name in names(cases)
+        if "backend=numpy" not in name
     ]
     yield from (f"## {title}", "")
     yield from (f"Each column: {', '.join(common)}.", "") if common else ()
@@ -145,9 +142,7 @@ def made(run):
 def machine(run):
     facts = run["machine"]
     if "gpu" in facts:
-        kept = ("memory, GB", "SMs", "L2, MiB", "driver", "CUDA of PyTorch")
-        figures = (f"{key} {facts['gpu'][key]}" for key in kept if key in facts["gpu"])
-        return ", ".join((facts["gpu"]["name"], *figures))
+        return f"{facts['gpu']['name']}, driver {facts['gpu'].get('driver', 'unknown')}"
     return f"{facts['cpu']} with {facts['cores']} cores, {facts['system'].split()[0]}"
 
 
@@ -158,7 +153,7 @@ def speed(run, kept=None, columns=6):
     """Return the first columns of the table of one token, and of 2,048 tokens in two dtypes."""
     cases = run["numbers"]
     head = ("one thread", "1 token, µs", "float32, ms", "copies", "bfloat16, ms", "copies")[:columns]
-    kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
+    kept = kept or (name for name in names(cases.values()) if not any(word in name for word in LEFT_OUT))
     lines = [row for name in kept if any((row := short_row(cases, name)[:columns])[1:])]
     return table(head, lines, head[1:])
 
@@ -194,7 +189,7 @@ def row_of(cases, places, name):
 
 def names(cases):
     """Return the names of all rows in order."""
-    return list(dict.fromkeys(name for case in cases.values() for name in case["rows"]))
+    return list(dict.fromkeys(name for case in cases for name in case["rows"]))
 
 
 def every_case(run):
@@ -242,7 +237,12 @@ def every_call(*runs):
 
 
 def gpu_cases(run):
-    for title, cases in grouped(run["numbers"].values()).items():
+    """Decoding and prefill have a table for each pairing."""
+    groups = {}
+    for case in filter(is_shown, run["numbers"].values()):
+        pairing = f", {case['pairing']}" if case["group"] in ("decode", "prefill") else ""
+        groups.setdefault(case["group"].capitalize() + pairing, []).append(case)
+    for title, cases in groups.items():
         yield from by_case(title, cases, gpu_facts, three if title.startswith("Decode") else in_device_copies)
 
 
@@ -267,15 +267,6 @@ def gpu_targets(run):
         target = target.replace(", from 64 MB on, in times of a device copy", ", in copies")
         rows.append((target, *verdict, words))
     return table(head, rows, head[1:3])
-
-
-def grouped(cases):
-    """Return the cases by title; decoding and prefill have a table for each pairing."""
-    groups = {}
-    for case in filter(is_shown, cases):
-        pairing = f", {case['pairing']}" if case["group"] in ("decode", "prefill") else ""
-        groups.setdefault(case["group"].capitalize() + pairing, []).append(case)
-    return groups
 
 
 def gpu_facts(case):
@@ -392,15 +383,11 @@ def key_shift(run):
 
 
 # A group of cases, and rows, for each table of attention's inputs.
-SHOWN = (", 1", ", 256", ", 2048")  # the tokens
 THEIRS = ("unfused", "transformers", "transformers compiled")
 TIMES = {
     "in-place": ("in place", "rotation", "norm + rotation", *THEIRS, "vLLM"),
     "cached": (
-        "in place",
-        "rotation, index_copy_",
-        "norm + rotation + cache",
-        "unfused + cache",
+        *("in place", "rotation, index_copy_", "norm + rotation + cache", "unfused + cache"),
         "vLLM + cache",
     ),
     "gradients": ("gradient", "norm + rotation", *THEIRS),
@@ -413,7 +400,7 @@ def attention(group, *columns):
     def times(run):
         rows = []
         for name, case in run["numbers"].items():
-            if name.startswith(group) and name.endswith(SHOWN):
+            if name.startswith(group) and name.endswith((", 1", ", 256", ", 2048")):
                 _, dtype, tokens = name.split(", ")
                 label, size = unit(case["ms"][columns[0]] / 1e3)
                 numbers = (
