@@ -4,6 +4,8 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).parent))  # for _tables and _labels
 
 project = "rope_array"
@@ -54,5 +56,20 @@ def _show_without_running(app, what, name, obj, options, lines):
         lines[first:last] = [".. code-block:: pycon", "", *(f"   {line}" for line in lines[first:last])]
 
 
+def _skip_fields(app, what, name, obj, skip, options):
+    """Skip the fields of named tuples, which the section "Attributes" lists."""
+    return True if str(obj.__doc__).startswith("Alias for field number") else None
+
+
+def _mark_light_pictures(app, doctree):
+    """Mark pictures without colours for dark pages: narrow.css inverts them there."""
+    for image in doctree.findall(nodes.image):
+        picture = Path(app.srcdir, image["uri"]).read_text("utf-8")
+        if "prefers-color-scheme: dark" not in picture:
+            image["classes"].append("light-picture")
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", _show_without_running, priority=900)  # after numpydoc
+    app.connect("autodoc-skip-member", _skip_fields)
+    app.connect("doctree-read", _mark_light_pictures)
