@@ -107,17 +107,6 @@ def translation_block(results: Results) -> list[str]:
     return [*table(head, [tuple(map(str, row)) for row in rows], head[1:]), "", f"{comparison.text}."]
 
 
-def translation_examples(results: Results) -> list[str]:
-    by_arm = [results.values("translation", arm, "examples")[0] for arm in translation.ARMS]
-    rows = [
-        tuple(f"`{text}`" for text in (english, german, *(examples[i][2] for examples in by_arm)))
-        for i, (english, german, _) in enumerate(by_arm[0])
-        if "|" not in english + german and "`" not in english + german
-    ]
-    spread = rows[len(rows) // 6 :: max(1, len(rows) // 3)][:3]
-    return table(("English", "German of the catalogue", *translation.ARMS), spread, ())
-
-
 def masked_block(results: Results) -> list[str]:
     losses = results.by_arm("masked", "test", "loss")
     orders = results.by_arm("sentences", "order", "accuracy")
@@ -189,20 +178,14 @@ def long_block(results: Results) -> list[str]:
 
 
 def lengths_block(results: Results) -> list[str]:
-    at = (results.lengths()[0], results.lengths()[-1])  # the figure has all lengths
-    head = ("encoding", *(f"{length:,} tokens" for length in at))
-    rows = [
-        (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
-        for arm in results.by_arm("lengths", "loss", str(at[-1]))
-    ]
-    by_arm = verdicts(results.by_arm("lengths", "loss", str(at[-1])), "rope", smaller_is_better=True)
-    return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(by_arm, "loss")]
+    longest = results.lengths()[-1]
+    by_arm = verdicts(results.by_arm("lengths", "loss", str(longest)), "rope", smaller_is_better=True)
+    return [f"At {longest:,} tokens:", *groups(by_arm, "loss")]
 
 
 BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "origin": origin,
     "translation": translation_block,
-    "translation-examples": translation_examples,
     "masked": masked_block,
     "sentences": sentences_block,
     "linear": linear_block,
