@@ -23,7 +23,7 @@ LESS |= {("prefill", size, "backward") for size in (1024, 32768, 131072)}
 LESS |= {("decode", size, "forward") for size in (8, 512)}
 # The tables of all cases: a title, and groups of cases.
 GROUPS = {
-    "One token of each sequence": ("latency", "decode"),
+    "One token of each sequence": ("decode",),
     "2,048 tokens, 32 heads": ("prefill",),
     "2,048 tokens, fewer heads and other widths": ("heads", "width"),
     "65,536 tokens of one head, 32,768 of 8": ("one head", "long"),
@@ -206,7 +206,8 @@ def is_shown(case):
 
 def facts(case):
     shape = f"({', '.join(map(str, case['shape']))})"
-    return shape, case["dtype"], case["pairing"], unit_of(case["rows"])[0]
+    threads = (f"{case['threads']} threads",) if case["group"] == "threads" else ()
+    return shape, case["dtype"], case["pairing"], *threads, unit_of(case["rows"])[0]
 
 
 def time_and_copies(row, rows):
@@ -214,7 +215,6 @@ def time_and_copies(row, rows):
 
 
 def unit_of(rows):
-    """Return the unit of a case's times, in which a copy's is 1 or more."""
     return unit(rows[INTO]["seconds"][1]) if INTO in rows else ("ms", 1e-3)
 
 
