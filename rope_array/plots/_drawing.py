@@ -1,8 +1,9 @@
 """Figures, lines and files: everything that the plots share of matplotlib, which is imported late."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from textwrap import fill, wrap
 from typing import Any
 
 from rope_array._errors import SpecError, describe
@@ -15,6 +16,7 @@ GREY = "#595959"
 
 _SIZE = (5.6, 4.0)  # inches: small, so that text is large on a phone
 _DPI = 100
+_LABEL = 60  # characters in a row of a legend
 # Keep text as text and every point of a line, and make files reproducible.
 _FILE = {"svg.fonttype": "none", "svg.hashsalt": "rope_array", "path.simplify": False}
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "ps": {"CreationDate": None}}
@@ -72,13 +74,30 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def add_legend(ax: Any, *, below: bool = False, **options: Any) -> None:
-    """Add a legend of the labelled lines, if there is any; below the axes if it is too long for them."""
-    if not ax.get_legend_handles_labels()[1]:
+    """Add a legend of the labelled lines, if there is any; below the axes if it would hide lines."""
+    handles, labels = ax.get_legend_handles_labels()
+    if not labels:
         return
-    if below:
+    if below and ax.figure.get_layout_engine() is None:  # which would cut off a legend below
+        _add_headroom(ax, legend_rows(labels))
+        options = {"loc": "upper right"}
+    elif below:
         # The pad, in sizes of the font, leaves room for the numbers and the label of the axis.
         options = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
-    ax.legend(framealpha=0.9, fontsize=9, **options)
+    ax.legend(handles, [fill(label, _LABEL) for label in labels], framealpha=0.9, fontsize=9, **options)
+
+
+def legend_rows(labels: Iterable[str]) -> int:
+    """Return the number of rows of a legend with these labels; empty ones have none."""
+    return sum(len(wrap(label, _LABEL)) for label in labels)
+
+
+def _add_headroom(ax: Any, rows: int) -> None:
+    """Extend the y axis upwards, so that so many rows of a legend hide no line."""
+    share = min(0.7, (0.19 * rows + 0.15) * ax.figure.dpi / ax.bbox.height)
+    scale = ax.yaxis.get_transform()
+    low, high = scale.transform(ax.get_ylim())
+    ax.set_ylim(top=scale.inverted().transform(low + (high - low) / (1 - share)))
 
 
 def count_ticks(axis: Any) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from rope_array._rope import RoPE
 
-from ._drawing import GREY, add_legend, count_ticks, line_style, panel
+from ._drawing import GREY, add_legend, count_ticks, legend_rows, line_style, panel
 from ._ropes import Floats, Ropes, label_ropes, position_count
 
 _MARKERS = ("o", "s", "^", "D", "v", "x")
@@ -116,24 +116,22 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     """
     labelled = label_ropes(ropes)
     size = None if context is None else position_count("context", context)
-    xlabel = "wavelength without the rule (positions)"
-    below = len(labelled) > 3
+    texts = [_with_details(label, rope) for label, rope in labelled.items()]
     ax = panel(
         ax,
         "What scaling rules do",
-        xlabel=xlabel,
+        xlabel="wavelength without the rule (positions)",
         ylabel="frequency, with ÷ without the rule",
-        rows_below=len(labelled) + 1 if below else 0,
+        rows_below=legend_rows(texts) + (size is not None),
     )
-    for index, (label, rope) in enumerate(labelled.items()):
+    for index, (text, rope) in enumerate(zip(texts, labelled.values(), strict=True)):
         before, ratios = _effect(rope)
-        text = _with_details(label, rope)
         ax.plot(before, ratios, label=text or None, linewidth=2, **line_style(index))
     _scale_ratios(ax)
     if size is not None:
         ax.axvline(size, **_context_style(size))
     count_ticks(ax.xaxis)
-    add_legend(ax, below=below, loc="best")
+    add_legend(ax, below=True)
     return ax
 
 
@@ -153,9 +151,11 @@ def _with_details(label: str, rope: RoPE) -> str:
 
 
 def _scale_ratios(ax: Any) -> None:
-    """Use a logarithmic axis for ratios above 0; zero and negative ratios need a linear one."""
+    """Use a logarithmic axis for ratios above 0, and show 1; zero and negative ratios need a linear axis."""
     ax.set_xscale("log")
-    ratios = np.concatenate([line.get_ydata() for line in ax.lines])
-    if (ratios[np.isfinite(ratios)] > 0).all():
+    drawn = np.concatenate([line.get_ydata() for line in ax.lines])
+    ratios = drawn[np.isfinite(drawn)]
+    if (ratios > 0).all():
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
+        ax.set_ylim(min(0.45, 0.9 * ratios.min()), max(1.1, 1.1 * ratios.max()))

@@ -50,7 +50,7 @@ def decay(
     Returns
     -------
     matplotlib.axes.Axes
-        For each rope its lines, each divided by its value at distance 0.
+        For each rope its lines, each divided by its value at distance 0; above 512 positions running means.
 
     Raises
     ------
@@ -72,7 +72,11 @@ def decay(
       rotations leave the distribution of such k as it is [1]_.
 
     A bound that falls does not make scores fall: they do where q and k resemble each other. The random
-    numbers are the same at every call. Beyond 512 positions, 512 distances are drawn, evenly spaced.
+    numbers are the same at every call.
+
+    Above 512 positions the axis is logarithmic and begins at distance 1. Of the 512 distances that are computed,
+    evenly spaced on this axis, each line has the mean over the distances from 1/√2 to √2 times its own: single
+    distances vary by so much that the decay would be hidden.
 
     References
     ----------
@@ -93,20 +97,23 @@ def decay(
     if draws > 100_000:
         raise SpecError(f"draws is {draws:,}; give at most 100,000.")
     wanted = _known_lines(lines)
+    far = furthest > _MOST_DISTANCES
     ax = panel(
         ax,
         "Long-term decay of scores",
         xlabel="distance of q and k (positions)",
-        ylabel="relative to distance 0",
+        ylabel="relative to distance 0" + far * "\n(mean over neighbouring distances)",
         rows_below=len(labelled) * len(wanted) if len(labelled) > 1 else 0,
     )
-    distances = np.unique(np.linspace(0, furthest, min(furthest, _MOST_DISTANCES) + 1).astype(np.int64))
+    spaced = np.geomspace(1, furthest, _MOST_DISTANCES) if far else np.arange(1, furthest + 1)
+    distances = np.unique(np.append(0, spaced.astype(np.int64)))
     for index, (label, rope) in enumerate(labelled.items()):
         for name, values in _decays(rope, distances, draws, wanted):
             text = f"{label}: {_NAMES[name]}" if label else _NAMES[name]
             colour = COLOURS[(index if len(labelled) > 1 else list(_NAMES).index(name)) % len(COLOURS)]
-            ax.plot(distances, values, label=text, color=colour, linestyle=_DASHES[name], linewidth=1.8)
-    ax.set_ylim(0, 1.35)
+            x, y = _running_mean(distances[1:], values[1:]) if far else (distances, values)
+            ax.plot(x, y, label=text, color=colour, linestyle=_DASHES[name], linewidth=1.8)
+    ax.set(xscale="log" if far else "linear", ylim=(0, 1.35 if len(labelled) == 1 else 1.15))
     count_ticks(ax.xaxis)
     add_legend(ax, below=len(labelled) > 1, loc="upper right")
     return ax
@@ -124,6 +131,14 @@ def _decays(rope: RoPE, distances: Any, draws: int, lines: Sequence[str]) -> Ite
     for name in lines:
         values = _bound(rope, distances) if name == _BOUND else _mean_scores(rope, distances, draws, name)
         yield name, values / values[0]
+
+
+def _running_mean(distances: Any, values: Floats) -> tuple[Any, Floats]:
+    """Return distances, and the mean of the values over the octave around each."""
+    sums = np.append(0.0, np.cumsum(values))
+    start = np.searchsorted(distances, distances / 2**0.5)
+    stop = np.searchsorted(distances, distances * 2**0.5, side="right")
+    return distances, (sums[stop] - sums[start]) / (stop - start)
 
 
 def _bound(rope: RoPE, distances: Any) -> Floats:
