@@ -73,7 +73,7 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
         "Error of the angle, worst pair",
         xlabel="position (tokens)",
         ylabel="error of the angle (radians)",
-        rows_below=3 * len(labelled) if several else 0,  # the legend of several ropes is below the axes
+        rows_below=3 * len(labelled),
     )
     pos = _spaced(furthest)
     for label, rope in labelled.items():
@@ -82,7 +82,7 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
             text = f"{label}: {name}" if label else name
             shown = np.where(error > 0, error, np.nan)
             ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if several else {}))
-    _finish(ax, several=several)
+    _finish(ax)
     return ax
 
 
@@ -91,7 +91,7 @@ _STYLES = tuple({"color": COLOURS[i], "linestyle": DASHES[i]} for i in range(3))
 _MARKERS = ("", "o", "s", "^", "D", "v")
 
 
-def _finish(ax: Any, *, several: bool) -> None:
+def _finish(ax: Any) -> None:
     """Set the scales, mark the largest error that an angle can have, and add the legend."""
     ax.set(xscale="log", yscale="log")
     ax.set_ylim(top=max(ax.get_ylim()[1], 30.0))
@@ -99,8 +99,7 @@ def _finish(ax: Any, *, several: bool) -> None:
     place = {"xytext": (0.02, np.pi * 1.2), "textcoords": ("axes fraction", "data"), "fontsize": 9}
     ax.annotate("π: the opposite direction", (1, np.pi), color=GREY, **place)
     count_ticks(ax.xaxis)
-    # Right of the middle, between the lines of float32 and of exact angles.
-    add_legend(ax, below=several, loc="lower right", bbox_to_anchor=(1.0, 0.14))
+    add_legend(ax, below=True)
 
 
 def _spaced(furthest: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 GREY = "#595959"
 
-_SIZE = (5.6, 4.0)  # inches: small, so that text is large on a phone
+_SIZE = (5.0, 3.7)  # inches: small, so that text is large on a phone
 _DPI = 100
 _LABEL = 60  # characters in a row of a legend
 # Keep text as text and every point of a line, and make files reproducible.

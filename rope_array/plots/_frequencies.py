@@ -53,7 +53,9 @@ def wavelengths(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> 
     """
     labelled = label_ropes(ropes)
     size = None if context is None else position_count("context", context)
-    ax = panel(ax, "Wavelength of each pair", xlabel="pair", ylabel="wavelength 2π/ω (positions)")
+    rows = len(labelled) + 1 if len(labelled) > 3 else 0
+    labels = {"xlabel": "pair", "ylabel": "wavelength 2π/ω (positions)"}
+    ax = panel(ax, "Wavelength of each pair", rows_below=rows, **labels)
     for index, (label, rope) in enumerate(labelled.items()):
         marker = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 4, "linewidth": 1}
         lengths = wavelengths_of(rope)
@@ -62,7 +64,7 @@ def wavelengths(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> 
     if size is not None:
         ax.axhline(size, **_context_style(size))
     count_ticks(ax.yaxis)
-    add_legend(ax, loc="upper left")
+    add_legend(ax, below=rows > 0, loc="upper left")
     return ax
 
 

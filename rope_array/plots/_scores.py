@@ -74,9 +74,9 @@ def decay(
     A bound that falls does not make scores fall: they do where q and k resemble each other. The random
     numbers are the same at every call.
 
-    Above 512 positions the axis is logarithmic and begins at distance 1. Of the 512 distances that are computed,
-    evenly spaced on this axis, each line has the mean over the distances from 1/√2 to √2 times its own: single
-    distances vary by so much that the decay would be hidden.
+    Above 512 positions single distances vary so much that they hide the decay. The axis is then logarithmic,
+    from distance 1 on, with 512 distances evenly spaced on it. A line has at each of them the mean over those
+    from 1/√2 to √2 times as far.
 
     References
     ----------
