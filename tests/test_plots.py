@@ -13,6 +13,7 @@ import ropes
 import svg_files
 from compare import words
 from matplotlib import rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from refusals import TABLE, refusals, refused
 from test_command import one_line
@@ -106,7 +107,52 @@ def test_the_effects_of_rules(rule):
     assert texts(ax)[0] == f"name{amplitude}"
 
 
+@pytest.mark.parametrize("layout", ["own", "constrained", None])
+@pytest.mark.parametrize("rule", ["Linear", "YaRN", "Llama3", "all"])
+def test_legends_hide_no_line(rule, layout):
+    """On figures with a layout, which makes room below, and without one, which would cut off the legend."""
+    rules = {"Linear": ra.Linear(8.0), "YaRN": ra.YaRN(8.0, 8192), "Llama3": ra.Llama3(8.0)}
+    chosen = {name: ra.RoPE(128, scaling=r) for name, r in rules.items() if rule in (name, "all")}
+    ax = plots.scaling(chosen, context=8192, ax=None if layout == "own" else Figure(layout=layout).subplots())
+    FigureCanvasAgg(ax.figure).draw()
+    box = ax.get_legend().get_window_extent()
+    assert ax.figure.bbox.containsy(box.y0)
+    for line in ax.lines[: len(chosen)]:
+        path = line.get_transform().transform_path(line.get_path()).interpolated(50)
+        assert not box.count_contains(path.vertices)
+
+
+# ---- axes ----
+
+
+def test_maps_of_axes():
+    """Letters and bars are of the pairs that rotate; higher bars have higher frequencies."""
+    coordinates = (4, None, 0, 4, None, None, 1, 2) * 2
+    maps = {"THWTHWTHWTHWTHWT": ra.Axes.interleaved(6, 5, 5), "HHHHHHHHWWWWWWWW": ra.Axes.axial(16, 16),
+            "4-04--124-04--12": ra.Axes(coordinates)}  # fmt: skip
+    ax = plots.axes({"row " + letters: ra.RoPE(32, axes=axes) for letters, axes in maps.items()})
+    for row, (letters, axes) in enumerate(maps.items()):
+        texts = [text for text in ax.texts if text.get_position()[1] == -row - 0.03]
+        bars = [bar for bar in ax.patches if bar.get_y() == -row]
+        drawn = {text.get_position()[0]: text.get_text() for text in texts}
+        assert "".join(drawn.get(pair, "-") for pair in range(16)) == letters
+        assert [bar.get_x() + 0.44 for bar in bars] == pytest.approx([*drawn])
+        omegas = [omega for omega in ra.RoPE(32, axes=axes).frequencies if omega]
+        assert np.corrcoef(np.log(omegas), [bar.get_height() for bar in bars])[0, 1] > 1 - 1e-9
+        colours = {*zip(drawn.values(), (bar.get_facecolor() for bar in bars), strict=True)}
+        assert len(colours) == len({*drawn.values()}) == len({colour for _, colour in colours})
+
+
 # ---- scores ----
+
+
+def test_long_distances_have_means_over_an_octave():
+    distances, means = data(plots.decay(ROPE, furthest=100_000, lines=["bound"]).lines[0])
+    cos, sin = cos_sin(np.append(0, distances), rotary_dim=16, base=ROPE.base)
+    sizes = np.abs(np.cumsum(cos + 1j * sin, axis=-1)).mean(axis=-1)
+    near = np.abs(np.log2(distances[:, None] / distances)) <= 0.5
+    assert means == pytest.approx((near * sizes[1:]).sum(-1) / near.sum(-1) / sizes[0])
+    assert (distances[0], distances[-1], len(distances) > 300) == (1, 100_000, True)
 
 
 @pytest.mark.parametrize("name", ["equal", "independent"])
@@ -179,7 +225,7 @@ def test_pyplot_stays_out_and_settings_stay_the_same(tmp_path):
         sys.modules["matplotlib"] = None
         for name in set(plots.__all__) - {"save"}:
             try:
-                getattr(plots, name)(ra.RoPE(4))
+                getattr(plots, name)(ra.RoPE(4, axes=ra.Axes((0, 1))))
             except ImportError as error:
                 assert "python -m pip install matplotlib" in str(error)
             else:
@@ -203,13 +249,16 @@ def test_the_pictures_of_the_docs_are_current(tmp_path):
     assert sorted(module.make(tmp_path)) == PICTURES
     for name in PICTURES:
         svg_files.assert_same_drawing(tmp_path / name, DOCS / "pictures" / name)
-        assert (DOCS / "pictures" / name).stat().st_size < 100_000
+        text = (DOCS / "pictures" / name).read_text("utf-8")
+        assert len(text) < 100_000
+        width, *sizes = map(float, re.findall(r"(?:viewBox=\"0 0|font-size:) ([\d.]+)", text))
+        assert min(sizes) * 358 / width > 8  # pixels of text on a phone 390 pixels wide
 
 
 # ---- errors ----
 
 
-@pytest.mark.parametrize("function", DRAWN, ids=NAMES)
+@pytest.mark.parametrize("function", [*DRAWN, plots.axes], ids=[*NAMES, "axes"])
 @pytest.mark.parametrize(
     ("ropes", "text"),
     [
@@ -250,6 +299,7 @@ def test_only_plots_are_saved(tmp_path):
 
 
 CONFIGS = {
+    "qwen": {"model_type": "qwen2_vl", "head_dim": 32, "rope_scaling": {"mrope_section": [4, 6, 6]}},
     "llama": {"model_type": "llama", "head_dim": 64, "num_hidden_layers": 2, "max_position_embeddings": 4096,
               "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gemma": {"model_type": "gemma3_text", "num_hidden_layers": 6},
@@ -303,8 +353,8 @@ def test_the_commands_of_the_page_run(configs, drawn, command):
     (configs / "llama").rename(configs / "Llama-3.1-8B")
     page = (DOCS / "plots.md").read_text("utf-8")
     lines = re.findall("^python -m rope_array (plot .*)$", page, re.MULTILINE)
-    assert [command(shlex.split(line))[0] for line in lines] == [0, 0]
-    assert [path for _, path in drawn] == ["wavelengths.svg", "scaling.svg"]
+    assert [command(shlex.split(line))[0] for line in [*lines, "plot axes qwen"]] == [0, 0, 0]
+    assert [path for _, path in drawn] == ["wavelengths.svg", "scaling.svg", "axes.svg"]
 
 
 @pytest.mark.parametrize(("line", "text"), TABLE["plot"].items())

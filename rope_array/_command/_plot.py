@@ -25,6 +25,7 @@ _PLOTS = {
     "decay": ("long-term decay of scores with the distance", ("furthest",)),
     "rotation": ("rotation of one pair, in its plane", ("pair",)),
     "scores": ("map of the scores of queries and keys by position", ("positions",)),
+    "axes": ("coordinate and frequency of each pair, for a CONFIG of images or video", ()),
 }
 _NUMBERS = {
     "furthest": "last position or distance",
@@ -128,6 +129,8 @@ def _rope_of_fields(plot: str, options: dict[str, Any]) -> tuple[Any, int | None
 
     check_unused(options, ("part", "layer_type"), "without a CONFIG, there is no use for")
     fields, head_dim = fields_of(options), options["head_dim"]
+    if plot == "axes":
+        raise ValueError("a plot of axes needs a CONFIG of a model whose positions have coordinates")
     if plot == "scaling" and "scaling" not in fields:
         raise ValueError(
             "a plot of scaling needs a rule; give a CONFIG, or --scaling, such as --scaling "

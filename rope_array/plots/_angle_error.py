@@ -66,8 +66,7 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
     >>> [line.get_label() for line in ax.lines[:3]]
     ['exact (rope_array)', 'float32 position × frequency', 'bfloat16 position × frequency']
     """
-    labelled = label_ropes(ropes)
-    furthest, several = position_count("furthest", furthest), len(labelled) > 1
+    labelled, pos = label_ropes(ropes), _spaced(position_count("furthest", furthest))
     ax = panel(
         ax,
         "Error of the angle, worst pair",
@@ -75,13 +74,12 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
         ylabel="error of the angle (radians)",
         rows_below=3 * len(labelled),
     )
-    pos = _spaced(furthest)
     for label, rope in labelled.items():
         marker = {"marker": _MARKERS[list(labelled).index(label) % len(_MARKERS)], "markersize": 3}
         for (name, error), style in zip(_errors(rope, pos), _STYLES, strict=True):
             text = f"{label}: {name}" if label else name
             shown = np.where(error > 0, error, np.nan)
-            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **(marker if several else {}))
+            ax.plot(pos, shown, label=text, linewidth=1.8, **style, **marker)
     _finish(ax)
     return ax
 
@@ -99,6 +97,7 @@ def _finish(ax: Any) -> None:
     place = {"xytext": (0.02, np.pi * 1.2), "textcoords": ("axes fraction", "data"), "fontsize": 9}
     ax.annotate("π: the opposite direction", (1, np.pi), color=GREY, **place)
     count_ticks(ax.xaxis)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("e-0", "e-"))
     add_legend(ax, below=True)
 
 

@@ -1,7 +1,7 @@
 """Figures, lines and files: everything that the plots share of matplotlib, which is imported late."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from textwrap import fill, wrap
 from typing import Any
@@ -44,20 +44,16 @@ def panel(ax: Any, title: str, *, rows_below: int = 0, **labels: str) -> Any:
 def panels(ax: Any, titles: Sequence[str], *, rows_below: int = 0, **labels: str) -> list[Any]:
     """Return Axes side by side, one for each title: of a new figure, or checked if they are given."""
     count = len(titles)
-    axes = _new_axes(count, rows_below) if ax is None else _given_axes(ax, count)
+    if ax is None:
+        size = (_SIZE[0] * count**0.7, _SIZE[1] + 0.19 * rows_below)
+        figure = matplotlib("figure").Figure(size, _DPI, facecolor="white", layout="constrained")
+        ax = figure.subplots(1, count, squeeze=False)[0]
+    axes = _given_axes(ax, count)
     for ax, title in zip(axes, titles, strict=True):
         ax.set(title=title, **labels)
         ax.grid(alpha=0.3)
         ax.set_axisbelow(True)
     return axes
-
-
-def _new_axes(count: int, rows_below: int) -> list[Any]:
-    width, height = _SIZE[0] * count**0.7, _SIZE[1] + 0.19 * rows_below
-    figure = matplotlib("figure").Figure(
-        figsize=(width, height), dpi=_DPI, layout="constrained", facecolor="white"
-    )
-    return list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def _given_axes(ax: Any, count: int) -> list[Any]:
@@ -87,7 +83,7 @@ def add_legend(ax: Any, *, below: bool = False, **options: Any) -> None:
     ax.legend(handles, [fill(label, _LABEL) for label in labels], framealpha=0.9, fontsize=9, **options)
 
 
-def legend_rows(labels: Iterable[str]) -> int:
+def legend_rows(labels: Sequence[str]) -> int:
     """Return the number of rows of a legend with these labels; empty ones have none."""
     return sum(len(wrap(label, _LABEL)) for label in labels)
 

@@ -55,11 +55,6 @@ def _labels(ropes: Sequence[Any]) -> list[str]:
     return [f"{i}: {text}" if texts.count(text) > 1 else text for i, text in enumerate(texts, 1)]
 
 
-def title_of(text: str, label: str) -> str:
-    """Return a title, with the label of the rope if it has one."""
-    return f"{text}\n{label}" if label else text
-
-
 def for_coordinates(rope: RoPE, pos: Any) -> Any:
     """Return positions of the rope's shape: every coordinate has the same, as a text token's in M-RoPE."""
     if rope.axes is None:

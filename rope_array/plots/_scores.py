@@ -10,7 +10,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.validation import sequence
 
 from ._drawing import COLOURS, add_legend, count_ticks, panel, panels
-from ._ropes import Floats, Ropes, for_coordinates, label_ropes, position_count, tables, title_of
+from ._ropes import Floats, Ropes, for_coordinates, label_ropes, position_count, tables
 
 _MOST_DISTANCES = 512
 _MOST_POSITIONS = 2048
@@ -74,9 +74,8 @@ def decay(
     A bound that falls does not make scores fall: they do where q and k resemble each other. The random
     numbers are the same at every call.
 
-    Above 512 positions single distances vary so much that they hide the decay. The axis is then logarithmic,
-    from distance 1 on, with 512 distances evenly spaced on it. A line has at each of them the mean over those
-    from 1/√2 to √2 times as far.
+    Above 512 positions the axis is logarithmic, with 512 distances from 1 on. Scores vary from one distance
+    to the next, which would hide the decay: each point is the mean over distances 1/√2 to √2 times as far.
 
     References
     ----------
@@ -202,7 +201,7 @@ def scores(ropes: Ropes, *, positions: int | range = 64, q: Any = None, k: Any =
     labelled = label_ropes(ropes)
     pos = _checked_range(positions)
     maps = [_score_map(rope, pos, q, k) for rope in labelled.values()]
-    titles = [title_of("Scores q·k/√head_dim", label) for label in labelled]
+    titles = [f"Scores q·k/√head_dim\n{label}".rstrip() for label in labelled]
     axes = panels(ax, titles, xlabel="position n of the key", ylabel="position m of the query")
     limit = max(float(np.abs(values).max()) for values in maps) or 1.0
     for panel_axes, values in zip(axes, maps, strict=True):
