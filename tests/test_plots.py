@@ -112,7 +112,8 @@ def test_the_effects_of_rules(rule):
 def test_legends_hide_no_line(rule, layout):
     """On figures with a layout, which makes room below, and without one, which would cut off the legend."""
     rules = {"Linear": ra.Linear(8.0), "YaRN": ra.YaRN(8.0, 8192), "Llama3": ra.Llama3(8.0)}
-    chosen = {name: ra.RoPE(128, scaling=r) for name, r in rules.items() if rule in (name, "all")}
+    name = "{} as a model with a long name has it"
+    chosen = {name.format(k): ra.RoPE(128, scaling=r) for k, r in rules.items() if rule in (k, "all")}
     ax = plots.scaling(chosen, context=8192, ax=None if layout == "own" else Figure(layout=layout).subplots())
     FigureCanvasAgg(ax.figure).draw()
     box = ax.get_legend().get_window_extent()
