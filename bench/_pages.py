@@ -165,7 +165,7 @@ def short_speed(run):
         "",
         f"{machine(run)}. Medians for (1, 32, tokens, 128):",
         "one token, then 2,048. *Copies*: so many copies into existing memory take as long in float32.",
-        "rope_array computes exact angles in each call, the others have cos and sin.",
+        "rope_array computes exact angles in each call, the others are given cos and sin.",
     ]
 
 

@@ -24,7 +24,7 @@ def counts_table(run):
 def counts(row):
     if "missing" in row:
         return f"not run: {row['missing']}", "", "", ""
-    arithmetic = ", own arithmetic" if row["class"]["arithmetic"] == "own" else ""
+    arithmetic = ", own" if row["class"]["arithmetic"] == "own" else ""
     return f"{row['class']['angles']}{arithmetic}", *map(str, row["counts"].values())
 
 
@@ -71,7 +71,10 @@ def failures(run):
 
 
 def calls_of(run):
+    rows = {}  # by call: the names and versions
     for name, row in run["numbers"].items():
         if "how" in row:
             version = f" ({row['version']})" if "version" in row else ""
-            yield f"* **{name}**{version}: {row['how']}."
+            rows.setdefault(row["how"], []).append(f"**{name}**{version}")
+    for how, names in rows.items():
+        yield f"* {', '.join(names)}: {how}."

@@ -75,6 +75,14 @@ def test_a_page_is_written_between_its_markers(tmp_path):
         _record.fill(page, "other", ["new"])
 
 
+def test_the_causes_on_the_scoreboard_count_every_failed_check():
+    run = _targets.newest("scoreboard")
+    lines = "\n".join(_pages.failures(run))
+    for name, row in run["numbers"].items():
+        counts = re.findall(rf"(?:\*\*|; ){re.escape(name)} \((\d+)\)", lines)
+        assert sum(map(int, counts)) == row["counts"]["failed"], name
+
+
 def test_each_result_is_on_a_page():
     """A result that no page has is deleted."""
     benches = {
