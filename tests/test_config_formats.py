@@ -195,7 +195,36 @@ def test_the_divisors_of_a_gguf_file_are_of_layers_without_a_window(tmp_path):
     keys |= {"gemma3.attention.sliding_window": 512, "gemma3.attention.key_length": 4}
     path = gguf_file(tmp_path / "m.gguf", keys, {"other": [7.0] * 9, "rope_freqs.weight": [1.0, 4.0]})
     assert rope(path, layer_type=0) == half(4)
+    note = "rope.freq_base is not used: layers of the type 'sliding_attention' have the base 10000"
+    assert note in read(path, layer_type=0).notes
     assert rope(path, layer_type=5).frequencies == (1.0, 1e-3 / 4)
+
+
+LLAMA = {"general.architecture": "llama", "llama.attention.key_length": 4}
+
+
+def test_the_files_of_a_split_gguf_model_are_read_together(tmp_path):
+    """The factors may be in a later file than the keys."""
+    first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
+    gguf_file(first, {**LLAMA, "split.no": 0, "split.count": 2})
+    refuse(f"frequencies; put {second.name} beside it", first)
+    gguf_file(second, {"split.no": 1, "split.count": 2}, {"rope_freqs.weight": [1.0, 4.0]})
+    assert rope(first).frequencies == (1.0, 1e-2 / 4)
+    refuse(f"is not the first of 2 files; give {first.name}", second)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "message"),
+    [
+        ("phi3", "scaling.type", "longrope", "has not both tensors rope_factors_short"),
+        ("gptj", "dimension_count", 64, "'gptj' of a GGUF file is not known here"),
+    ],
+)
+def test_gguf_files_that_llama_cpp_rotates_without_their_own_rule(
+    architecture, key, value, message, tmp_path
+):
+    keys = {"general.architecture": architecture, f"{architecture}.attention.key_length": 4}
+    refuse(message, gguf_file(tmp_path / "m.gguf", {**keys, f"{architecture}.rope.{key}": value}))
 
 
 DIFFUSERS = {
@@ -218,6 +247,19 @@ def test_diffusers(name):
     assert reading.rope == DIFFUSERS[name]
     assert (reading.model_type, reading.inferred["format"]) == (name, "diffusers")
     assert any(note.startswith("coordinates are") or note.endswith("no rotation") for note in reading.notes)
+
+
+def test_axes_by_the_key_of_another_class_are_refused():
+    refuse(
+        "'axes_dim' is unknown: is 'axes_dims_rope'",
+        diffusers("FluxTransformer2DModel", axes_dim=[8, 56, 64]),
+    )
+    widths = {"axes_dims": [8, 4, 4], "axes_dims_a": [8, 8, 8]}
+    kandinsky = [
+        rope(diffusers("Kandinsky6Transformer3DModel", attention_head_dim=16, **widths), part=part)
+        for part in (None, "text", "audio")
+    ]
+    assert [rope.head_dim for rope in kandinsky] == [16, 16, 24]
 
 
 def test_a_model_of_diffusers_has_its_config_in_an_attribute():

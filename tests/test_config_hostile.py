@@ -68,7 +68,7 @@ def test_other_values_are_not_configs(config):
 
 
 FILES = {
-    "empty": (b"", "no JSON: it is empty"),
+    "empty": (b"", "is empty; give a config.json, or a GGUF file"),
     "binary": (b"\xff\xfe\x00\x01", "no JSON"),
     "Python": (b"{'model_type': 1}", "no JSON"),
     "a list": (b"[1, 2]", "holds"),

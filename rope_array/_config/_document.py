@@ -59,8 +59,8 @@ def _document_of(config: Any) -> Document:
         # A model of diffusers: its own config does not name the class.
         return Document(Copy().mapping({"_class_name": type(config).__name__, **config.config}))
     raise ConfigError(
-        f"config is {quoted(plain(config))}; give the path of a config.json, its content as a dict, or a "
-        "config object."
+        f"config is {quoted(plain(config))}; give the path of a config.json or a GGUF file, the content of "
+        "a config.json as a dict, or a config object."
     )
 
 

@@ -19,7 +19,7 @@ def load_file(path: str) -> dict[str, Any]:
     try:
         file = _find_file(Path(path), name)
         if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
-            raise ConfigError(f"{name} is no JSON: it is empty; give a config.json.")
+            raise ConfigError(f"{name} is empty; give a config.json, or a GGUF file.")
         if (metadata := _read_other_file(file, name)) is not None:
             return metadata
         with file.open("rb") as stream:

@@ -4,11 +4,11 @@
 cos and sin in src/llama-context.cpp; rope_yarn and ggml_mrope_cache_init in ggml/src/ggml-cpu/ops.cpp.
 """
 
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rope_array._config._convention import Convention, Note, Pairing
@@ -22,6 +22,7 @@ from rope_array._spec.frequencies import Scaling, frequencies
 from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 
 _TABLE = read_table("gguf.toml")
+_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 # Tensors that divide the frequencies.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The remedy for a file that is not read.
@@ -32,14 +33,16 @@ _SOURCE = "the config.json of the model that the file was converted from"
 
 # The values of a file that concern its rotary embedding, with its architecture before the first dot.
 _NEEDED = re.compile(
-    r"general\.(?:architecture|alignment)$"
+    r"general\.(?:architecture|alignment)$|split\.(?:no|count)$"
     r"|[^.]+\.(?:rope\.|attention\.|block_count$|context_length$|embedding_length$)"
 )
 
 
-def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
+def metadata(path: Path, name: str) -> Metadata:
     """Return the values of a GGUF file that concern its rotary embedding."""
-    keys, tensors = read_gguf_file(path, name, lambda key: _NEEDED.match(key) is not None, _FACTORS)
+    keys, tensors = _read(path, name)
+    for part in _other_parts(path, name, keys):
+        tensors |= _read(part, short(str(part)))[1]
     if not isinstance(architecture := keys.get("general.architecture"), str):
         raise ConfigError(
             f"{name} states no general.architecture; of a model in several files give the first."
@@ -47,6 +50,34 @@ def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
     start = f"{architecture}."
     of_architecture = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
     return _in_groups(architecture, of_architecture, tensors)
+
+
+def _read(path: Path, name: str) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    return read_gguf_file(path, name, lambda key: _NEEDED.match(key) is not None, _FACTORS)
+
+
+def _other_parts(path: Path, name: str, keys: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the other files of a model in several files: one of them may have the factors.
+
+    Raises
+    ------
+    ConfigError
+        A file is missing, or the given one is not the first.
+    """
+    number, count = keys.get("split.no", 0), keys.get("split.count", 0)
+    if not isinstance(count, int) or count < 2:
+        return
+    start, end = _PART.sub("", path.name), f"of-{count:05d}.gguf"
+    if number:
+        raise ConfigError(f"{name} is not the first of {count} files; give {start}-00001-{end}.")
+    for index in range(2, count + 1):
+        part = path.with_name(f"{start}-{index:05d}-{end}")
+        if not part.is_file():
+            raise ConfigError(
+                f"{name} is the first of {count} files, and another may have factors on the frequencies; "
+                f"put {part.name} beside it."
+            )
+        yield part
 
 
 def _in_groups(architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
@@ -158,6 +189,11 @@ def _rule(values: PartValues, width: int) -> Scaling | None:
             f"rope.scaling.type is {short(rule_name)}; llama.cpp has none, linear, yarn, longrope."
         )
     lists = [values.get(f"tensors.rope_factors_{name}.weight") for name in ("short", "long")]
+    if None in lists and (rule_name == "longrope" or lists != [None, None]):
+        raise ConfigError(
+            "the file has not both tensors rope_factors_short.weight and rope_factors_long.weight, which "
+            f"longrope needs; give {_SOURCE}."
+        )
     if None not in lists:
         return _gguf_longrope(values, lists, 1.0 if rule_name == "none" else factor)
     if rule_name == "none" or factor == 1:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rope_array._config._convention import Note
 from rope_array._config._layer import CLASS_OWN, UNREAD_FACTOR, Layer
 from rope_array._config._part import listed, quoted
 from rope_array._config._tables import KEYS, REFUSED
@@ -162,7 +163,11 @@ class LayerRope(Layer):
         if top is None or self.values.stated(top) == base:
             return
         if "rope_theta" not in self.parameters.names and self.convention.parameters is None:
-            self.record.note(f"{top} is not used: {CLASS_OWN}")
+            text = f"{top} is not used: {CLASS_OWN}"
+            if self.config_part.foreign:  # llama.cpp's
+                own = f"layers of the type {quoted(self.label)} have the base {base:g}"
+                text = Note(f"{top} is not used: {own}", "fact")
+            self.record.note(text)
         elif self.label:
             return  # a base for the layer types that state none
         elif top in self.config_part.defaults:

@@ -41,7 +41,7 @@ def check_unread_keys(
         if key in read_keys:
             continue
         if key not in _KNOWN:
-            _refuse(config_part, convention, key, value)
+            _refuse(config_part, convention, key, value, read_keys)
         elif not config_part.known and not _has_no_effect(key, value, fields):
             raise ConfigError(may_change(config_part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
@@ -81,7 +81,9 @@ def _keys_of(convention: Convention) -> "set[str]":
     return {*convention.theta_keys, *convention.unless, *convention.keys, *ernie, *flag}
 
 
-def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
+def _refuse(
+    config_part: ConfigPart, convention: Convention, key: str, value: Any, read_keys: "set[str]"
+) -> None:
     if value is False and key.startswith("use_"):
         return
     from difflib import get_close_matches
@@ -89,6 +91,8 @@ def _refuse(config_part: ConfigPart, convention: Convention, key: str, value: An
     # Only a key that is read for this model can be the one that is meant.
     names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
     near = get_close_matches(key[:80], sorted(names), 1, 0.85)
+    if PATTERNS["axes"].match(key):
+        near = [name for name in read_keys if PATTERNS["axes"].match(name)][:1]
     hint = f"is {near[0]!r} meant? If not, and" if near else "it may change the rotation. If"
     if config_part.known and not config_part.foreign:
         raise ConfigError(
