@@ -1,5 +1,6 @@
 """The backend that a call would use and why, and the list of backends. Nothing is computed here."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -29,7 +30,7 @@ class Explanation:
         Backends of x's type that are asked first and decline, each with its reason.
     notes : tuple of str
         The backend's description, the axis that positions run along, the precision of the arithmetic, and how
-        angles are made.
+        angles are made, with their error at integers beyond 32 bits.
 
     Examples
     --------
@@ -198,7 +199,23 @@ def _angles(call: Call, plan: Plan) -> str:
         return "float32 products, as Hugging Face's (angles='float32')"
     if call.pos.has_floats():
         return "exact at the nearest integer, and a product for the rest of each position"
-    return "exact, in fixed point"
+    return f"exact, in fixed point{_beyond_int32(call)}"
+
+
+def _beyond_int32(call: Call) -> str:
+    """Return the error at integers of more than 32 bits; empty if there are none."""
+    bits = 97 if all(map(computes_in_float64, call.xs)) else 65
+    pos, bound = call.pos, f"2π·|pos|·2^-{bits}"
+    if (largest := pos.largest()) is None:  # on a device, or there are none
+        return f"; from 2^31 on with an error of {bound} radians" if pos.dtype == "int64" else ""
+    values = pos.values
+    smallest = values.min() if hasattr(values, "min") else min(values) if pos.shape else values
+    farthest = max(int(largest), -int(smallest))
+    if farthest <= 2**31:
+        return ""
+    error = 2 * math.pi * farthest * 2.0**-bits
+    remedy = "; subtract a start, or give x in float64" if error > 1e-3 else ""
+    return f" to 2^31; here within {error:.1g} radians, {bound}{remedy}"
 
 
 def backends() -> tuple[Backend, ...]:

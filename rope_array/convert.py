@@ -7,6 +7,7 @@ one pairing works with the other. Pair i remains pair i: frequencies, scaling ru
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -355,6 +356,17 @@ def shift_keys(
     >>> bool(np.allclose(pool[1, :, 0], rope.apply(k[0, 5:], range(112, 117)), atol=1e-14))
     True
     """
+    try:
+        return _shift_keys(keys, delta, rope, seq_axis, slots, pages, out)
+    except (_errors.ArrayTypeError, _errors.PositionError, _errors.ShapeError) as error:
+        names = {"pos": "delta", "position": "distance", "positions": "distances"}
+        text = re.sub(r"\b(pos|positions?)\b", lambda match: names[match[1]], str(error))
+        raise type(error)(text) from None
+
+
+def _shift_keys(
+    keys: Any, delta: Any, rope: Any, seq_axis: int | None, slots: Any, pages: Any, out: Any
+) -> Any:
     has_rows, has_groups = slots is not None or pages is not None, isinstance(rope, tuple)
     if (slots is not None and pages is not None) or (out is not None and (has_rows or has_groups)):
         raise _errors.SpecError(

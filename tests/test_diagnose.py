@@ -607,6 +607,18 @@ def test_no_explanation():
     assert diagnosis == diagnose(x, y, range(64))
 
 
+def test_wide_and_irregular_positions_are_named():
+    """Their smallest gap is no step."""
+    steps = {"positions have a step of 2.5": np.arange(24) * 2.5}
+    steps["positions are 2"] = np.arange(24) * 3 + np.sin(np.arange(24))
+    rope, x = ra.RoPE(8, inv_freq=(0.61, 0.27, 0.13, 0.021)), features(24, 8)
+    for words, pos in steps.items():
+        (note,) = [n for n in diagnose(x, rope.apply(x, pos), pos).explanations[0].notes if "π" in n]
+        assert note.startswith(words)
+    x, y = features(24, 32), features(24, 32, seed=5)
+    assert "positions are 20 apart or more" in diagnose(x, y, range(0, 480, 20)).reason
+
+
 def test_one_wrong_element_is_found():
     x = features(2, 4, 64, 32)
     y = ra.apply(x, range(64), pairing="half")

@@ -53,13 +53,21 @@ def test_every_hint_names_a_field():
         assert re.split(r"[ ,=]", hint)[0] in names
 
 
-def run_suggested_lines(x):
+def run_suggested_lines(x, words="4 features | head_dim"):
     """Return the y of the lines that are suggested for an x whose last axis is not a head."""
-    text = refused(ShapeError, "4 features | head_dim", lambda: RoPE(4).apply(x, range(5)))
+    text = refused(ShapeError, words, lambda: RoPE(4).apply(x, range(5)))
     lines = re.search(r"(?:heads|back): (.*?)(?:, where.*)?\.$", text)[1]
     names = {"x": x, "pos": range(5), "rope": RoPE(4), "xp": np}
-    exec(lines if lines.startswith("y = ") else f"y = {lines}", names)
+    exec(lines if " = " in lines else f"y = {lines}", names)
     return names["y"]
+
+
+def test_the_suggested_lines_merge_heads_that_are_rotated_together():
+    """The rope of LTX; its heads are split here."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 2))
+    merged = RoPE(4).apply(x.transpose(0, 2, 1, 3).reshape(1, 5, 4), range(5))
+    expected = merged.reshape(1, 5, 2, 2).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(run_suggested_lines(x, "2 heads | head_dim"), expected)
 
 
 def test_the_suggested_lines_rotate_heads_in_one_axis_and_features_that_are_not_last():

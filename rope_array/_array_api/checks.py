@@ -124,6 +124,14 @@ def _wrong_width(x: Any, head_dim: int) -> ShapeError:
             f"{text} If it holds q, k and v, take q and k. Split its {heads} heads: "
             f"rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, seq_axis=-3).reshape(x.shape)."
         )
+    heads = head_dim // width if width else 0
+    if width and heads * width == head_dim and heads in x.shape[:-1]:
+        axis = x.shape.index(heads)
+        return ShapeError(
+            f"{text} If it rotates all heads together, merge the {heads} heads: z = xp.moveaxis(x, "
+            f"{axis}, -2); y = rope.apply(z.reshape(*z.shape[:-2], {head_dim}), pos).reshape(z.shape); y = "
+            f"xp.moveaxis(y, -2, {axis}), where xp is the library."
+        )
     return ShapeError(f"{text} Split heads off first, or give the rope x's head_dim.")
 
 

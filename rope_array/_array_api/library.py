@@ -321,8 +321,8 @@ def _refuse_numpy_subclasses(x: Any) -> None:
     names = {cls.__name__ for cls in type(x).__mro__}
     if "MaskedArray" in names:
         raise ArrayTypeError(
-            f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask is "
-            "ambiguous after it. Give its filled(0), or its data, and keep the mask separately."
+            f"{describe(x)} is a masked array, and a rotation reads no mask; give its filled(0), or its "
+            "data, and keep the mask separately."
         )
     if "Quantity" in names:  # astropy's
         raise ArrayTypeError(f"{describe(x)} has a unit, and a rotation needs plain numbers; give its value.")

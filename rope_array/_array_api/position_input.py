@@ -138,7 +138,8 @@ def parse(pos: Any, x: Any, lib: Library) -> PositionInput:
         form = "array"
     elif not _has_dtype(pos):
         raise ArrayTypeError(
-            f"pos is {describe(pos)}; give a number, a range, a sequence, or an array of x's library."
+            f"pos is {describe(pos)}; give a number, a range, a list or tuple, or an array of x's library."
+            f"{_hint_for_times(pos)}"
         )
     elif is_numpy_scalar(pos) or (lib.takes_numpy and is_numpy(pos)):
         form = "numpy"
@@ -213,7 +214,8 @@ def _parse_number(pos: Any) -> Any:
     if isinstance(pos, int):
         return int.__pos__(pos)
     if not isinstance(pos, Real) or not _has_dtype(pos):
-        raise ArrayTypeError(f"pos is a sequence that holds {describe(pos)}; give numbers, or one array.")
+        text = f"pos is a sequence that holds {describe(pos)}; give numbers, or one array."
+        raise ArrayTypeError(text + _hint_for_times(pos))
     if dtype_name(pos) not in POSITION_DTYPES:
         raise _refused_dtype(pos, dtype_name(pos))
     return int(pos) if isinstance(pos, Integral) else float(pos)
@@ -253,6 +255,19 @@ def _has_dtype(pos: Any) -> bool:
     return hasattr(pos, "dtype") and hasattr(pos, "shape")
 
 
+def _hint_for_times(pos: Any) -> str:
+    """Return the remedy for time stamps and durations; empty for others."""
+    name = f"{getattr(pos, 'dtype', '')} {type(pos).__name__}".lower()
+    if "timedelta" in name:
+        return " Of durations give seconds: numpy.asarray(pos, 'm8[ns]') / numpy.timedelta64(1, 's')."
+    if any(word in name for word in ("datetime", "timestamp", "nattype", " date")):
+        return (
+            " Of time stamps give seconds since the first: t = numpy.asarray(pos, 'M8[ns]'), then "
+            "(t - t[0]) / numpy.timedelta64(1, 's')."
+        )
+    return ""
+
+
 def _refused_dtype(pos: Any, dtype: str) -> ArrayTypeError:
     text = (
         f"pos is {describe(pos)}; give integers of at most 64 bits with a sign, or unsigned ones of at most "
@@ -260,7 +275,9 @@ def _refused_dtype(pos: Any, dtype: str) -> ArrayTypeError:
     )
     if dtype in ("float16", "bfloat16"):
         text += " 16-bit floats skip integers above 2048 or 256, so positions must never pass through them."
-    return ArrayTypeError(text)
+    if dtype == "object":
+        text += " If it holds numbers, give pos.astype('float64')."
+    return ArrayTypeError(text + _hint_for_times(pos))
 
 
 def _from_number(number: Any, dtype: Any, ops: ArrayOps) -> Any:
@@ -339,7 +356,7 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
     hint = lib.converter
     if not is_array_of_any_library(pos):
         held = "the array that it holds: pos[...] of Flax, or pos.data of xarray."
-        return f"pos is {describe_other(pos)}; give {hint}, or {held}"
+        return f"pos is {describe_other(pos)}; give {hint}, or {held}{_hint_for_times(pos)}"
     owners = "libraries"
     if library_name(pos) == library_name(x):  # marray makes a namespace for each import
         owners, hint = f"namespaces of {lib.name}", "both of one namespace"
@@ -351,4 +368,5 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         hint += ", or make it by ra.positions with like=x"
         if type(lib).__module__.partition(".")[0] != __name__.partition(".")[0]:  # another package's
             hint += f". If functions of {lib.name} take NumPy arrays, make its Library with takes_numpy=True"
-    return f"pos is {describe(pos)} and x {describe(x)}; arrays of two {owners} are not mixed. Give {hint}."
+    text = f"pos is {describe(pos)} and x {describe(x)}; arrays of two {owners} are not mixed. Give {hint}."
+    return text + _hint_for_times(pos)

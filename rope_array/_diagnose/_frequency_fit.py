@@ -295,7 +295,11 @@ class FrequencyFitter:
     def _as_estimate(self) -> FrequencyFit:
         notes, step = [NO_RULE], f"{self.step:g}"
         if self.step > 1:
-            notes.append(f"positions have a step of {step}, so that frequencies are known modulo 2π/{step}")
+            multiples = np.diff(self.series.at) / self.step
+            regular = f"positions have a step of {step}, so that frequencies are known modulo 2π/{step}"
+            irregular = f"positions are {step} apart or more: frequencies are sure below π/{step} only"
+            is_regular = abs(multiples - multiples.round()).max(initial=0.0) < 1e-3
+            notes.append(regular if is_regular else irregular)
         unsure = float((self.deviation / np.maximum(abs(self.omegas), 1e-300)).max())
         if 4 * math.sqrt(2) * self.misfit * self.jump > np.pi:
             unsure = 1.0  # pairs may make another full turn within the jump

@@ -79,6 +79,14 @@ class Observation:
         """The largest position, of any sign."""
         return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
+    @cached_property
+    def smallest_gap(self) -> float:
+        """The smallest distance of two positions along the axis of tokens; 0 if there are none."""
+        pos = np.asarray(self.pos, np.float64)
+        axis = -2 if self.coordinates and pos.ndim > 1 else -1
+        gaps = abs(np.diff(pos, axis=axis)) if pos.ndim else pos[None][:0]
+        return float(gaps[gaps > 0].min(initial=np.inf)) if (gaps > 0).any() else 0.0
+
     @property
     def decidable_reach(self) -> float:
         """The position up to which rounded angles distinguish ropes."""

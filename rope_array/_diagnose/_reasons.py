@@ -7,6 +7,7 @@ from ._observation import EPS32, LOOSEST, Observation
 from ._report import RotationExplanation
 from ._verdict import Rank, Trial
 
+_WIDE = 8.0  # positions; a frequency of 1 turns once in 2π
 _SURE = 1e-3  # relative; a rope with less certain numbers is not given
 
 
@@ -18,7 +19,7 @@ def reason_of(
 ) -> str:
     """Return the reason that there is no rope to rely on, and a remedy; empty if there is one."""
     if not kept:
-        return _too_far(observation) + _no_fit(nearest, observation)
+        return _too_far(observation) + _too_wide(observation) + _no_fit(nearest, observation)
     if len(kept) > 1:
         return f"{_too_far(observation)}{'; '.join(_causes(kept)) or 'several fit'}. {_remedy(observation)}"
     unsure, is_estimate = chosen[0].proposal.uncertainty, chosen[0].proposal.rank == Rank.ESTIMATE
@@ -68,6 +69,16 @@ def _too_far(observation: Observation) -> str:
         f"positions reach {observation.reach:.3g}, where angles rounded to {dtype} have errors above "
         f"{LOOSEST:g}, so that the output does not determine the rope: give nearer positions, below "
         f"{observation.decidable_reach:.3g}; else "
+    )
+
+
+def _too_wide(observation: Observation) -> str:
+    """Return the reason that pairs turn several times between positions; empty if they need not."""
+    if observation.smallest_gap <= _WIDE:
+        return ""
+    return (
+        f"positions are {observation.smallest_gap:.3g} apart or more, and fast pairs turn several times in "
+        "between: give positions with a step of 1 too; else "
     )
 
 

@@ -401,7 +401,7 @@ class Axes:
         >>> ra.Axes.axial(4, 2).sources(6)
         [(4, 0), (4, 1), (2, 0)]
         """
-        sizes = _sections(widths, MAX_WIDTH)
+        sizes = _sections(widths, MAX_WIDTH, "widths")
         n = len(sizes)
         for a, width in enumerate(sizes):
             if width % 2:
@@ -489,8 +489,12 @@ def _coordinate(name: str, value: Any) -> int | None:
     return None if value is None else integer(name, value, 0)
 
 
-def _sections(sections: Sequence[int], max_sum: int) -> tuple[int, ...]:
-    sizes = sequence("sections", sections, "a sequence of ints", partial(integer, minimum=0, maximum=max_sum))
+def _sections(sections: Sequence[int], max_sum: int, name: str = "sections") -> tuple[int, ...]:
+    if len(sections) == 1 and isinstance(listed := sections[0], (list, tuple)):
+        raise SpecError(
+            f"the {name} are in a {type(listed).__name__}; give each as an argument: *{short(listed)}."
+        )
+    sizes = sequence(name, sections, "a sequence of ints", partial(integer, minimum=0, maximum=max_sum))
     if not sizes:
         raise SpecError("no section is given; give one for each coordinate.")
     if sum(sizes) > max_sum:
