@@ -39,7 +39,7 @@ def draw_grid():
     """Draw a grid of 2 × 3 patches with a class token, and the array of their positions."""
     ids = np.concatenate([np.zeros((1, 2), int), ra.positions.grid(2, 3)])
     ax = Figure(figsize=(5.0, 3.3), layout="constrained").subplots()
-    ax.set(xlim=(-0.9, 6.1), ylim=(4.05, -0.5), aspect="equal")
+    ax.set(xlim=(-0.9, 6.2), ylim=(4.05, -0.5), aspect="equal")
     ax.axis("off")
     for token, (h, w) in enumerate(ids):
         x, y = (w, 1.9 + h) if token else (0, 0)

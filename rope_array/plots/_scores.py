@@ -112,7 +112,7 @@ def decay(
             colour = COLOURS[(index if len(labelled) > 1 else list(_NAMES).index(name)) % len(COLOURS)]
             x, y = _running_mean(distances[1:], values[1:]) if far else (distances, values)
             ax.plot(x, y, label=text, color=colour, linestyle=_DASHES[name], linewidth=1.8)
-    ax.set(xscale="log" if far else "linear", ylim=(0, 1.35 if len(labelled) == 1 else 1.15))
+    ax.set(xscale="log" if far else "linear", ylim=(0, 1.45 if len(labelled) == 1 else 1.15))
     count_ticks(ax.xaxis)
     add_legend(ax, below=len(labelled) > 1, loc="upper right")
     return ax
