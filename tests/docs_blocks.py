@@ -19,7 +19,8 @@ BLOCK = re.compile(
     r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
-EDGE = {"in-my-model/export.md"}  # pages for the session `edge`, whose programs need its packages
+# Pages for the session `edge`, whose programs need its packages.
+EDGE = {"api/onnx.md", "in-my-model/export.md"}
 # By the name in an import statement. No program imports the strict library, or a library that needs a GPU.
 LIBRARIES = {
     lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS if lib.session not in ("strict", "gpu")

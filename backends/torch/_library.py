@@ -206,7 +206,10 @@ class Torch(Library):
             row = torch.where(keep, torch.arange(number, device=keep.device), first)
             row = torch.where(keep[first], row, number)
             at = tuple([torch.where(keep, i, s) for i, s in zip(index, spare, strict=True)])
-            written[at] = torch.cat([rows, written[spare]])[row]
+            values = torch.cat([rows, written[spare]])[row]
+            if in_onnx_export():  # the older exporter loses a write into a view
+                return written.index_put(at, values).permute([order.index(a) for a in range(cache.ndim)])
+            written[at] = values
         return cache
 
 

@@ -200,7 +200,7 @@ def _check_range(targets: list[Target], slots: Any, lib: Library) -> None:
     else:
         largest = max(_flat(lib.host_numbers(slots) or []), default=-1)
     for target in targets:
-        if largest >= target.num_slots:
+        if -1 < largest >= target.num_slots:  # torch.export makes a size that is compared a constant
             last = f"up to {target.num_slots - 1}, or " if target.num_slots else ""
             raise PositionError(
                 f"slots has {largest}, and the cache of {target.name} {target.num_slots} slots; give slots "

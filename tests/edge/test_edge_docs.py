@@ -68,35 +68,60 @@ def batch_calls(names):
     return [Call((*call.inputs[:2], ids), call.outputs)]
 
 
-def step_calls(names):
-    return [step_call(names["step"], past, tokens) for past, tokens in ((0, 5), (0, 1), (4, 1), (4, 3))]
+def growing_calls(names):
+    return [growing_call(names["growing"], past, tokens) for past, tokens in ((0, 5), (0, 1), (4, 1), (4, 3))]
 
 
-def step_call(step, past, tokens):
-    """Return a call of the step: attention in float64."""
+def growing_call(layer, past, tokens):
     x, past_k, past_v = normal(0, 3, tokens, 64), normal(1, 3, 4, past, 16), normal(2, 3, 4, past, 16)
     positions = np.arange(past, past + tokens)
-    weight, bias = (p.detach().double().numpy() for p in (step.project.weight, step.project.bias))
-    qkv = (x @ weight.T + bias).reshape(3, tokens, 3, 4, 16).transpose(2, 0, 3, 1, 4)
-    q, k = rotated(qkv[0], positions, step.rotary.rope), rotated(qkv[1], positions, step.rotary.rope)
-    k, v = np.concatenate((past_k, k), 2), np.concatenate((past_v, qkv[2]), 2)
-    scores = q @ k.swapaxes(-1, -2) / 4
-    weights = np.exp(np.where(np.arange(past + tokens) <= positions[:, None], scores, -np.inf))
-    y = weights / weights.sum(-1, keepdims=True) @ v
+    q, k, v = heads(layer, x, positions)
+    k, v = np.concatenate((past_k, k), 2), np.concatenate((past_v, v), 2)
+    y = attention(q, k, v, np.arange(past + tokens) <= positions[:, None])
     return Call((x, positions, past_k, past_v), (y, k, v), 1e-5)
+
+
+def fixed_calls(names):
+    return [fixed_call(names["fixed"], np.array([0, 7, 4000]), tokens) for tokens in (1, 5)]
+
+
+def fixed_call(layer, lengths, tokens):
+    """Return a call whose rows have caches of different lengths."""
+    x, cache_k, cache_v = normal(0, 3, tokens, 64), normal(1, 3, 4, 4100, 16), normal(2, 3, 4, 4100, 16)
+    positions = lengths[:, None] + np.arange(tokens)
+    q, new_k, new_v = heads(layer, x, positions)
+    k, v = cache_k.astype(float), cache_v.astype(float)
+    for row, slots in enumerate(positions):
+        k[row][:, slots], v[row][:, slots] = new_k[row], new_v[row]
+    y = attention(q, k, v, np.arange(4100) <= positions[:, None, :, None])
+    return Call((x, positions, cache_k, cache_v), (y, k, v), 1e-5)
+
+
+def heads(layer, x, positions):
+    """Return q and k, rotated, and v of a layer of the page, in float64."""
+    weight, bias = (p.detach().double().numpy() for p in (layer.project.weight, layer.project.bias))
+    q, k, v = (x @ weight.T + bias).reshape(*x.shape[:2], 3, 4, 16).transpose(2, 0, 3, 1, 4)
+    return rotated(q, positions, layer.rotary.rope), rotated(k, positions, layer.rotary.rope), v
+
+
+def attention(q, k, v, mask):
+    weights = np.exp(np.where(mask, q @ k.swapaxes(-1, -2) / 4, -np.inf))
+    return weights / weights.sum(-1, keepdims=True) @ v
 
 
 BOTH = ("onnxruntime", "openvino")
 # The calls of each section, and its files, with their readers.
 FILES = {
-    "ONNX": (rotary_calls, {"rotary.onnx": BOTH, "rotary_older.onnx": BOTH}),
+    "ONNX": (rotary_calls, {"rotary.onnx": BOTH}),
     "Tables": (batch_calls, {"tables.onnx": BOTH}),
-    "A generation step with a cache": (step_calls, {"step.onnx": BOTH, "step_older.onnx": BOTH}),
+    "A KV cache": (
+        growing_calls,
+        {"growing.onnx": BOTH, "growing_older.onnx": BOTH, "fixed.onnx": BOTH, "fixed.pt2": ("aoti",)},
+    ),
     "float16": (float16_calls, {"rotary_float16.onnx": ("onnxruntime",)}),
     "Tables as inputs": (table_calls, {"rotate.onnx": BOTH}),
     "An ONNX file that exists": (operator_calls, {"model.onnx": (), "exact.onnx": ("onnxruntime",)}),
     "torch.export and AOTInductor": (rotary_calls, {"rotary.pt2": ("aoti",)}),
-    "torch.jit.trace": (rotary_calls, {"rotary.pt": ("jit",)}),
     "OpenVINO": (rotary_calls, {"rotary.xml": ("openvino",)}),
 }
 RUN = """
@@ -117,7 +142,7 @@ elif reader == "openvino":
 else:
     import torch
 
-    program = torch._inductor.aoti_load_package(file) if reader == "aoti" else torch.jit.load(file)
+    program = torch._inductor.aoti_load_package(file)
     run = lambda inputs: [y.detach().numpy() for y in program(*map(torch.from_numpy, inputs))]
 
 with open("calls.pickle", "rb") as calls:
@@ -125,7 +150,7 @@ with open("calls.pickle", "rb") as calls:
 with open("outputs.pickle", "wb") as results:
     pickle.dump(outputs, results)
 assert "rope_array" not in sys.modules
-assert ("torch" in sys.modules) is (reader in ("aoti", "jit"))
+assert ("torch" in sys.modules) is (reader == "aoti")
 """
 
 
@@ -148,28 +173,23 @@ def test_programs_and_their_files(program, tmp_path, monkeypatch):
     assert written == {*files}
     for file, readers in files.items():
         for reader in readers:
-            check_in_another_process(tmp_path, reader, file, make_calls(names))
+            calls = fixed_calls if file.startswith("fixed") else make_calls
+            check_in_another_process(tmp_path, reader, file, calls(names))
+    if program.section == "A KV cache":
+        check_other_recorders(names)
 
 
-@pytest.mark.library("torch")
-@pytest.mark.filterwarnings("default")
-def test_other_tools_record_the_step_with_a_cache(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (program,) = [program for program in PROGRAMS if program.section == "A generation step with a cache"]
-    names = program.run()
-    step, example, calls = names["step"], names["example"], step_calls(names)
-    sizes = {size: torch.export.Dim(size) for axes in names["axes"].values() for size in axes.values()}
-    shapes = {
-        name: {axis: sizes[size] for axis, size in axes.items()} for name, axes in names["axes"].items()
-    }
-    with torch.no_grad():
-        torch.jit.trace(step, example).save("step.pt")
-        exported = torch.export.export(step, example, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(exported, package_path="step.pt2")
-        for call in calls:
-            call.check(exported.module()(*map(torch.from_numpy, call.inputs)))
-    check_in_another_process(tmp_path, "jit", "step.pt", calls)
-    check_in_another_process(tmp_path, "aoti", "step.pt2", calls)
+def check_other_recorders(names):
+    """Compare torch.export's and torch.jit.trace's programs of both layers with a cache."""
+    of_growing = {n: {a: torch.export.Dim.DYNAMIC for a in axes} for n, axes in names["axes"].items()}
+    for layer, example, shapes, calls in (
+        (names["growing"], names["example"], of_growing, growing_calls(names)),
+        (names["fixed"], names["fixed_example"], names["shapes"], fixed_calls(names)),
+    ):
+        exported = torch.export.export(layer, example, dynamic_shapes=shapes).module()
+        for run in (exported, torch.jit.trace(layer, example)):
+            for call in calls:
+                call.check(run(*map(torch.from_numpy, call.inputs)))
 
 
 def test_every_page_has_programs():

@@ -475,6 +475,49 @@ def test_a_package_of_aotinductor_reads_the_strides_of_its_example(tmp_path):
     assert not torch.equal(run(part, torch.ones(1), torch.ones(2)), 2 * part)
 
 
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = ra.torch.AttentionInputs(HALF, norm=False)
+
+    def forward(self, k, positions, slots, of_k, of_v):
+        return self.inputs(k + 1, k, positions, 2 * k, cache=(of_k, of_v), slots=slots, unique_slots=True)[2]
+
+
+@pytest.mark.parametrize("recorder", ["export", "jit.trace", "torchscript"])
+def test_a_written_cache_is_recorded_with_any_sizes(recorder):
+    """The older ONNX exporter loses a write into a view, and drops its inputs, without an error."""
+
+    def inputs(batch, tokens, size):
+        positions = torch.arange(tokens).repeat(batch, 1) + 3
+        slots = positions + size * torch.arange(batch)[:, None]
+        caches = [torch.full((batch, 2, size, 16), float(i)) for i in (1, 2)]
+        return torch.randn(batch, 2, tokens, 16), positions, slots, *caches
+
+    cached, cache, of_tokens = Cached(), {0: "batch", 2: "slots"}, {0: "batch", 1: "tokens"}
+    axes = dict(k={0: "batch", 2: "tokens"}, positions=of_tokens, slots=of_tokens, of_k=cache, of_v=cache)
+    example, others = inputs(2, 5, 32), inputs(3, 2, 48)
+    with torch.no_grad():
+        if recorder == "torchscript":
+            run = runner(to_onnx(cached, example, False, None, axes, tuple(axes)))
+        elif recorder == "export":
+            shapes = {name: dict.fromkeys(sizes, torch.export.Dim.DYNAMIC) for name, sizes in axes.items()}
+            run = torch.export.export(cached, example, dynamic_shapes=shapes).module()
+        else:
+            run = torch.jit.trace(cached, example, check_trace=False)
+        outputs = run(*[each.clone() for each in others])
+        for y, expected in zip(outputs, cached(*others), strict=True):
+            np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
+
+
+def test_a_trace_keeps_the_numbers_of_its_example():
+    """PyTorch's own rule. If this test fails, take the sentence about `range` from the page."""
+    trace = partial(torch.jit.trace, example_inputs=torch.ones(3), check_trace=False)
+    assert trace(lambda past: torch.tensor(range(len(past), len(past) + 2)))(torch.ones(9)).tolist() == [3, 4]
+    counted = trace(lambda past: torch.arange(past.shape[0], past.shape[0] + 2))
+    assert counted(torch.ones(9)).tolist() == [9, 10]
+
+
 def test_frequencies_of_each_head_are_recorded():
     torch.manual_seed(0)
     mixed = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=2).requires_grad_(False)
