@@ -18,16 +18,15 @@ from _targets import HEAD as HEAD_OF_TARGETS
 
 HEAD = ("implementation", "median", "quartiles", "copies")
 # Groups, sizes and directions of cases that pages leave out.
-LESS = {*(("growth", size, "") for size in (4, 16, 256, 4096, 65536)), ("prefill", 32768, "forward")}
-LESS |= {("prefill", size, "backward") for size in (1024, 32768, 131072)}
-LESS |= {("decode", size, "forward") for size in (8, 512)}
+LESS = {("prefill", 32768, "forward"), *(("prefill", size, "backward") for size in (1024, 32768, 131072))}
+LESS |= {("decode", 8, "forward"), ("decode", 512, "forward")}
+LESS |= {("other widths", size, "forward") for size in (8192, 32768)}
 # The tables of all cases: a title, and groups of cases.
 GROUPS = {
-    "One token of each sequence": ("decode",),
+    "One token of each sequence, µs": ("decode",),
     "2,048 tokens, 32 heads": ("prefill",),
     "2,048 tokens, fewer heads and other widths": ("heads", "width"),
     "65,536 tokens of one head, 32,768 of 8": ("one head", "long"),
-    "From 1 token to 1,048,576": ("growth",),
     "All threads": ("threads",),
 }
 IN_README = (
@@ -40,6 +39,7 @@ DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
 FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
 BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
 LEFT_OUT = ("core", "clone", "ai.onnx", "backend=numpy")  # words in names of rows that pages leave out
+LEFT_OUT_OF_ALL = ("clone", "com.microsoft", "backend=numpy", "Rotation, out=")  # and the tables of all cases
 SIZES = ("one token", "64 KiB", "4 MiB", "64 MiB")  # of bench/sweep.py
 SLOW = 4  # ratio from which a kind of call is in the table of every call
 
@@ -119,7 +119,7 @@ def by_case(title, cases, facts, cell):
     lines = [
         (shown(name), *(cell(case["rows"].get(name, {}), case["rows"]) for case in cases))
         for name in names(cases)
-        if "backend=numpy" not in name
+        if not any(word in name for word in LEFT_OUT_OF_ALL)
     ]
     yield from (f"## {title}", "")
     yield from (f"Each column: {', '.join(common)}.", "") if common else ()
@@ -195,27 +195,26 @@ def names(cases):
 def every_case(run):
     for title, groups in GROUPS.items():
         cases = [case for case in run["numbers"].values() if case["group"] in groups and is_shown(case)]
-        yield from by_case(title, cases, facts, time_and_copies) if cases else ()
+        cell = in_microseconds if "µs" in title else in_copies
+        yield from by_case(title, cases, facts, cell) if cases else ()
     yield from not_timed(run)
 
 
 def is_shown(case):
     size = case["shape"][2] if "shape" in case else max(case["batch"], case["tokens"])
-    return (case["group"], size, case.get("direction", "")) not in LESS
+    if case["dtype"] == "float16" or (case["group"], size, case.get("direction", "")) in LESS:
+        return False
+    return "shape" in case or case["group"] == "prefill" or case["pairing"] == "half"
 
 
 def facts(case):
     shape = f"({', '.join(map(str, case['shape']))})"
     threads = (f"{case['threads']} threads",) if case["group"] == "threads" else ()
-    return shape, case["dtype"], case["pairing"], *threads, unit_of(case["rows"])[0]
+    return shape, case["dtype"], case["pairing"], *threads
 
 
-def time_and_copies(row, rows):
-    return f"{number(row, unit_of(rows)[1])} ({copies(row)})" if "seconds" in row else ""
-
-
-def unit_of(rows):
-    return unit(rows[INTO]["seconds"][1]) if INTO in rows else ("ms", 1e-3)
+def in_microseconds(row, rows):
+    return number(row, 1e-6)
 
 
 def every_call(*runs):
@@ -237,13 +236,13 @@ def every_call(*runs):
 
 
 def gpu_cases(run):
-    """Decoding and prefill have a table for each pairing."""
+    """Prefill has a table for each pairing; other groups show half pairs."""
     groups = {}
     for case in filter(is_shown, run["numbers"].values()):
-        pairing = f", {case['pairing']}" if case["group"] in ("decode", "prefill") else ""
+        pairing = f", {case['pairing']}" if case["group"] == "prefill" else ""
         groups.setdefault(case["group"].capitalize() + pairing, []).append(case)
     for title, cases in groups.items():
-        yield from by_case(title, cases, gpu_facts, three if title.startswith("Decode") else in_device_copies)
+        yield from by_case(title, cases, gpu_facts, three if title == "Decode" else in_copies)
 
 
 def gpu_notes(run):
@@ -275,9 +274,9 @@ def gpu_facts(case):
     return size, heads, f"width {case['head_dim']}", case["dtype"], case["pairing"], case["direction"]
 
 
-def in_device_copies(row, rows):
+def in_copies(row, rows):
     """Return a row's time in copies; of the copy, its time."""
-    return median(row) if row is rows.get(COPY) else copies(row)
+    return median(row) if row in (rows.get(COPY), rows.get(INTO)) else copies(row)
 
 
 def three(row, rows):
