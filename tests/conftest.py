@@ -42,7 +42,7 @@ import pytest
 
 from rope_array.__main__ import main
 from rope_array._backends import _native
-from rope_array._backends._native.checkout import hash_of_sources
+from rope_array._backends._native.checkout import outdated_in
 from rope_array.testing._libraries import DEFAULT_CONFIGURATIONS, ArrayLibrary, MissingLibrary
 
 # The factor on the usual number of random examples; the session `long` raises it.
@@ -138,10 +138,8 @@ def pytest_sessionstart(session):
     """Say first, with -q too, that the installed kernel is not compiled from the sources of these tests."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     compiled = _native.kernel.SOURCES if _native.kernel else ""
-    if terminal and compiled not in ("", hash_of_sources(Path(__file__).parents[1])):
-        terminal.write_line(
-            "OLD KERNEL: it is compiled from other sources than backends/_native; install again"
-        )
+    if terminal and (text := outdated_in(Path(__file__).parents[1], compiled)):
+        terminal.write_line(f"OLD KERNEL: {text}")
 
 
 def pytest_report_header(config):

@@ -107,12 +107,15 @@ def test_a_kernel_older_than_its_sources_says_so(tmp_path, monkeypatch, capsys):
     record = mock.Mock(read_text=lambda name: json.dumps(origin))
     monkeypatch.setattr(checkout, "distribution", lambda name: record)
     assert checkout.hash_of_sources(root) == checkout.hash_of_sources(copy) == _native.kernel.SOURCES
-    assert checkout.installed_from() == copy
     (copy / "backends/_native/loops/.stream.hpp.swp").write_text("an editor's")
     assert not ra.backends()[0].outdated
     (copy / "backends/_native/loops/stream.hpp").write_text("// changed\n")
     text = "the C++ kernel was compiled from other sources than"
-    assert ra.backends()[0].outdated == f"{text} {copy} has: install them again"
+    assert (
+        ra.backends()[0].outdated == f'{text} {copy} has: `python -m pip install -v "{copy}"` compiles these'
+    )
+    origin["dir_info"]["editable"] = True
+    assert f'-e "{copy}"` compiles these' in ra.backends()[0].outdated
     assert main(["check", "numpy", "--in-process", "--case", "base=500.0"]) == 0
     assert text in " ".join(capsys.readouterr().out.split())
     origin = {"url": "file:///w.whl", "archive_info": {}}

@@ -82,11 +82,9 @@ def description(library_threads: int = 0) -> str:
 
 def outdated() -> str:
     """Return that the kernel is of other sources than its checkout has; an empty string if it is not."""
-    from .checkout import changed_since  # imports urllib, which no call needs
+    from .checkout import outdated  # imports urllib, which no call needs
 
-    if kernel is None or not (root := changed_since(kernel.SOURCES)):
-        return ""
-    return f"the C++ kernel was compiled from other sources than {root} has: install them again"
+    return outdated(kernel.SOURCES) if kernel else ""
 
 
 def prepare(plan: Plan) -> None:

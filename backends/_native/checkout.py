@@ -7,23 +7,26 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-
-def changed_since(sources_hash: str) -> Path | None:
-    """Return the checkout if the hash of its sources is another; None if not, or if it cannot be told."""
-    try:
-        root = installed_from()
-        return root if root and sources_hash and hash_of_sources(root) not in ("", sources_hash) else None
-    except (OSError, ValueError, KeyError):  # sources of another user, or a record that is not PEP 610's
-        return None
+# The options of a build in seconds, which CONTRIBUTING.md explains.
+EDITABLE = "--no-build-isolation --no-deps -Ccmake.define.ROPE_ARRAY_THIS_PROCESSOR=ON -e "
 
 
-def installed_from() -> Path | None:
-    """Return the folder from which pip installed rope_array, by PEP 610's record; None if it was a file."""
+def outdated(sources_hash: str) -> str:
+    """Return `outdated_in` of the checkout from which pip installed rope_array, by PEP 610's record."""
     try:
         origin = json.loads(distribution("rope-array").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        return None
-    return Path(url2pathname(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
+        root = Path(url2pathname(urlsplit(origin["url"]).path))
+        return outdated_in(root, sources_hash, editable=origin["dir_info"].get("editable", False))
+    except (PackageNotFoundError, OSError, ValueError, KeyError):  # not from a folder, or of another user
+        return ""
+
+
+def outdated_in(root: Path, sources_hash: str, editable: bool = True) -> str:
+    """Return that a kernel is of other sources than a checkout has, and the command; else ""."""
+    if not sources_hash or hash_of_sources(root) in ("", sources_hash):
+        return ""
+    command = f'python -m pip install -v {EDITABLE if editable else ""}"{root}"'
+    return f"the C++ kernel was compiled from other sources than {root} has: `{command}` compiles these"
 
 
 def hash_of_sources(root: Path) -> str:
