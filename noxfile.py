@@ -10,8 +10,8 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -259,21 +259,48 @@ def shared(session: nox.Session) -> None:
     session.install(*REQUIRED, *BUILDING, *(spec for name in groups for spec in needs(name)))
 
 
-@runs("", shared=True, requires=[])
+@cache
+def nearest_to_change() -> tuple[Collection[str], list[str], list[str]]:
+    """Return the paths that have changed, the tests nearest to them, and the libraries to test with."""
+    paths = reach.uncommitted_paths() or reach.changed_paths() or reach.git("diff", "--name-only", "HEAD~1")
+    if not (tests := reach.tests_of(paths)):
+        return paths, [], []
+    # The libraries that the change or its nearest test names, in a mark too.
+    marks = re.findall(r"\blibrary\(.*\)", (ROOT / tests[0]).read_text("utf-8"))
+    words = reach.words_of(" ".join(["numpy", *paths, tests[0], *marks]))
+    return paths, tests, [name for name in LIBRARIES if name in words]
+
+
+def first(names: Sequence[str]) -> str:
+    """Join the first names, and say how many more there are."""
+    return ", ".join(names[:6]) + f" and {len(names) - 6} more" * (len(names) > 6)
+
+
+@runs("", requires=[], venv_backend="none")
+def plan(session: nox.Session) -> None:
+    """Say what the session `changed` will run, and how long it takes."""
+    paths, tests, libraries = nearest_to_change()
+    if not tests:
+        session.skip(f"no test reads what has changed: {first(sorted(paths)) or 'nothing'}")
+    session.log(f"your change: {first(sorted(paths))}")
+    if not SHARED.exists():
+        session.log("once: install all libraries into .nox/shared, which takes minutes")
+    first_time = not (ROOT / "build/changed").exists()
+    session.log(f"build a wheel: {'a minute' if first_time else 'seconds; a minute if C++ has changed'}")
+    count = sum((ROOT / test).read_text("utf-8").count("\ndef test_") for test in tests)
+    session.log(f"with {', '.join(libraries)}, {count} test functions, the nearest first, for a minute:")
+    session.log(first([Path(test).stem for test in tests]))
+
+
+@runs("", shared=True, requires=["plan"])
 def changed(session: nox.Session) -> None:
     """Test what your change reaches, the nearest first, for two minutes.
 
     The change: uncommitted files; if there are none, commits that no remote has, or else the last commit.
     """
-    paths = reach.uncommitted_paths() or reach.changed_paths() or reach.git("diff", "--name-only", "HEAD~1")
-    tests = reach.tests_of(paths)
+    _, tests, libraries = nearest_to_change()
     if not tests:
         session.skip("no test reads what has changed")
-    # The libraries that the change or its nearest test names, in a mark too.
-    marks = re.findall(r"\blibrary\(.*\)", (ROOT / tests[0]).read_text("utf-8"))
-    words = reach.words_of(" ".join(["numpy", *paths, tests[0], *marks]))
-    libraries = [name for name in LIBRARIES if name in words]
-    session.log(f"with {', '.join(libraries)}: {' '.join(Path(test).stem for test in tests)}")
     # For this processor alone, which takes half the time.
     args = ("-Cbuild-dir=build/changed", "-Ccmake.define.ROPE_ARRAY_THIS_PROCESSOR=ON")
     build_wheel(session, ROOT, NOX / "dist-changed", *args)
