@@ -64,9 +64,12 @@ OPTIONS = {
     "--study": (("test_roformer",), "test the study of the RoFormer paper too"),
     "--proof": (("test_proof",), "prove the contract; needs sollya and gappa"),
 }
-# Files that run copies of the checkout: their children import an editable build in the place of a copy.
-NOT_EDITABLE = ("test_checkout.py",)
-EDITABLE = "_editable_skbc_rope_array" in sys.modules  # the finder of scikit-build-core's editable builds
+# These fail with an editable build: children import it in place of a copy, and it reads all files.
+NOT_EDITABLE = (
+    "test_checkout.py",
+    "test_imports.py::test_imports_a_config_and_a_first_call_read_their_own_files_alone",
+)
+EDITABLE = "_editable_skbc_rope_array" in sys.modules  # scikit-build-core's finder
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
@@ -219,9 +222,10 @@ def _is_for_nightly(item, needed, cases_seen):
     return cases_seen[item.function] % 4 != 1
 
 
-def _cannot_pass(item):
-    """Return whether a test runs a copy of the checkout, which an editable build replaces."""
-    return EDITABLE and item.path.name in NOT_EDITABLE
+def _not_editable(item):
+    """Return the entry of NOT_EDITABLE that has a test, if the build is editable; else None."""
+    name = item.nodeid.rpartition("/")[2]
+    return next((entry for entry in NOT_EDITABLE if name.startswith(entry)), None) if EDITABLE else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
@@ -235,8 +239,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("gpu_code"):
             chosen = chosen and config.getoption("--gpu-code")
         chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, cases_seen))
-        if _cannot_pass(item):  # one of the file is left to say so
-            chosen = chosen and all(item.path != other.path for other in kept)
+        if entry := _not_editable(item):  # one test of a file is left to say so
+            chosen = chosen and entry not in map(_not_editable, kept)
         (kept if chosen else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
@@ -244,9 +248,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    if _cannot_pass(item):
-        session = f'python dev.py test -s "tests(numpy)" -- tests/{item.path.name}'
-        pytest.fail(f"{item.path.name} cannot pass with an editable build: {session}", pytrace=False)
+    if entry := _not_editable(item):
+        command = f'python dev.py test -s "tests(numpy)" -- tests/{entry}'
+        pytest.fail(f"{entry} cannot pass with an editable build: {command}", pytrace=False)
     seconds = item.config.getoption("--seconds")
     if seconds is not None and time.monotonic() - START > seconds:
         pytest.skip(f"not begun after {seconds:g} seconds")

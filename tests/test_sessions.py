@@ -119,6 +119,19 @@ def test_a_kernel_of_other_sources_is_named_first(monkeypatch):
 
 def test_after_some_seconds_no_test_begins():
     for seconds in (None, 1e9):
-        conftest.pytest_runtest_setup(mock.Mock(**{"config.getoption.return_value": seconds}))
+        conftest.pytest_runtest_setup(mock.Mock(nodeid="", **{"config.getoption.return_value": seconds}))
     with pytest.raises(pytest.skip.Exception, match="not begun after 0 seconds"):
-        conftest.pytest_runtest_setup(mock.Mock(**{"config.getoption.return_value": 0.0}))
+        conftest.pytest_runtest_setup(mock.Mock(nodeid="", **{"config.getoption.return_value": 0.0}))
+
+
+def test_a_test_that_an_editable_build_fails_names_its_session(monkeypatch):
+    item = mock.Mock(
+        nodeid="tests/test_checkout.py::test_the_version", **{"config.getoption.return_value": None}
+    )
+    monkeypatch.setattr(conftest, "EDITABLE", False)
+    conftest.pytest_runtest_setup(item)
+    monkeypatch.setattr(conftest, "EDITABLE", True)
+    with pytest.raises(
+        pytest.fail.Exception, match=r'editable build: .* "tests\(numpy\)" -- tests/test_checkout.py$'
+    ):
+        conftest.pytest_runtest_setup(item)
