@@ -420,7 +420,7 @@ def test_public_names_are_those_of_the_list(section):
     assert f"\n{text}".count("\n# ") == len(PUBLIC_NAMES["SECTIONS"])
     listed = text.partition(f"{names[0]}\n")[2].partition("\n\n")[0]
     gone, new = {*listed.splitlines()}.difference(names), {*names[1:]}.difference(listed.splitlines())
-    new = {name for name in new if not name.startswith("check ")}  # a release lists them: see release/README.md
+    new = {name for name in new if not name.startswith("check ")}  # a release lists them: release/README.md
     assert not gone | new, f"gone: {gone}\nnew: {new}\n{PUBLIC_NAMES['__doc__']}"
 
 
