@@ -30,7 +30,8 @@ class RoPE(Spec):
     head_dim : int
         Features of one head: the size of x's last axis.
     base : float
-        θ_i = base^(-2i/rotary_dim), i from 0; "rope_theta" in Hugging Face configs. Not used with `inv_freq`.
+        θ_i = base^(-2i/rotary_dim), i from 0; "rope_theta" in Hugging Face configs. Not used with `inv_freq`:
+        to change it then changes nothing.
     rotary_dim : int, optional
         Number of rotated features; even. By default the rest of the head, and the field then holds that
         number. 0 is the identity (a NoPE layer). Frequencies count over rotary_dim, not head_dim.

@@ -57,13 +57,7 @@ def _read(path: Path, name: str) -> tuple[dict[str, Any], dict[str, list[float]]
 
 
 def _other_parts(path: Path, name: str, keys: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the other files of a model in several files: one of them may have the factors.
-
-    Raises
-    ------
-    ConfigError
-        A file is missing, or the given one is not the first.
-    """
+    """Yield the other files of a split model; raise if one is missing, or the given one is not the first."""
     number, count = keys.get("split.no", 0), keys.get("split.count", 0)
     if not isinstance(count, int) or count < 2:
         return

@@ -623,6 +623,8 @@ class Proportional(Scaling):
 class Periods(Scaling):
     """DINOv3's frequencies: 2π divided by periods, for coordinates that are normalised to [-1, 1] [1]_.
 
+    It takes no list of periods: for one, give the rope ``inv_freq=[2 * math.pi / p for p in periods]``.
+
     Without arguments the periods are base^(2j/d): every frequency is 2π times the usual one. With both, the
     n periods of a series are min·(max/min)^(j/(n-1)).
 
