@@ -19,8 +19,7 @@ BLOCK = re.compile(
     r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
-# Pages for the session `edge`, whose programs need its packages.
-EDGE = {"api/onnx.md", "in-my-model/export.md"}
+EDGE = {"api/onnx.md", "in-my-model/export.md"}  # for the session `edge`, which has the packages
 # By the name in an import statement. No program imports the strict library, or a library that needs a GPU.
 LIBRARIES = {
     lib.module.partition(".")[0] for lib in DEFAULT_CONFIGURATIONS if lib.session not in ("strict", "gpu")

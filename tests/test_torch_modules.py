@@ -228,10 +228,8 @@ def test_the_fixed_module_has_no_state():
 CALLS = [
     "RotaryEmbedding(RoPE(head_dim=16, base=500000.0, pairing='half'))",
     "RotaryEmbedding(RoPE(head_dim=4), seq_axis=-3, tables=9, onnx_operator=True)",
-    "LearnedRotaryEmbedding(RoPE(head_dim=4), seq_axis=-3)",
-    "LearnedRotaryEmbedding(RoPE(head_dim=4), heads=3)",
+    "LearnedRotaryEmbedding(RoPE(head_dim=4), seq_axis=-3, heads=3)",
     "MixedRotaryEmbedding(RoPE(head_dim=4, base=10.0), seq_axis=-3, heads=3, coordinates=2)",
-    "AttentionInputs(RoPE(head_dim=4), norm=False)",
     "AttentionInputs(RoPE(head_dim=4), heads=(4, 2), eps=1e-06, offset=1.0, rounding='none')",
 ]
 
