@@ -53,7 +53,7 @@ class ArrayLibrary:
     # The session of noxfile.py that tests it: "more" is `tests(more)`. "gpu": the session `gpu` alone.
     session = "more"
     module = ""
-    # The module of the Array API namespace, from array-api-compat where it has one.
+    # The module of the Array API namespace, from array-api-compat where it has one; else `module`.
     namespace = ""
     floats: tuple[str, ...] = ("float16", "float32", "float64")
     # The integer dtypes that positions may have; the first is the widest.
@@ -107,7 +107,7 @@ class ArrayLibrary:
     @cached_property
     def xp(self) -> Any:
         """The Array API namespace."""
-        return import_module(self.namespace)
+        return import_module(self.namespace or self.module)
 
     @property
     def version(self) -> str:

@@ -16,7 +16,7 @@ from ._base import Array, ArrayLibrary, Context, Function, MissingLibrary, widen
 class StrictLibrary(ArrayLibrary):
     """array-api-strict with its strictest flags: the standard's functions only."""
 
-    name = module = namespace = "array_api_strict"
+    name = module = "array_api_strict"
     title = package = "array-api-strict"
     session = "strict"
     floats = ("float32", "float64")
@@ -76,7 +76,7 @@ class MLXLibrary(ArrayLibrary):
 
     name = package = "mlx"
     title = "MLX"
-    module = namespace = "mlx.core"
+    module = "mlx.core"
     floats = ("float16", "bfloat16", "float32", "float64")
     reasons = MappingProxyType({
         "float64": "MLX has float64 on the CPU only", "lazy": "an array does not show whether it is computed",
@@ -117,7 +117,7 @@ class MLXLibrary(ArrayLibrary):
 class TensorFlowLibrary(ArrayLibrary):
     """TensorFlow's tensors."""
 
-    name = module = namespace = "tensorflow"
+    name = module = "tensorflow"
     title = "TensorFlow"
     package = "tensorflow-cpu"
     floats = ("float16", "bfloat16", "float32", "float64")
@@ -155,7 +155,7 @@ class TensorFlowLibrary(ArrayLibrary):
 class NDonnxLibrary(ArrayLibrary):
     """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
 
-    name = title = package = module = namespace = "ndonnx"
+    name = title = package = module = "ndonnx"
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return np.asarray(array.unwrap_numpy())
