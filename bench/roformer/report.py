@@ -116,13 +116,12 @@ def masked_block(results: Results) -> list[str]:
             arm,
             interval(losses[arm], 3),
             against(by_arm, arm),
-            f"{min(results.seconds('masked', arm)):.0f}",  # other work on the machine only adds time
             interval(orders[arm], 1, 100) if arm in orders else "",
         )
         for arm in losses
     ]
-    head = ("encoding", "loss", "RoPE against it, by loss", "seconds", "word order, %")
-    return table(head, rows, (head[1], *head[3:]))
+    head = ("encoding", "loss", "RoPE against it, by loss", "word order, %")
+    return table(head, rows, (head[1], head[3]))
 
 
 def sentences_block(results: Results) -> list[str]:
@@ -150,12 +149,12 @@ def linear_block(results: Results) -> list[str]:
 
 
 def stages_block(results: Results) -> list[str]:
-    head = ("stage", "length", "steps", "loss", "paper: length", "paper: loss")
+    head = ("stage", "length", "steps", "loss", "paper: loss")
     rows = []
     for number, paper in enumerate(PAPER["tables"]["4"]["rows"].values()):
         first = results.values("stages", "rope", "stages", number)[0]
         loss = interval(results.values("stages", "rope", "stages", number, "loss"), 3)
-        rows.append((number + 1, first["length"], first["steps"], loss, paper["max_length"], paper["loss"]))
+        rows.append((number + 1, first["length"], first["steps"], loss, paper["loss"]))
     return table(head, [tuple(map(str, row)) for row in rows], head)
 
 

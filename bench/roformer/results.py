@@ -38,10 +38,6 @@ class Results:
         seeds = self.numbers[experiment][arm]
         return [_entry(seeds[seed], path) for seed in sorted(seeds, key=int)]
 
-    def seconds(self, experiment: str, arm: str) -> list[float]:
-        """Return the seconds of an arm's jobs."""
-        return [*self.record["seconds"][experiment][arm].values()]
-
     def by_arm(self, experiment: str, *path: str | int) -> dict[str, list]:
         """Return the values of each arm that has them: an encoding may end before a length."""
         values_by_arm = {arm: self.values(experiment, arm, *path) for arm in self.arms(experiment)}
