@@ -292,7 +292,7 @@ STEPS = [*itertools.product(("decode", "train"), ("float32", "bfloat16"))]
 HEAD_OF_STEPS = ("model", "decode, float32", "bfloat16", "training, float32", "bfloat16")
 
 
-def steps(run, prefix=""):
+def steps(run, prefix):
     """Return rows of the times of steps after `hf.patch`, divided by those before."""
     ratios = {
         name.removeprefix(prefix): case["ratios"]["after / before"]
@@ -399,7 +399,7 @@ def attention(group, *columns):
     def times(run):
         rows = []
         for name, case in run["numbers"].items():
-            if name.startswith(group) and name.endswith((", 1", ", 256", ", 2048")):
+            if name.startswith(group) and name.endswith((", 1", ", 2048")):
                 _, dtype, tokens = name.split(", ")
                 label, size = unit(case["ms"][columns[0]] / 1e3)
                 numbers = (
@@ -456,7 +456,6 @@ PAGES = {
     "docs/backends.md": {"jitted": (jitted, "jitted")},
     "docs/in-my-model/attention.md": {
         **{name: (attention(*columns), "attention-inputs") for name, columns in TIMES.items()},
-        "steps": (lambda run: table(HEAD_OF_STEPS, steps(run), HEAD_OF_STEPS[1:]), "attention-inputs"),
         "origin": (lambda run: [made(run)], "attention-inputs"),
     },
     "docs/in-my-model/huggingface.md": {"models": (patched_models, "hf-models", "hf-models-compiled")},
