@@ -452,7 +452,7 @@ def test_under_jax_jit(lib, like):
 
 
 def of_length(x, start, cu, mask):
-    """Call each builder of an integer result with the length of x."""
+    """Call each builder with the length of x."""
     n = x.shape[0]
     return {
         "offset": positions.offset(n, start, like=x),
@@ -460,6 +460,8 @@ def of_length(x, start, cu, mask):
         "documents": positions.documents(mask),
         "mask": positions.from_mask(mask),
         "grid": positions.grid(n, 2, like=x),
+        "grid of fractions": positions.grid(n, 2, origin=0.1, step=0.3, like=x),
+        "normalized_grid": positions.normalized_grid(n, 2 * n, normalize="max", like=x),
         "contiguous": positions.context_parallel(2 * n, 1, 2, like=x),
         "zigzag of packed": zigzag(4 * n, 1, 2, cu_seqlens=4 * cu),
     }

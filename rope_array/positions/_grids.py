@@ -165,10 +165,7 @@ def normalized_grid(
     extents = counts if rule == "separate" else [min(counts) if rule == "min" else max(counts)] * len(counts)
     factory = _factory.floats(dtype, like)
     # A grid with an extent of 0 is empty; any divisor serves its other axes.
-    series = [
-        factory.from_values([(2 * i + 1 - (e or 1)) / (e or 1) for i in range(n)])
-        for n, e in zip(counts, extents, strict=True)
-    ]
+    series = [_quotients(n, 1 - (e or 1), 2, e or 1, factory) for n, e in zip(counts, extents, strict=True)]
     return _mesh(series, *_row_major(counts), factory)
 
 
@@ -188,7 +185,22 @@ def _series_of_axes(
     origins = [validation.number("origin", o) for o in origins]
     steps = [validation.number("step", s) for s in steps]
     axes = zip(sizes, origins, steps, strict=True)
-    return factory, [factory.from_values([_finite(o + s * i, factory) for i in range(n)]) for n, o, s in axes]
+    return factory, [_fractional_coordinates(n, o, s, factory) for n, o, s in axes]
+
+
+def _fractional_coordinates(size: Any, origin: float, step: float, factory: _factory.ArrayFactory) -> Any:
+    if max(abs(origin), abs(step)) < 2.0**62:  # no coordinate can overflow
+        return _quotients(size, origin, step, 1, factory)
+    return factory.from_values([_finite(origin + step * i, factory) for i in range(size)])
+
+
+def _quotients(size: Any, origin: Any, step: Any, divisor: Any, factory: _factory.ArrayFactory) -> Any:
+    """Return (origin + step·i) / divisor of the points i, computed in float64 and rounded once."""
+    if factory.lib.name != "torch" or factory.like.device.type == "mps":  # which has no float64
+        return factory.from_values([(origin + step * i) / divisor for i in range(size)])
+    # A list has a fixed length: where PyTorch traces a size as a symbol, it would make the size a constant.
+    index = factory.xp.arange(size, dtype=factory.xp.float64, **factory.ops.creation_kwargs)
+    return factory.cast((origin + step * index) / divisor)
 
 
 def _integer_coordinates(size: Any, origin: Any, step: Any, factory: _factory.ArrayFactory) -> Any:
