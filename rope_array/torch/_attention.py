@@ -113,7 +113,7 @@ class AttentionInputs(RotaryEmbedding):
         >>> ra.torch.AttentionInputs(ra.RoPE(4), norm=False)
         AttentionInputs(RoPE(head_dim=4), norm=False)
         """
-        weights = self.q_weight, self.k_weight
+        weights: Any = self.q_weight, self.k_weight
         if weights[0] is None:
             return f"{super().extra_repr()}, norm=False"
         heads = f", heads={tuple(map(len, weights))}" if weights[0].ndim == 2 else ""
