@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-# The options of a build in seconds, which CONTRIBUTING.md explains.
 EDITABLE = "--no-build-isolation --no-deps -Ccmake.define.ROPE_ARRAY_THIS_PROCESSOR=ON -e "
 
 
@@ -22,7 +21,7 @@ def outdated(sources_hash: str) -> str:
 
 
 def outdated_in(root: Path, sources_hash: str, editable: bool = True) -> str:
-    """Return that a kernel is of other sources than a checkout has, and the command; else ""."""
+    """Return that a kernel is of other sources than a checkout has, and CONTRIBUTING.md's command; or ""."""
     if not sources_hash or hash_of_sources(root) in ("", sources_hash):
         return ""
     command = f'python -m pip install -v {EDITABLE if editable else ""}"{root}"'
