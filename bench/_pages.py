@@ -43,7 +43,16 @@ FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
 BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
 # Words in names of rows that the page of speed leaves out, and that the tables of all cases do.
 LEFT_OUT = ("core", "clone", "ai.onnx", "backend=numpy", "Rotation, out=", "JAX, Rotation")
-LEFT_OUT_OF_ALL = ("clone", "com.microsoft", "backend=numpy", "Rotation, out=", "JAX, Rotation", "out=x")
+LEFT_OUT_OF_ALL = (
+    "clone",
+    "allocating",
+    "core, torch.compile",
+    "com.microsoft",
+    "backend=numpy",
+    "Rotation, out=",
+    "JAX, Rotation",
+    "out=x",
+)
 SIZES = ("one token", "64 KiB", "4 MiB", "64 MiB")  # of bench/sweep.py
 SLOW = 5  # ratio from which a kind of call is in the table of every call
 
@@ -264,17 +273,6 @@ def all_targets(*runs):
     return table(HEAD_OF_TARGETS, rows, HEAD_OF_TARGETS[2:4])
 
 
-def gpu_targets(run):
-    """Return the targets, and the worst case of each by the facts that others do not share."""
-    head, rows = (*HEAD_OF_TARGETS[1:], "case"), []
-    for target, *verdict, case in target_rows(run, head):
-        known = {"width 128", "heads 32+8", "bshd", "bhsd", *target.split(", ")}
-        words = ", ".join(fact for fact in case.split(", ") if fact not in known)
-        target = target.replace(", from 64 MB on, in times of a device copy", ", in copies")
-        rows.append((target, *verdict, words))
-    return table(head, rows, head[1:3])
-
-
 def gpu_facts(case):
     size = f"{case['batch']:,} sequences" if case["group"] == "decode" else f"{case['tokens']:,} tokens"
     heads = f"heads {'+'.join(map(str, case['heads']))}"
@@ -447,11 +445,7 @@ PAGES = {
         "origin": (lambda run: [made(run)], "speed"),
     },
     "docs/speed/tables.md": {"cases": (every_case, "speed")},
-    "docs/speed/gpu.md": {
-        "targets": (gpu_targets, "gpu"),
-        "cases": (gpu_cases, "gpu"),
-        "notes": (gpu_notes, "gpu"),
-    },
+    "docs/speed/gpu.md": {"cases": (gpu_cases, "gpu"), "notes": (gpu_notes, "gpu")},
     "docs/scoreboard.md": {
         "origin": (lambda run: [made(run)], "scoreboard"),
         "counts": (counts_table, "scoreboard"),
