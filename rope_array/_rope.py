@@ -265,7 +265,8 @@ class RoPE(Spec):
         cos, sin : array of shape (..., rotary_dim/2) or (..., rotary_dim)
             Tables with the rope's amplitude in them, as `rotation` makes them, for each pair or for each
             feature (see `Rotation.full_width`). float16 and bfloat16 are converted to float32, exactly. Of
-            two numbers for one pair, the first is used.
+            two numbers for one pair, the first is used. The other axes follow the shape rule of
+            positions: tables with an axis of heads need the batch, or 1, before it, (1, H, S, rotary_dim/2).
         pairing : {"interleaved", "half"}, optional
             Pairing for which tables of full width are arranged; by default the rope's. Tables made by
             ``concatenate([cos, cos])`` are arranged for half pairs, whichever pairs the model rotates.
