@@ -129,3 +129,12 @@ def test_attn_factor_in_vllm_s_rule_multiplies():
     assert any(f"it is {amplitude:.6g}: for that state" in note for note in read(yarn).notes)
     expected = 0.5 * (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
     assert rope({**V3, "rope_scaling": rule}).amplitude == pytest.approx(expected, rel=1e-15)
+
+
+def test_swapped_betas_rotate_as_in_transformers_with_a_note():
+    rule = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8192, "beta_fast": 1.0}
+    content = {"model_type": "llama", "head_dim": 16, "rope_scaling": {**rule, "beta_slow": 32.0}}
+    reading = read(content | {"max_position_embeddings": 16384})
+    assert any("probably swapped" in note for note in reading.notes)
+    high, *_, low = reading.rope.frequencies
+    assert (high, round(low * 10_000 ** (7 / 8), 6)) == (0.5, 1.0)

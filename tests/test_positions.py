@@ -64,6 +64,23 @@ def test_document_ids_in_a_tensor_of_the_cpu_are_refused(lib):
     assert compiled(lib.native.tensor([0, 4, 6]), total=6).tolist() == [0, 1, 2, 3, 0, 1]
 
 
+WRONG_TENSORS = {
+    "packed(torch.tensor([3, 5]), 8)": "begins with 3 | not lengths",
+    "packed(torch.tensor([0, 5, 3]), 8)": "falls from 5 to 3",
+    "packed(torch.tensor([0, 3, 8]), 5)": "beyond total 5",
+    "packed(torch.tensor([0, 3]), 3, offsets=torch.tensor(2**31 - 2), dtype='int32')": "offsets holds",
+    "offset(4, torch.tensor([[2**31 - 2]]), dtype='int32')": "offsets holds 2147483646",
+    "context_parallel(8, 0, 2, cu_seqlens=torch.tensor([0, 3, 8]))": "sequence 0",
+}
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize(("call", "words"), WRONG_TENSORS.items(), ids=WRONG_TENSORS)
+def test_tensors_of_the_cpu_are_checked_as_lists(call, words, lib):
+    error = ra.ShapeError if call.startswith("context") else ra.PositionError
+    refused(error, words, lambda: eval(call, vars(positions) | {"torch": lib.native}))
+
+
 def test_dtypes_asked_for(lib, like):
     for build in (
         partial(positions.offset, 2, 1),
@@ -129,9 +146,11 @@ def test_packed(lengths, padding, offsets):
 
 @pytest.mark.without("numpy")
 def test_lengths_on_a_device_are_not_read(lib, like):
-    """So the total is given, and lengths beyond it are cut off; NumPy's are refused."""
+    """So the total is given, and lengths beyond it are cut off; on the CPU, PyTorch's are refused."""
     with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
         positions.packed(integers(lib, [0, 2]))
+    if lib.name == "torch":
+        return
     tokens = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
     equals(lib, tokens, [2, 3, 6, 7])
 
@@ -476,7 +495,7 @@ def test_under_torch_compile(function, lib, like, fresh_dynamo):
 
     counter = CompileCounter()
     compiled = torch.compile(function, backend=counter, fullgraph=True)
-    numbers = {"offsets": [11, 3], "cu": [0, 7, 8], "parts": [0, 4, 4, 8, 8, 16, 20]}
+    numbers = {"offsets": [11, 3], "cu": [0, 2, 7], "parts": [0, 4, 4, 8, 8, 16, 20]}
     tensors = {name: torch.tensor(values) for name, values in numbers.items()}
     cases = [(arguments(lib),), (arguments(lib) | tensors,)]
     if function is of_length:

@@ -120,12 +120,12 @@ class Torch(Library):
     def device(self, x: Any) -> Any:
         return x.device
 
-    def host_numbers(self, array: Any) -> list[Any] | None:
+    def host_numbers(self, array: Any) -> Any:
         if torch.compiler.is_compiling() or type(array) not in PLAIN_TYPES or not array.is_cpu:
             return None
         modes = internal("torch._C._len_torch_dispatch_stack")
         is_watched = TRANSFORMED is None or TRANSFORMED() or modes is None or modes() or _JIT.is_tracing()
-        return None if is_watched else list(array.tolist())
+        return None if is_watched else array.tolist()
 
     def has_fixed_sizes(self, x: Any) -> bool:
         return not (torch.compiler.is_compiling() or any([isinstance(n, torch.SymInt) for n in x.shape]))

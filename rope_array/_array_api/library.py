@@ -95,8 +95,8 @@ class Library:
         """Return the device of x."""
         return compat.device(x)
 
-    def host_numbers(self, array: Any) -> list[Any] | None:
-        """Return the numbers of an array if they are in host memory and reading them leaves no trace."""
+    def host_numbers(self, array: Any) -> Any:
+        """Return the numbers of an array, in lists, if the host has them and reading them leaves no trace."""
         return None
 
     def describe(self, x: Any) -> str:

@@ -68,7 +68,8 @@ class LayerRope(Layer):
 
             self.record.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
-        return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
+        is_explicit = width % 2 or getattr(rule, "beta_fast", 0) < getattr(rule, "beta_slow", 0)
+        return {**fields, **(_explicit_fields(base, width, rule) if is_explicit else {"scaling": rule})}
 
     def _note_factor(self, rule: Scaling | None) -> None:
         """Note a factor below 1, which may be inverted. diffusers' divide coordinates of other units."""
@@ -262,11 +263,14 @@ class LayerRope(Layer):
         return getattr(Axes, self.convention.sections)(*sizes)  # type: ignore[no-any-return]
 
 
-def _odd_width_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
-    """Return the (width + 1)/2 frequencies of an odd width, with exponents in steps of 2/width."""
+def _explicit_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
+    """Return the frequencies of an odd width, with exponents in steps of 2/width, or of swapped betas.
+
+    An odd width has (width + 1)/2 frequencies.
+    """
     from rope_array._spec.scaling import YaRN
 
-    if isinstance(rule, YaRN) or (rule is not None and not rule.resolved):
+    if width % 2 and (isinstance(rule, YaRN) or (rule is not None and not rule.resolved)):
         raise ConfigError(f"the rotated width is {width}; {type(rule).__name__} needs an even width.")
     omegas = frequencies(base, width, (width + 1) // 2, rule, "exact")
     amplitude = 1.0 if rule is None else rule.amplitude

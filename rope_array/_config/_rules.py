@@ -54,16 +54,23 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     if not (mscale and all_dim):
         mscale = all_dim = None
+    fast, slow = parameters.optional("beta_fast") or 32.0, parameters.optional("beta_slow") or 1.0
     rule = YaRN(
         layer.stretch(),
         layer.original(),
-        beta_fast=parameters.optional("beta_fast") or 32.0,
-        beta_slow=parameters.optional("beta_slow") or 1.0,
+        beta_fast=max(fast, slow),
+        beta_slow=min(fast, slow),
         truncate=truncate,
         attention_factor=parameters.optional("attention_factor"),
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
+    if fast < slow:  # YaRN refuses it: transformers warns
+        layer.record.note(
+            f"beta_fast {fast} is below beta_slow {slow}: probably swapped. As in transformers, high "
+            "frequencies are divided, and low ones are kept"
+        )
+        rule._set_fields(beta_fast=fast, beta_slow=slow)
     if layer.rule_name == "yarn":
         if rule.attention_factor is None and mscale is None:
             _note_amplitude_of_vllm(layer, rule)

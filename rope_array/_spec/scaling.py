@@ -266,7 +266,7 @@ class YaRN(Scaling):
     original_max_position_embeddings : float
         The trained context; above 0.
     beta_fast, beta_slow : float
-        Turns in the trained context; above 0.
+        Turns in the trained context; above 0, fast ≥ slow.
     truncate : bool
         Whether low and high are rounded outwards to whole frequency numbers (gpt-oss does not).
     attention_factor : float, optional
@@ -308,6 +308,11 @@ class YaRN(Scaling):
 
     def __post_init__(self) -> None:
         self._check_fields(positive, "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        if self.beta_fast < self.beta_slow:
+            raise SpecError(
+                f"beta_fast is {self.beta_fast}, below beta_slow {self.beta_slow}; give the larger as "
+                "beta_fast: a high frequency has more turns in the trained context."
+            )
         self._check_fields(truth, "truncate")
         self._check_fields(invertible, "attention_factor", optional=True)
         self._check_fields(number, "mscale", "mscale_all_dim", optional=True)

@@ -202,7 +202,9 @@ def check_range(name: str, value: Any, factory: ArrayFactory, length: Any = None
     """Check that host values, and `length` positions from each, fit the dtype."""
     shape_of(name, value)
     if not is_host(value):
-        return
+        value = numbers_of(value)
+        if value is None:
+            return
     # A traced length may be a symbol, and a comparison with it would specialise the traced program. In 64
     # bits reserve a quarter of the range for any length instead.
     end = 2**factory.bits

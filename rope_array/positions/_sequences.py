@@ -106,8 +106,9 @@ def packed(
 
     Notes
     -----
-    The values of a `cu_seqlens` on a device are not checked: tokens beyond `total` are left out, and the
-    positions are meaningless if the lengths decrease or do not begin at 0, or if they are document ids.
+    Tensors on the CPU are checked as values on the host are, except in compiled programs. The values of other
+    arrays are not checked: tokens beyond `total` are left out, and the positions are meaningless if the
+    lengths decrease or do not begin at 0, or if they are document ids.
 
     Examples
     --------
@@ -303,8 +304,8 @@ def context_parallel(
 
     Notes
     -----
-    The values of a `cu_seqlens` on a device are not checked: the result is meaningless if a length is not a
-    multiple.
+    A `cu_seqlens` is checked as in `packed`. On a device or in a trace it is not: the result is meaningless
+    if a length is not a multiple.
 
     References
     ----------
@@ -428,18 +429,19 @@ def count_sequences(cu_seqlens: Any) -> Any:
 
 
 def total_of(cu_seqlens: Any, total: Any) -> Any:
-    """Return the number of tokens; check cumulative lengths on the host."""
+    """Return the number of tokens; check cumulative lengths on the host, or in a tensor of the CPU."""
     total = None if total is None else _factory.size_of("total", total)
     if not _factory.is_host(cu_seqlens):
         if total is None:
             raise ShapeError(
-                f"total is missing, and cu_seqlens is {describe(cu_seqlens)}, whose values are not read; "
-                "give the number of tokens: total=x.shape[0]."
+                f"total is missing, and cu_seqlens is {describe(cu_seqlens)}, whose values are not read for "
+                "it; give the number of tokens: total=x.shape[0]."
             )
-        return total
-    if _factory.is_array(cu_seqlens):
+    elif _factory.is_array(cu_seqlens):
         _factory.check_numpy("cu_seqlens", cu_seqlens, boolean=False)
-    ends = _factory.as_lists(cu_seqlens)
+    ends = _factory.numbers_of(cu_seqlens)
+    if ends is None:
+        return total
     if any(isinstance(end, bool) for end in ends):
         raise ArrayTypeError(f"cu_seqlens is {describe(cu_seqlens)}; give integers, no bools.")
     if ends[0] != 0:
@@ -519,9 +521,7 @@ def _check_lengths(cu_seqlens: Any, total: Any, size: int, pieces: int) -> None:
     count_sequences(cu_seqlens)
     total_of(cu_seqlens, total)
     refuse_document_ids(cu_seqlens, total)
-    if not _factory.is_host(cu_seqlens):
-        return
-    for i, (before, end) in enumerate(pairwise(_factory.as_lists(cu_seqlens))):
+    for i, (before, end) in enumerate(pairwise(_factory.numbers_of(cu_seqlens) or ())):
         _check_multiple(f"sequence {i} of cu_seqlens", end - before, size, pieces)
 
 
