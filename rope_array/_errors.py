@@ -99,6 +99,17 @@ def describe_other(value: Any) -> str:
     return f"{describe(value)}, of the type {type(value).__name__}{holds}"
 
 
+def of_a_model(value: Any, of_model: str = "") -> str:
+    """Describe a config or a model in the place of a rope, with the remedy; empty for others."""
+    name = type(value).__name__
+    if hasattr(value, "model_type") or (isinstance(value, dict) and "model_type" in value):
+        return f"a config ({name}); give ra.RoPE.from_config(config)"
+    if not hasattr(value, "named_modules") or not hasattr(value, "config"):
+        return ""
+    remedies = " or ".join(filter(None, (of_model, "ra.RoPE.from_config(model.config)")))
+    return f"a model ({name}); give {remedies}"
+
+
 def static_remedy(argument: str) -> str:
     """Return the remedy for an array in the place of a plain value: jax.jit makes one of each argument."""
     return f" For jax.jit, set it before: jax.jit(functools.partial(rope.apply, {argument}))."

@@ -45,7 +45,9 @@ def _run_fingerprint(config: str | None, compare: list[str] | None, **options: A
 
     try:
         if compare:
-            check_unused({"config": config, **options}, ("config", *options), "--compare has no use for")
+            if config:
+                raise ValueError(f"--compare has no use for the CONFIG {config}; give two files alone")
+            check_unused(options, tuple(options), "--compare has no use for")
             ours, others = map(_read, compare)
             difference = ours.difference(others)
             show(difference or "equal")

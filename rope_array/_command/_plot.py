@@ -52,6 +52,7 @@ def add_plot(commands: Any) -> None:
         "configs",
         metavar="CONFIG",
         nargs="*",
+        default=[],  # else argparse says that it is required
         help="a config.json, or the folder that holds it; several are drawn together",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="default: KIND.svg; or .png, .pdf")

@@ -1,6 +1,6 @@
 """Find the part of a config to read, and the convention of its model's code."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -68,7 +68,7 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
     path, names = "", (*config_format.part_formats, *config_format.main)
     if requested is not None and requested not in names:
         name = config_format.model_type or config_format.name
-        raise ConfigError(f"{name} has no part {quoted(requested)}; give one of: {listed(names) or 'none'}.")
+        raise _no_such_part(name, requested, names)
     if requested in config_format.part_formats:
         path, config_format = requested, config_format.part_formats[requested]
     if config_format.content is not None:
@@ -85,6 +85,11 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
         notes=config_format.notes,
         foreign=True,
     )
+
+
+def _no_such_part(name: str, requested: Any, names: Collection[str]) -> ConfigError:
+    remedy = f"give one of: {listed(names)}" if names else "the config is of one model: leave part out"
+    return ConfigError(f"{name} has no part {quoted(requested)}; {remedy}.")
 
 
 def _holder_of(whole: ConfigPart, name: str) -> ConfigPart:
@@ -148,9 +153,7 @@ def _descend(parent: ConfigPart, name: str) -> ConfigPart:
             f"another read {BY_HAND}."
         )
     if name not in parent.parts:
-        raise ConfigError(
-            f"{parent.name} has no part {quoted(name)}; give one of: {listed(_part_names(parent)) or 'none'}."
-        )
+        raise _no_such_part(parent.name, name, _part_names(parent))
     # Older configs of several parts state the text's keys on the top level.
     if name == "text" and ("hidden_size" in parent.content or parent.key in _FLAT):
         inner = _make_part(parent, name, path, {**parent.content, "model_type": None})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rope_array import _dispatch
-from rope_array._errors import SpecError, describe_other
+from rope_array._errors import SpecError, describe_other, of_a_model
 from rope_array._rope import RoPE
 from rope_array._spec.spec import require_plan
 from rope_array._spec.validation import integer
@@ -76,6 +76,8 @@ def fingerprint(
     if isinstance(rope, RoPE) and head_dim is None:
         return fingerprint_of_ropes([((), rope)], like, length)
     if isinstance(rope, RoPE) or head_dim is None or not callable(rope):
+        if remedy := of_a_model(rope, "ra.hf.fingerprint(model)"):
+            raise SpecError(f"rope is {remedy}.")
         raise SpecError(
             f"rope is {describe_other(rope)}, and head_dim is {'missing' if head_dim is None else head_dim}; "
             "give a RoPE alone, or a function (x, pos) and its head_dim."

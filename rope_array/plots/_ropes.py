@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array._errors import SpecError, describe, short
+from rope_array._errors import SpecError, describe, of_a_model, short
 from rope_array._rope import RoPE
 from rope_array._spec.validation import integer
 
@@ -28,7 +28,7 @@ def label_ropes(ropes: Ropes) -> dict[str, RoPE]:
     elif isinstance(ropes, Sequence) and not isinstance(ropes, (str, bytes)):
         labelled = dict(zip(_labels(ropes), ropes, strict=True))
     else:
-        raise SpecError(f"ropes is {describe(ropes)}; give {_NEED}.")
+        raise SpecError(f"ropes is {of_a_model(ropes) or f'{describe(ropes)}; give {_NEED}'}.")
     if not 1 <= len(labelled) <= _MOST:
         raise SpecError(f"ropes has {len(labelled)} items; give from 1 to {_MOST}.")
     for label, rope in labelled.items():
@@ -40,7 +40,7 @@ def _check_labelled(label: Any, rope: Any) -> None:
     if not isinstance(label, str):
         raise SpecError(f"a label of ropes is {describe(label)}; give a str.")
     if not isinstance(rope, RoPE):
-        raise SpecError(f"ropes has {describe(rope)}; give {_NEED}.")
+        raise SpecError(f"ropes has {of_a_model(rope) or f'{describe(rope)}; give {_NEED}'}.")
     if not rope.frequencies:  # raises if a rule needs a length first
         raise SpecError(f"the rope {short(rope)} rotates nothing: rotary_dim is 0; give one that rotates.")
 

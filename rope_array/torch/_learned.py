@@ -48,7 +48,8 @@ class LearnedModule(RotaryModule):
         if count == 1 or count == heads:  # Dynamo finds no symbol among the items of a tuple
             return
         remedy = (
-            "frequencies of each head need as many key heads as query heads: repeat k's heads."
+            f"make the module with heads={heads}, and repeat k's rotation for q: see "
+            "'Frequencies of each head' in docs/in-my-model/learned.md."
             if name == "k"
             else f"make the module with heads={heads}, or with the seq_axis of your tensors."
         )

@@ -278,8 +278,12 @@ def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bo
         remedy = f"{size} positions"
     else:
         remedy = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
+    other_axis = ""
+    if seq_axis == -2 and q.ndim > 3 and q.shape[-3] == 1:
+        other_axis = " If they are heads, and axis -3 is of the tokens, make the module with seq_axis=-3."
     return ShapeError(
-        f"{text}; a position is no offset. If these are tokens that follow one another, give {remedy}. To "
+        f"{text}; a position is no offset.{other_axis} If these are tokens that follow one another, give "
+        f"{remedy}. To "
         f"rotate all of them by one position, as heads of one token, call {call}((q, k){axis})."
     )
 
@@ -298,6 +302,11 @@ def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axi
     if positions is not None:
         description = "missing" if k is None else describe(k)
         return f"k is {description}; it has to be a PyTorch tensor of a real floating dtype."
+    if _is_real(k) and k.ndim < q.ndim:
+        small = ", and 16-bit floats skip integers" if k.element_size() == 2 else ""
+        return (
+            f"the second of two arguments is {describe(k)}{small}; position_ids has to be an integer tensor."
+        )
     if k is None or _is_real(k):
         start = f"torch.arange(q.shape[{seq_axis}], device=q.device)"
         return f"positions are missing; for sequences from their start they are {start}."
