@@ -198,24 +198,32 @@ def _angles(call: Call, plan: Plan) -> str:
     if not plan.exact:
         return "float32 products, as Hugging Face's (angles='float32')"
     if call.pos.has_floats():
-        return "exact at the nearest integer, and a product for the rest of each position"
+        text = "exact at the nearest integer, and a product for the rest of each position, below 2^31"
+        farthest = _farthest(call) or 0
+        return f"{text}; here they reach {farthest:.3g}: subtract a start" if farthest >= 2**31 else text
     return f"exact, in fixed point{_beyond_int32(call)}"
 
 
 def _beyond_int32(call: Call) -> str:
     """Return the error at integers of more than 32 bits; empty if there are none."""
     bits = 97 if all(map(computes_in_float64, call.xs)) else 65
-    pos, bound = call.pos, f"2π·|pos|·2^-{bits}"
-    if (largest := pos.largest()) is None:  # on a device, or there are none
-        return f"; from 2^31 on with an error of {bound} radians" if pos.dtype == "int64" else ""
-    values = pos.values
-    smallest = values.min() if hasattr(values, "min") else min(values) if pos.shape else values
-    farthest = max(int(largest), -int(smallest))
+    bound, farthest = f"2π·|pos|·2^-{bits}", _farthest(call)
+    if farthest is None:
+        return f"; from 2^31 on with an error of {bound} radians" if call.pos.dtype == "int64" else ""
     if farthest <= 2**31:
         return ""
     error = 2 * math.pi * farthest * 2.0**-bits
     remedy = "; subtract a start, or give x in float64" if error > 1e-3 else ""
     return f" to 2^31; here within {error:.1g} radians, {bound}{remedy}"
+
+
+def _farthest(call: Call) -> float | None:
+    """Return the largest position of any sign; None if there is none, or if they are on a device."""
+    if (largest := call.pos.largest()) is None:
+        return None
+    values = call.pos.values
+    smallest = values.min().item() if hasattr(values, "min") else min(values) if call.pos.shape else values
+    return max(largest, -smallest)  # in this order: the smallest may be NaN
 
 
 def backends() -> tuple[Backend, ...]:

@@ -171,6 +171,7 @@ def test_notes_name_dtypes_and_angles(lib):
         pos = lib.asarray(np.arange(5), "float32")
         for floats in (pos, 2.5, [0.5, 1, 2, 3, 4], np.arange(5.0) if lib.name in ("jax", "dask") else 0.5):
             assert "nearest integer" in ra.explain(x, floats).notes[-1]
+        assert "here they reach 2.15e+09: subtract a start" in ra.explain(x, -(2.0**31)).notes[-1]
         assert "here within 0.8 radians" in ra.explain(x, -(2**62)).notes[-1]
         assert "Hugging Face" in ra.explain(x, 3, angles="float32").notes[-1]
 

@@ -207,10 +207,16 @@ def test_the_files_of_a_split_gguf_model_are_read_together(tmp_path):
     """The factors may be in a later file than the keys."""
     first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
     gguf_file(first, {**LLAMA, "split.no": 0, "split.count": 2})
-    refuse(f"frequencies; put {second.name} beside it", first)
+    refuse(f"frequencies; put {second.name} into its folder", first)
     gguf_file(second, {"split.no": 1, "split.count": 2}, {"rope_freqs.weight": [1.0, 4.0]})
     assert rope(first).frequencies == (1.0, 1e-2 / 4)
     refuse(f"is not the first of 2 files; give {first.name}", second)
+    gguf_file(second, {"split.no": 1, "split.count": 3})
+    refuse(f"{second.name} states that it is another part", first)
+    gguf_file(second, {"split.no": 1, "split.count": 2}, {"rope_freqs.weight": [1.0, 4.0]})
+    gguf_file(first, {**LLAMA, "split.no": 0, "split.count": 2}, {"rope_freqs.weight": [1.0, 2.0]})
+    refuse(f"{second.name} and a file before it have rope_freqs.weight", first)
+    refuse("found by its name; name it other-00001-of-00002.gguf", first.rename(tmp_path / "other.gguf"))
 
 
 @pytest.mark.parametrize(

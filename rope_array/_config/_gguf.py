@@ -22,7 +22,7 @@ from rope_array._spec.frequencies import Scaling, frequencies
 from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 
 _TABLE = read_table("gguf.toml")
-_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
+_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 # Tensors that divide the frequencies.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The remedy for a file that is not read.
@@ -41,8 +41,15 @@ _NEEDED = re.compile(
 def metadata(path: Path, name: str) -> Metadata:
     """Return the values of a GGUF file that concern its rotary embedding."""
     keys, tensors = _read(path, name)
-    for part in _other_parts(path, name, keys):
-        tensors |= _read(part, short(str(part)))[1]
+    for number, part in _other_parts(path, name, keys):
+        states, more = _read(part, short(str(part)))
+        if (states.get("split.no"), states.get("split.count")) != (number, keys["split.count"]):
+            raise ConfigError(
+                f"{part.name} states that it is another part than its name; give matching files."
+            )
+        if both := tensors.keys() & more.keys():
+            raise ConfigError(f"{part.name} and a file before it have {min(both)}; give files of one model.")
+        tensors |= more
     if not isinstance(architecture := keys.get("general.architecture"), str):
         raise ConfigError(
             f"{name} states no general.architecture; of a model in several files give the first."
@@ -56,22 +63,26 @@ def _read(path: Path, name: str) -> tuple[dict[str, Any], dict[str, list[float]]
     return read_gguf_file(path, name, lambda key: _NEEDED.match(key) is not None, _FACTORS)
 
 
-def _other_parts(path: Path, name: str, keys: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the other files of a split model; raise if one is missing, or the given one is not the first."""
+def _other_parts(path: Path, name: str, keys: Mapping[str, Any]) -> Iterator[tuple[int, Path]]:
+    """Yield the other files of a split model by split.no; raise if one is missing, or `path` is no first."""
     number, count = keys.get("split.no", 0), keys.get("split.count", 0)
     if not isinstance(count, int) or count < 2:
         return
-    start, end = _PART.sub("", path.name), f"of-{count:05d}.gguf"
+    start, end = _PART.sub("", path.name), f"of-{count:05d}{path.suffix}"
     if number:
         raise ConfigError(f"{name} is not the first of {count} files; give {start}-00001-{end}.")
-    for index in range(2, count + 1):
-        part = path.with_name(f"{start}-{index:05d}-{end}")
+    if path.name != (first := f"{start}-00001-{end}"):
+        raise ConfigError(
+            f"{name} is the first of {count} files, which are found by its name; name it {first}."
+        )
+    for index in range(1, count):
+        part = path.with_name(f"{start}-{index + 1:05d}-{end}")
         if not part.is_file():
             raise ConfigError(
                 f"{name} is the first of {count} files, and another may have factors on the frequencies; "
-                f"put {part.name} beside it."
+                f"put {part.name} into its folder."
             )
-        yield part
+        yield index, part
 
 
 def _in_groups(architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
