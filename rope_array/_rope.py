@@ -473,7 +473,8 @@ class RoPE(Spec):
         Raises
         ------
         ArrayTypeError, PositionError
-            As in `rope_array.apply`.
+            As in `rope_array.apply`; or a position on the host, or in a tensor of the CPU, is too far from
+            the center.
         SpecError
             `scale_base` is not above 0, `center` is not a finite number, or the rope has `axes`.
 

@@ -190,6 +190,18 @@ def test_xpos_is_inverted_up_to_its_largest_position() -> None:
             np.testing.assert_allclose(rotation.inverse().apply(rotation.apply(x)), x, rtol=1e-5)
 
 
+def test_xpos_refuses_positions_beyond_the_range_of_its_powers(lib: Any) -> None:
+    x = made(lib, X)
+    for sign in (1, -1):
+        pos = sign * np.arange(36_000, 36_006)
+        host = [36_000.0 * sign, range(*pos[[0, -1]], sign), pos.tolist()]
+        for values in (*host, made(lib, pos)) if lib.name in ("numpy", "torch") else host:
+            with pytest.raises(ra.PositionError, match="from the center 0"):
+                RoPE(8).rotation_xpos(values, like=x)
+    assert np.isfinite(lib.to_numpy(RoPE(8).rotation_xpos(36_000, like=x, center=30_000)[0].cos)).all()
+    RoPE(8).rotation_xpos(36_000, like=X.astype("float64"))
+
+
 # ---- refusals ----
 
 ONES = np.ones((3, 2, 4))

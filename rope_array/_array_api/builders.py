@@ -3,13 +3,13 @@
 import math
 from typing import Any
 
-from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
+from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe, short
 from rope_array._spec.plan import Constants, Layout
 
 from .angles import floats
 from .checks import check_arrays
-from .library import Library, computes_in_float64
-from .position_input import parse
+from .library import Library, computes_in_float64, is_numpy, numpy_library
+from .position_input import PositionInput, parse
 from .source import Positions, Tables
 from .tables import CosSin, arranged, one_per_pair
 
@@ -31,6 +31,9 @@ def xpos(
     ops = lib.ops(like)
     use_float64 = computes_in_float64(like)
     parsed = parse(source.values, like, lib)
+    _check_reach(
+        parsed, lib, center, scale_base * (1022 if use_float64 else 126) * math.log(2) / math.log(3.5)
+    )
     integers, fraction = parsed.read(lib, ops, use_float64, split=parsed.form != "array")
     pos = floats(integers, fraction, cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
@@ -40,6 +43,27 @@ def xpos(
     up, down = lib.xp.exp(power), lib.xp.exp(-power)
     layout = plan.layout._replace(amplitude=None)
     return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
+
+
+def _check_reach(parsed: PositionInput, lib: Library, center: float, reach: float) -> None:
+    """Raise PositionError for a position on the host where a power of ζ_0 = 1/3.5 is below normal numbers."""
+    values = parsed.values
+    if parsed.form == "array" and not (hasattr(values, "__array_interface__") and is_numpy(values)):
+        values = lib.host_numbers(values)
+    if parsed.form == "symbol" or values is None:
+        return
+    if parsed.form == "range":
+        values = [values[0], values[-1]] if values else []
+    elif parsed.form != "numbers":
+        values = numpy_library().xp.asarray(values).reshape(-1).tolist()
+    elif not parsed.shape:
+        values = [values]
+    for number in (min(values), max(values)) if values else ():
+        if abs(number - center) > reach:
+            raise PositionError(
+                f"position {short(number)} is beyond the range of xPos's powers, {reach:.0f} from the center "
+                f"{short(center)}; give queries and keys one center nearer to their positions, or float64."
+            )
 
 
 def given(cos: Any, sin: Any, layout: Layout, lib: Library, pairing: Any = None) -> CosSin:
