@@ -1,6 +1,6 @@
 """Find the part of a config to read, and the convention of its model's code."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -87,7 +87,7 @@ def _part_in_format(config_format: Format, content: Mapping[str, Any], requested
     )
 
 
-def _no_such_part(name: str, requested: Any, names: Collection[str]) -> ConfigError:
+def _no_such_part(name: str, requested: Any, names: Sequence[str]) -> ConfigError:
     remedy = f"give one of: {listed(names)}" if names else "the config is of one model: leave part out"
     return ConfigError(f"{name} has no part {quoted(requested)}; {remedy}.")
 
