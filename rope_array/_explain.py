@@ -223,7 +223,7 @@ def _farthest(call: Call) -> float | None:
         return None
     values = call.pos.values
     smallest = values.min().item() if hasattr(values, "min") else min(values) if call.pos.shape else values
-    return max(largest, -smallest)  # in this order: the smallest may be NaN
+    return max(float(largest), -float(smallest))  # in this order: the smallest may be NaN
 
 
 def backends() -> tuple[Backend, ...]:
