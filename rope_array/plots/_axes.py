@@ -52,8 +52,8 @@ def axes(ropes: Ropes, *, ax: Any = None) -> Any:
     for rope in labelled.values():
         if rope.axes is None:
             raise SpecError(
-                f"the rope {short(rope)} has no axes; give one of a config of images or video, or with axes=, "
-                "such as Axes.axial."
+                f"the rope {short(rope)} has no axes; give one of a config of images or video, or with "
+                "axes=, such as Axes.axial."
             )
     pairs, new = max(len(rope.frequencies) for rope in labelled.values()), ax is None
     title, rows = "Coordinate and frequency of each pair", 4 * len(labelled) - 13
