@@ -359,9 +359,8 @@ def shift_keys(
     try:
         return _shift_keys(keys, delta, rope, seq_axis, slots, pages, out)
     except (_errors.ArrayTypeError, _errors.PositionError, _errors.ShapeError) as error:
-        names = {"pos": "delta", "position": "distance", "positions": "distances"}
-        text = re.sub(r"\b(pos|positions?)\b", lambda match: names[match[1]], str(error))
-        raise type(error)(text) from None
+        text = re.sub(r"\bpos\b", "delta", str(error))  # leaves `ra.positions`, which is a module
+        raise type(error)(re.sub(r"\bposition(?= -?\d)", "distance", text)) from None
 
 
 def _shift_keys(
