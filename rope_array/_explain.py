@@ -199,7 +199,7 @@ def _angles(call: Call, plan: Plan) -> str:
         return "float32 products, as Hugging Face's (angles='float32')"
     if call.pos.has_floats():
         text = "exact at the nearest integer, and a product for the rest of each position, below 2^31"
-        farthest = _farthest(call) or 0
+        farthest = abs(call.pos.farthest_from(0) or 0.0)
         return f"{text}; here they reach {farthest:.3g}: subtract a start" if farthest >= 2**31 else text
     return f"exact, in fixed point{_beyond_int32(call)}"
 
@@ -207,23 +207,14 @@ def _angles(call: Call, plan: Plan) -> str:
 def _beyond_int32(call: Call) -> str:
     """Return the error at integers of more than 32 bits; empty if there are none."""
     bits = 97 if all(map(computes_in_float64, call.xs)) else 65
-    bound, farthest = f"2π·|pos|·2^-{bits}", _farthest(call)
+    bound, farthest = f"2π·|pos|·2^-{bits}", call.pos.farthest_from(0)
     if farthest is None:
         return f"; from 2^31 on with an error of {bound} radians" if call.pos.dtype == "int64" else ""
-    if farthest <= 2**31:
+    if abs(farthest) <= 2**31:
         return ""
-    error = 2 * math.pi * farthest * 2.0**-bits
+    error = 2 * math.pi * abs(farthest) * 2.0**-bits
     remedy = "; subtract a start, or give x in float64" if error > 1e-3 else ""
     return f" to 2^31; here within {error:.1g} radians, {bound}{remedy}"
-
-
-def _farthest(call: Call) -> float | None:
-    """Return the largest position of any sign; None if there is none, or if they are on a device."""
-    if (largest := call.pos.largest()) is None:
-        return None
-    values = call.pos.values
-    smallest = values.min().item() if hasattr(values, "min") else min(values) if call.pos.shape else values
-    return max(float(largest), -float(smallest))  # in this order: the smallest may be NaN
 
 
 def backends() -> tuple[Backend, ...]:

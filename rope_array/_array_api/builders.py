@@ -8,8 +8,8 @@ from rope_array._spec.plan import Constants, Layout
 
 from .angles import floats
 from .checks import check_arrays
-from .library import Library, computes_in_float64, is_numpy, numpy_library
-from .position_input import PositionInput, parse
+from .library import Library, computes_in_float64
+from .position_input import parse
 from .source import Positions, Tables
 from .tables import CosSin, arranged, one_per_pair
 
@@ -31,9 +31,7 @@ def xpos(
     ops = lib.ops(like)
     use_float64 = computes_in_float64(like)
     parsed = parse(source.values, like, lib)
-    _check_reach(
-        parsed, lib, center, scale_base * (1022 if use_float64 else 126) * math.log(2) / math.log(3.5)
-    )
+    _check_reach(parsed.farthest_from(center, lib), center, scale_base, use_float64)
     integers, fraction = parsed.read(lib, ops, use_float64, split=parsed.form != "array")
     pos = floats(integers, fraction, cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
@@ -45,25 +43,15 @@ def xpos(
     return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
 
 
-def _check_reach(parsed: PositionInput, lib: Library, center: float, reach: float) -> None:
+def _check_reach(farthest: Any, center: float, scale_base: float, use_float64: bool) -> None:
     """Raise PositionError for a position on the host where a power of ζ_0 = 1/3.5 is below normal numbers."""
-    values = parsed.values
-    if parsed.form == "array" and not (hasattr(values, "__array_interface__") and is_numpy(values)):
-        values = lib.host_numbers(values)
-    if parsed.form == "symbol" or values is None:
-        return
-    if parsed.form == "range":
-        values = [values[0], values[-1]] if values else []
-    elif parsed.form != "numbers":
-        values = numpy_library().xp.asarray(values).reshape(-1).tolist()
-    elif not parsed.shape:
-        values = [values]
-    for number in (min(values), max(values)) if values else ():
-        if abs(number - center) > reach:
-            raise PositionError(
-                f"position {short(number)} is beyond the range of xPos's powers, {reach:.0f} from the center "
-                f"{short(center)}; give queries and keys one center nearer to their positions, or float64."
-            )
+    exponent = 1022 if use_float64 else 126  # of the smallest normal number, 2^-exponent
+    reach = scale_base * exponent * math.log(2) / math.log(3.5)
+    if farthest is not None and abs(farthest - center) > reach:
+        raise PositionError(
+            f"position {short(farthest)} is beyond the range of xPos's powers, {reach:.0f} from the center "
+            f"{short(center)}; give queries and keys one center nearer to their positions, or float64."
+        )
 
 
 def given(cos: Any, sin: Any, layout: Layout, lib: Library, pairing: Any = None) -> CosSin:

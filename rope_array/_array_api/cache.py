@@ -18,7 +18,7 @@ from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecEr
 from rope_array._spec.shape_rule import paired_axes, sequence_axis
 from rope_array._spec.validation import positive, truth
 
-from .library import X_DTYPES, Library, computes_in_float64, dtype_name
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name, flat
 from .norm import as_compute
 from .ops import ArrayOps
 
@@ -198,7 +198,7 @@ def _check_range(targets: list[Target], slots: Any, lib: Library) -> None:
     if hasattr(slots, "__array_interface__"):
         largest = int(slots.max(initial=-1))
     else:
-        largest = max(_flat(lib.host_numbers(slots) or []), default=-1)
+        largest = max(flat(lib.host_numbers(slots)), default=-1)
     for target in targets:
         if -1 < largest >= target.num_slots:  # torch.export makes a size that is compared a constant
             last = f"up to {target.num_slots - 1}, or " if target.num_slots else ""
@@ -206,13 +206,6 @@ def _check_range(targets: list[Target], slots: Any, lib: Library) -> None:
                 f"slots has {largest}, and the cache of {target.name} {target.num_slots} slots; give slots "
                 f"{last}-1 to write nothing."
             )
-
-
-def _flat(numbers: list[Any]) -> list[int]:
-    """Return the numbers of nested lists."""
-    while numbers and isinstance(numbers[0], list):
-        numbers = [number for row in numbers for number in row]
-    return numbers
 
 
 # ---- the write by operations of the Array API ----

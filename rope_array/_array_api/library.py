@@ -253,6 +253,14 @@ def is_array_of_any_library(value: Any) -> bool:
     return bool(compat.is_array_api_obj(value)) and not holds_array
 
 
+def flat(numbers: Any) -> list[Any]:
+    """Return the result of `Library.host_numbers` in one list; none for None."""
+    rows = numbers if isinstance(numbers, list) else [] if numbers is None else [numbers]
+    while rows and isinstance(rows[0], list):
+        rows = [number for row in rows for number in row]
+    return rows
+
+
 def is_numpy(value: Any) -> bool:
     """Return whether a value is a NumPy array; raise for masked arrays and matrices."""
     if not compat.is_numpy_array(value):

@@ -24,6 +24,7 @@ from .library import (
     POSITION_DTYPES,
     Library,
     dtype_name,
+    flat,
     is_array_of_any_library,
     is_numpy,
     is_numpy_scalar,
@@ -68,17 +69,29 @@ class PositionInput(NamedTuple):
 
     def largest(self) -> Any:
         """Return the largest number; None if there is none, or if they are on a device and never read."""
-        if self.form == "range":
-            return max(self.values[0], self.values[-1]) if self.values else None
-        if self.form == "numbers":
-            return max(self.values, default=None) if self.shape else self.values
-        # Dynamo warns in is_numpy, so tensors never get there.
-        if not hasattr(self.values, "__array_interface__") or not is_numpy(self.values):
+        numbers = self._host_numbers(None)
+        return _largest_of(numbers) if len(numbers) else None
+
+    def farthest_from(self, center: float, lib: Library | None = None) -> Any:
+        """Return the number farthest from a center; None as for `largest`.
+
+        With `lib`, the library of the positions, arrays that it may read are read too.
+        """
+        numbers = self._host_numbers(lib)
+        if not len(numbers):
             return None
-        numbers = self.values
-        if self.dtype in _FLOATS:
-            numbers = numbers[numbers == numbers]  # without NaN, which is no maximum
-        return numbers.max().item() if numbers.size else None
+        return max(_largest_of(numbers), _smallest_of(numbers), key=lambda number: abs(number - center))
+
+    def _host_numbers(self, lib: Library | None) -> Any:
+        """Return the numbers without NaN, of a range its ends; none of positions that are not read."""
+        if self.form == "range":
+            return [self.values[0], self.values[-1]] if self.values else []
+        if self.form == "numbers":
+            return self.values if self.shape else [self.values]
+        # Dynamo warns in is_numpy, so tensors never get there.
+        if self.form != "symbol" and hasattr(self.values, "__array_interface__") and is_numpy(self.values):
+            return self.values[self.values == self.values]  # NaN is no maximum
+        return flat(lib.host_numbers(self.values)) if lib and self.form == "array" else []
 
     def read(self, lib: Library, ops: ArrayOps, use_float64: bool, split: bool = True) -> tuple[Any, Any]:
         """Return arrays of integers, and of fractions or None; raise PositionError for a value out of range.
@@ -219,6 +232,14 @@ def _parse_number(pos: Any) -> Any:
     if dtype_name(pos) not in POSITION_DTYPES:
         raise _refused_dtype(pos, dtype_name(pos))
     return int(pos) if isinstance(pos, Integral) else float(pos)
+
+
+def _largest_of(numbers: Any) -> Any:
+    return max(numbers) if isinstance(numbers, (list, tuple)) else numbers.max().item()
+
+
+def _smallest_of(numbers: Any) -> Any:
+    return min(numbers) if isinstance(numbers, (list, tuple)) else numbers.min().item()
 
 
 def check_largest(pos: PositionInput, limit: int) -> None:
