@@ -62,13 +62,13 @@ class LayerRope(Layer):
         if convention.inv_freq is not None:
             return {**fields, "inv_freq": convention.inv_freq(self.values, rotary)}
         rule = self._rule(width)
+        is_explicit = width % 2 or _is_swapped(rule)
         self._note_factor(rule)
         if convention.sign < 0:
             from rope_array._spec.scaling import Reversed
 
             self.record.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
-        is_explicit = width % 2 or getattr(rule, "beta_fast", 0) < getattr(rule, "beta_slow", 0)
         return {**fields, **(_explicit_fields(base, width, rule) if is_explicit else {"scaling": rule})}
 
     def _note_factor(self, rule: Scaling | None) -> None:
@@ -261,6 +261,15 @@ class LayerRope(Layer):
         if self.convention.sections == "alternating":
             sizes = [sizes[2], *sizes[:2]]  # ERNIE states its sections in the order h, w, t
         return getattr(Axes, self.convention.sections)(*sizes)  # type: ignore[no-any-return]
+
+
+def _is_swapped(rule: Scaling | None) -> bool:
+    """Return whether a rule has values that no field `scaling` may have."""
+    if rule is None:
+        return False
+    from rope_array._config._rules import SwappedYaRN
+
+    return isinstance(rule, SwappedYaRN)
 
 
 def _explicit_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:

@@ -42,6 +42,13 @@ def ntk_rule(layer: Layer, width: int) -> Scaling:
     return NTKAware(layer.parameters.number("factor"), "fixed" if mixed is None else "mixed", mixed)
 
 
+class SwappedYaRN(YaRN):
+    """YaRN with beta_fast below beta_slow, which `YaRN` refuses and transformers computes, with a warning."""
+
+    def _check_betas(self) -> None:
+        pass
+
+
 def yarn_rule(layer: Layer, width: int) -> YaRN:
     parameters = layer.parameters
     if "factor" not in parameters.content:
@@ -55,22 +62,21 @@ def yarn_rule(layer: Layer, width: int) -> YaRN:
     if not (mscale and all_dim):
         mscale = all_dim = None
     fast, slow = parameters.optional("beta_fast") or 32.0, parameters.optional("beta_slow") or 1.0
-    rule = YaRN(
+    if fast < slow:
+        layer.record.note(
+            f"beta_fast {fast} is below beta_slow {slow}: probably swapped. As in transformers, high "
+            "frequencies are divided, and low ones are kept"
+        )
+    rule = (SwappedYaRN if fast < slow else YaRN)(
         layer.stretch(),
         layer.original(),
-        beta_fast=max(fast, slow),
-        beta_slow=min(fast, slow),
+        beta_fast=fast,
+        beta_slow=slow,
         truncate=truncate,
         attention_factor=parameters.optional("attention_factor"),
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
-    if fast < slow:  # YaRN refuses it: transformers warns
-        layer.record.note(
-            f"beta_fast {fast} is below beta_slow {slow}: probably swapped. As in transformers, high "
-            "frequencies are divided, and low ones are kept"
-        )
-        rule._set_fields(beta_fast=fast, beta_slow=slow)
     if layer.rule_name == "yarn":
         if rule.attention_factor is None and mscale is None:
             _note_amplitude_of_vllm(layer, rule)

@@ -308,16 +308,19 @@ class YaRN(Scaling):
 
     def __post_init__(self) -> None:
         self._check_fields(positive, "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
-        if self.beta_fast < self.beta_slow:
-            raise SpecError(
-                f"beta_fast is {self.beta_fast}, below beta_slow {self.beta_slow}; give the larger as "
-                "beta_fast: a high frequency has more turns in the trained context."
-            )
+        self._check_betas()
         self._check_fields(truth, "truncate")
         self._check_fields(invertible, "attention_factor", optional=True)
         self._check_fields(number, "mscale", "mscale_all_dim", optional=True)
         factors = f"the amplitude of mscale {self.mscale} and mscale_all_dim {self.mscale_all_dim}"
         invertible(factors, self.amplitude)
+
+    def _check_betas(self) -> None:
+        if self.beta_fast < self.beta_slow:
+            raise SpecError(
+                f"beta_fast is {self.beta_fast}, below beta_slow {self.beta_slow}; give the larger as "
+                "beta_fast: a high frequency has more turns in the trained context."
+            )
 
     @property
     def amplitude(self) -> float:
